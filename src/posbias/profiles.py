@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.checks import checked
-from posbias.display.naming import Settings
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.statistics import CONFIDENCE, mean_ends
@@ -58,9 +57,9 @@ class Profile(Showing):
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
         return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
 
-    def series(self, name: str, settings: Settings | None = None, *, drawn: bool = True) -> Series:
-        """The profile as a named curve, with the settings by which it is named beside others."""
-        return Series(name, self.influence, self.low, self.high, drawn, settings or {})
+    def series(self, name: str, *, drawn: bool = True) -> Series:
+        """The profile as a named curve."""
+        return Series(name, self.influence, self.low, self.high, drawn)
 
     def shown(self) -> Shown:
         """Its single curve."""

@@ -13,11 +13,9 @@ import torch
 
 import posbias as pb
 from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
-from posbias.architecture import Rope
 from posbias.auditing import run
 from posbias.auditing import run as auditing_run
 from posbias.comparison import Sample
-from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
 from posbias.measurement.prompt import measure_together
 from posbias.models.networks import reinitialise
@@ -107,21 +105,6 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
     assert verdict(saved) == finished.verdict
     assert finished.verdict[0].startswith(("It loses", "It does not lose", "Whether it loses"))
     assert saved.environment["packages"]["torch"]
-
-
-def test_it_shows_itself_in_one_line(finished):
-    assert len(repr(finished)) < 400
-    assert "trained, initialised" in repr(finished)
-    assert len(repr(finished.record)) < 200
-
-
-def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
-    model = pb.load_model(tiny_llama)
-    assert str(pb.Architecture.from_model(model).encoding) == "none"
-    turned = pb.Architecture.from_model(model, encoding="rope(head_dim=8)")
-    assert turned.head_groups[0][0].encoding == Rope(head_dim=8)
-    with pytest.raises(UsageError, match=r"needs a model \(from load_model\), got dict"):
-        pb.Architecture.from_model({})
 
 
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
@@ -215,13 +198,6 @@ def test_a_configuration_has_no_trained_state(tiny_llama):
     model = pb.load_model(f"config:{tiny_llama}")
     run = pb.audit(model, prompts=pb.load_prompts(prompts, model, n_positions=16, count=3))
     assert [subject.name for subject in run.subjects] == ["initialised"]
-
-
-def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
-    from posbias.runs.directories import exclusive
-
-    with exclusive(tmp_path), pytest.raises(UsageError, match="another run is writing"):
-        pb.audit(tiny_llama, n_positions=16, prompts=2, out=tmp_path)
 
 
 def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, monkeypatch):
@@ -320,12 +296,6 @@ def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
         compare(finished.record, finished.record, options=CompareOptions(**chosen))
 
 
-def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
-    record = measured_record(tiny_llama, count=2, seed=5)
-    with pytest.raises(UsageError, match="subject 'trained': neither run holds several subjects"):
-        compare(record, record, options=CompareOptions(subject="trained"))
-
-
 def measured_record(tiny_llama, *, count, seed):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=count, seed=seed)
@@ -343,52 +313,11 @@ def few_and_many(tiny_llama):
     return measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
 
 
-def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama, few_and_many):
-    few, many = few_and_many
-    block = only_block(compare(few, many).record)
-    assert (block["n_units"], block["decides"]) == (3, 0)
-    single = measured_record(tiny_llama, count=1, seed=5)
-    alone = only_block(compare(single, many).record)
-    assert (alone["n_units"], alone["decides"]) == (1, 0)
-    assert alone["distance"]["high"] is None
-    first, second = (
-        ProfileRun.from_record(record).subjects[0].measured["probability"].sample for record in (few, many)
-    )
-    assert block["difference"] == pytest.approx(
-        contrast(second, first, generator=np.random.default_rng(1)).difference.as_record(), abs=0.02
-    )
-
-
-def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
-    record = measured_record(tiny_llama, count=6, seed=5)
-    block = only_block(compare(record, measured_record(tiny_llama, count=6, seed=5)).record)
-    assert block["distance"] == {"value": pytest.approx(0, abs=1e-12), "low": None, "high": None}
-    assert block["n_units"] == 6
-
-
 def test_the_seed_of_a_comparison_is_that_of_its_resamples(few_and_many):
     few, many = few_and_many
     first, again, other = (compare(few, many, options=CompareOptions(seed=seed)).record for seed in (0, 0, 5))
     assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
     assert only_block(first) == only_block(again) != only_block(other)
-
-
-def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
-    measured, record = other_measurement(tiny_llama, averaging="norms")
-    profile = measured.profiles["probability"]
-    assert np.all(profile.low <= profile.influence)
-    assert np.all(profile.influence <= profile.high)
-    first = record.scalars["subjects"]["trained"]["summaries"]["probability"]["first_token"]
-    assert first["value"] == pytest.approx(profile.influence[0], rel=1e-12)
-    assert first["low"] < first["value"] < first["high"]
-    again = ProfileRun.from_record(record).subjects[0].measured["probability"]
-    np.testing.assert_allclose(again.sample.average, profile.influence, rtol=1e-12)
-    compared = compare(pb.predict(pb.Architecture(depth=2), LENGTH), record).record
-    (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
-    expected = pb.compare(pb.predict(pb.Architecture(depth=2), LENGTH).profile, profile).wasserstein
-    assert block["metrics"]["wasserstein"] == pytest.approx(expected)
-    assert block["prompts"]["distance"]["value"] == pytest.approx(expected, rel=1e-9)
-    assert block["prompts"]["n_units"] == COUNT
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from evaluation.serving import chat, stand_in
 from posbias import Record, RunError, UsageError
 from posbias.cli.options import _quoted
 from posbias.report import report_of, show_report, verdict
-from posbias.report.layout import shown_record
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
 
@@ -90,13 +89,6 @@ def test_a_record(posbias: Any, tmp_path: Path) -> None:
     assert clean(run._repr_html_())
     for ending in ("csv", "html", "svg"):
         assert clean(run.save(tmp_path / f"a.{ending}").read_text().replace("\r\n", "\n"))
-
-
-def test_a_call_that_repeats_a_record_keeps_its_texts() -> None:
-    record = Record("measure", {"question": "Question:\nwho\x1b?", "kinds": ["a\n"]})
-    assert shown_record(record).command == r"posbias.measure(question='Question:\nwho\x1b?', kinds=['a\n'])"
-    assert str(shown_record(record).arguments["question"]) == r"Question:\nwho\x1b?"
-    assert record.arguments["question"] == "Question:\nwho\x1b?"
 
 
 @pytest.mark.parametrize("error", [UsageError, RunError])

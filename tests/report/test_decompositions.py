@@ -9,11 +9,11 @@ from rich.console import Console
 
 from posbias import Record, write_report
 from posbias.decomposition import Counterfactual, Decomposition, store_decomposition
-from posbias.report import report_of, show_report
+from posbias.report import report_of, show_report, verdict
 from posbias.report.decompose import (
     CAVEAT,
+    decomposition_report,
     reasons_of,
-    statements_of,
     tables_of,
 )
 from posbias.runs.records import read_record
@@ -81,17 +81,14 @@ def test_tables_show_shifts_and_gaps_in_points(decomposition):
     ]  # fmt: skip
 
 
-def test_statements_say_no_more_than_the_intervals(decomposition):
-    shift, score = statements_of(decomposition)
-    assert shift.startswith("no_rope (encoding), measured Jacobian: first tenth +27.")
-    assert "not decided" not in shift
-    assert score.startswith("power rollout, replaced (Jacobian): over 1 changes its shifts miss the measured ones by")
-    assert score.endswith("closer than no shift at all.")
-    assert statements_of(build(5)) == ["5 prompts: with fewer than 6 nothing is decided."]
-    wide = build(8)
-    undecided = Interval(0.1, -0.1, 0.2)
-    vars(wide)["shifts"] = tuple(replace(shift, shift=undecided) for shift in wide.shifts)
-    assert "first tenth not decided (+10.0 [-10.0, +20.0])" in statements_of(wide)[0]
+def test_the_verdict_says_no_more_than_the_intervals(decomposition):
+    most, moving = verdict(decomposition)
+    assert most.startswith("no_rope moves the profile most: the first tenth changes by +27.")
+    assert moving == "These replacements are shown to move it: no_rope."
+    assert verdict(build(5)) == ("5 prompts: with fewer than 6 nothing is decided.",)
+    wide = [replace(shift, shift=Interval(0.1, -0.1, 0.2)) for shift in decomposition.shifts]
+    vars(decomposition)["shifts"] = tuple(wide)
+    assert list(decomposition_report(decomposition).verdict) == ["No replacement is shown to move the profile."]
 
 
 def test_what_was_not_possible_is_told_with_its_reason(decomposition):
@@ -124,12 +121,11 @@ def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
     )
 
 
-def test_the_terminal_gets_every_table_and_statement(decomposition):
+def test_the_terminal_gets_every_table_and_reason(decomposition):
     console = Console(file=io.StringIO(), width=200)
     show_report(report_of(decomposition), console)
     printed = console.file.getvalue()
     for text in (
-        *statements_of(decomposition),
         *reasons_of(decomposition),
         *(table.title for table in tables_of(decomposition)),
     ):

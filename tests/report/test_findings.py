@@ -10,8 +10,6 @@ import pytest
 
 from posbias import Profile, Record, compare
 from posbias.comparison import (
-    UNITS_FOR_CLAIM,
-    Contrast,
     KindComparison,
     MeasuredKind,
     PromptComparison,
@@ -20,7 +18,7 @@ from posbias.comparison import (
     TheoryProfile,
 )
 from posbias.comparison.stored import ProfileRun
-from posbias.report import Finding, grouped_findings, verdict
+from posbias.report import verdict
 from posbias.report.findings import verdict_of
 from posbias.statistics import Interval
 
@@ -68,128 +66,6 @@ def distances(difference: Interval, **changes: object) -> PromptComparison:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def findings_of(run: ProfileRun) -> list[Finding]:
-    return [finding for group in grouped_findings(run) for finding in group]
-
-
-def text_of(run: ProfileRun) -> str:
-    return " ".join(finding.text for finding in findings_of(run))
-
-
-def sentence(run: ProfileRun, word: str) -> Finding:
-    (found,) = [finding for finding in findings_of(run) if word in finding.text]
-    return found
-
-
-def claims(run: ProfileRun) -> list[str]:
-    return [finding.text for finding in findings_of(run) if finding.sort == "claim"]
-
-
-def test_a_share_is_claimed_only_when_the_interval_excludes_the_flat_tenth() -> None:
-    more = sentence(view(summary={"first_tenth": Interval(0.31, 0.28, 0.35)}), "first tenth")
-    assert more == Finding(
-        "The first tenth of the context carries 31 % [28, 35] of the influence, more than the flat 10 %.", "claim"
-    )
-    less = sentence(view(summary={"first_tenth": Interval(0.031, 0.02, 0.04)}), "first tenth")
-    assert less.sort == "claim"
-    assert "3.1 % [2.0, 4.0] of the influence, less than" in less.text
-
-
-@pytest.mark.parametrize("interval", [(0.12, 0.1, 0.14), (0.09, 0.08, 0.1), (0.3, -math.inf, math.inf)])
-def test_an_interval_that_touches_the_flat_tenth_decides_nothing(interval: tuple[float, float, float]) -> None:
-    found = sentence(view(summary={"first_tenth": Interval(*interval)}), "first tenth")
-    assert found.sort == "undecided"
-    assert "not decided" in found.text
-
-
-def test_neutral_numbers_support_no_claim_at_all() -> None:
-    assert claims(view(prompts=distances(Interval(0.0, -0.01, 0.01)))) == []
-
-
-def test_a_u_needs_both_ends_above_the_middle() -> None:
-    up, down = Interval(0.1, 0.05, 0.15), Interval(-0.1, -0.15, -0.05)
-    assert "U shape" in claims(view(summary={"first_over_middle": up, "last_over_middle": up}))[0]
-    assert "no U shape" in claims(view(summary={"first_over_middle": up, "last_over_middle": down}))[0]
-    assert claims(view(summary={"first_over_middle": up})) == []
-
-
-def test_the_minimum_is_called_interior_only_where_its_interval_is() -> None:
-    inside = sentence(view(summary={"minimum_position": Interval(30, 20, 40)}), "smallest")
-    assert inside.sort == "claim"
-    assert "position 30 [20, 40] of 64" in inside.text
-    edge = sentence(view(summary={"minimum_position": Interval(30, 3, 40)}), "smallest")
-    assert edge.sort == "statement"
-
-
-def test_a_theory_is_closer_only_when_the_paired_interval_says_so() -> None:
-    closer = sentence(view(prompts=distances(Interval(-0.05, -0.06, -0.04))), "residual rollout")
-    assert closer.sort == "claim"
-    assert "is closer to the measurement than a flat line (W1 0.050 [0.040, 0.060] against 0.100)." in closer.text
-    farther = sentence(view(prompts=distances(Interval(0.05, 0.04, 0.06))), "residual rollout")
-    assert farther.sort == "claim"
-    assert "is farther from the measurement than a flat line" in farther.text
-    for borderline in (Interval(-0.05, -0.1, 0.0), Interval(-0.01, -0.03, 0.01), Interval(-0.05, -math.inf, math.inf)):
-        open_question = sentence(view(prompts=distances(borderline)), "residual rollout")
-        assert open_question.sort == "undecided"
-        assert "is not decided (W1 0.050" in open_question.text
-
-
-def test_noise_and_single_prompts_qualify_a_claim() -> None:
-    closer = Interval(-0.05, -0.06, -0.04)
-    within = distances(closer, noise=SplitHalf(0.07, 0.05, 0.09))
-    assert "half of the prompts is from the other half" in sentence(view(prompts=within), "residual").text
-    shaky = distances(closer, per_prompt=Interval(0.11, 0.09, 0.13))
-    assert "on single prompts the gain is not established" in sentence(view(prompts=shaky), "residual").text
-
-
-@pytest.mark.parametrize("count", [1, UNITS_FOR_CLAIM - 1])
-def test_few_prompts_support_nothing_however_clear_the_numbers(count: int) -> None:
-    clear = {"first_tenth": Interval(0.9, 0.89, 0.91)}
-    run = view(summary=clear, prompts=distances(Interval(-0.05, -0.06, -0.04), n_units=count), count=count)
-    assert claims(run) == []
-    assert f"with {count} independent" in text_of(run).lower()
-
-
-def test_without_single_prompts_no_claim_is_made() -> None:
-    falling = Profile.normalised(np.linspace(2, 1, 64))
-    run = ProfileRun(Record("audit", {}), "demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
-    assert claims(run) == []
-    assert "not recorded" in text_of(run)
-
-
-def contrast_of(change: Interval, difference: Interval, n_units: int = 16) -> Contrast:
-    statistics = {"first_tenth": change, "last_tenth": Interval(0.0, -0.1, 0.1)}
-    return Contrast(Interval(0.05, 0.04, 0.06), Interval(0.1, 0.09, 0.11), difference, n_units, statistics)
-
-
-def test_what_training_changed_is_claimed_only_when_shown() -> None:
-    shown = contrast_of(Interval(0.12, 0.08, 0.16), Interval(-0.05, -0.06, -0.04))
-    text = [finding.text for finding in findings_of(replace(view(), contrasts={"jacobian": shown}))]
-    assert "The share of the first tenth is larger in the trained model (+12.0 points [+8.0, +16.0])." in text
-    assert any("part of it was there before training" in entry for entry in text)
-    hidden = contrast_of(Interval(0.12, -0.01, 0.25), Interval(-0.05, -0.11, 0.01))
-    assert claims(replace(view(), contrasts={"jacobian": hidden})) == []
-    few = contrast_of(Interval(0.12, 0.08, 0.16), Interval(-0.05, -0.06, -0.04), n_units=3)
-    assert claims(replace(view(), contrasts={"jacobian": few})) == []
-
-
-def test_the_synthetic_audit_is_told_as_it_was_made(audit_record: Build) -> None:
-    text = text_of(ProfileRun.from_record(audit_record()))
-    assert "a U shape" in text
-    assert "The power rollout is closer to the measurement than a flat line" in text
-    assert "The attention-only rollout is farther from the measurement than a flat line" in text
-    assert "The share of the last tenth is larger in the trained model" in text
-
-
-def test_the_same_audit_with_three_prompts_claims_nothing_about_the_trained_model(
-    audit_record: Build, subjects: Build
-) -> None:
-    found = findings_of(ProfileRun.from_record(audit_record(count=3)))
-    birth = next(number for number, finding in enumerate(found) if "at initialisation (" in finding.text)
-    assert all(finding.sort != "claim" for finding in found[:birth])
-
-
-"""Words."""
 UP, DOWN = Interval(0.1, 0.05, 0.15), Interval(-0.1, -0.15, -0.05)
 LEADS = {
     (UP, UP): "It loses the middle: ",
@@ -280,6 +156,17 @@ def test_the_verdict_states_the_last_position_before_training_where_it_has_more_
         "anchor": ["Before training its last position alone had 16 % [15, 17] of the influence; an even share is 1 %."],
         "even": [],
     }
+
+
+def test_a_comparison_says_what_its_paired_interval_decides() -> None:
+    for interval, words in {
+        (-0.05, -0.06, -0.04): "The published residual rollout is closer to the measurement than a flat line",
+        (0.05, 0.04, 0.06): "The published residual rollout is farther from the measurement than a flat line",
+        (-0.01, -0.03, 0.01): "The published residual rollout: whether it is closer than a flat line is not decided",
+    }.items():
+        run = view(prompts=distances(Interval(*interval)))
+        run = replace(run, subjects=(replace(run.subjects[0], name="comparison"),))
+        assert verdict_of(run) == (f"{words} (W1 0.050 [0.040, 0.060] against 0.100).",)
 
 
 def test_an_audit_answers_in_lines(audit_record: Build) -> None:

@@ -113,7 +113,7 @@ class ProfileRun(Result):
         entries = [entry for entry in entries if entry[1].n_positions == longest]
         names = names_beside([settings for settings, _, _ in entries])
         curves = zip(names, entries, strict=True)
-        series = [profile.series(name, settings, drawn=drawn) for name, (settings, profile, drawn) in curves]
+        series = [profile.series(name, drawn=drawn) for name, (_, profile, drawn) in curves]
         return Shown(self.record.line, tuple(series))
 
 

@@ -1,18 +1,19 @@
 """Figures, apart from how they are drawn: curves with their bands, matrices, strokes, ranges and titles.
 
-`static.py` draws them, on a page and into a file alike.
+`static.py` draws them, on a page, in a file and on axes of a notebook alike.
 Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
 its dash, for print, in every figure of every report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 
 from posbias.errors import UsageError
+from posbias.statistics import Interval
 
 INK = "#1a1a1a"
 FAINT = "#8a8a8a"
@@ -26,11 +27,8 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#56B4E9",
     "#B8A800",
 )
-DRAWN_POSITIONS = 4096
-"""Positions drawn of a longer profile: more than a screen has pixels, dense at both ends."""
-PAGE_NUMBERS, MOST_POINTS, FEWEST_POINTS = 65_000, 1024, 64
-"""Numbers that all curves of a page take together, below 1 MB of text; points that a curve on it keeps if there are
-few curves, more than its picture has pixels, and however many there are."""
+DRAWN_POINTS = 256
+"""Most points of a curve in a picture, which is hardly more pixels wide on a page."""
 LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
 otherwise be a line at the edge of the picture."""
@@ -136,19 +134,16 @@ class Curve:
         same = self.x.shape == other.x.shape and np.array_equal(self.x, other.x)
         return bool(same and np.abs(self.y - other.y).max(initial=0.0) <= within)
 
-    def numbers(self, most: int) -> int:
-        """Values that travel of at most so many points."""
-        return min(self.y.size, most) * (1 if self.low is None else 3)
-
-    def thinned(self, most: int) -> "Curve":
-        """At most so many of the points, densest at both ends."""
-        if self.y.size <= most:
+    def thinned(self) -> "Curve":
+        """The curve at no more points than a picture shows: of many some evenly, and more at both ends."""
+        if self.y.size <= DRAWN_POINTS:
             return self
-        points = drawn_positions(self.y.size, most)
-        low, high, from_end = (
-            None if values is None else values[points] for values in (self.low, self.high, self.from_end)
+        even, from_end = np.linspace(0, 1, DRAWN_POINTS // 2), np.geomspace(1, self.y.size, DRAWN_POINTS // 4) - 1
+        at = np.concatenate([even * (self.y.size - 1), from_end, self.y.size - 1 - from_end]).astype(np.int64)
+        parts = ("x", "y", "low", "high", "from_end")
+        return replace(
+            self, **{part: values[np.unique(at)] for part in parts if (values := getattr(self, part)) is not None}
         )
-        return replace(self, x=self.x[points], y=self.y[points], low=low, high=high, from_end=from_end)
 
 
 def dashed(curves: Sequence[Curve]) -> tuple[Curve, ...]:
@@ -179,11 +174,9 @@ class Figure:
     lines: bool = True
     """True joins the points of a curve."""
     log_range: tuple[float, float] | None = None
-    """Range of the logarithmic axis, in data units; None for a figure that has only a linear one."""
+    """Range of the logarithmic axis, in data units, of a figure that has both; None: it has a linear one alone."""
     linear_range: tuple[float, float] | None = None
     """Range of the linear axis; spikes of the first and last position may be cut. None: everything."""
-    log_axes: str = ""
-    """Axes that are logarithmic without a choice: "", "x", "y" or "xy"."""
     by_distance: bool = False
     """Shown by the logarithm of the curves' `from_end` first; `x` stands beside it, or is to be chosen."""
     rows: tuple[str, ...] = ()
@@ -221,16 +214,6 @@ class Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
-    """One matrix of a heat map; row 0 is drawn on top."""
-
-    name: str
-    """Empty if there is only one."""
-    values: Float[np.ndarray, "rows columns"]
-    """Values of the cells; one that is not a number is not drawn."""
-
-
-@dataclass(frozen=True, eq=False)
 class HeatMap:
     """Panels over the same axes and one colour scale."""
 
@@ -239,46 +222,37 @@ class HeatMap:
     x_label: str
     y_label: str
     value_label: str
-    panels: tuple[Panel, ...]
+    panels: Mapping[str, Float[np.ndarray, "rows columns"]]
+    """Values by name, which is empty for a single panel; row 0 is drawn on top, and what is not a number is not."""
     x: tuple[float, float]
     """Centres of the first and last column."""
     y: tuple[float, float]
-    scale: Literal["logarithmic", "linear", "diverging"] = "linear"
     rows: tuple[str, ...] = ()
     """Names of the rows in place of numbers on the axis; `y` is then (1, number of rows)."""
-    words: tuple[str, ...] = ()
-    """Words about each cell, row by row, that a pointer shows in place of its number; for a single panel."""
     ends: tuple[float, float] | None = None
     """Ends of the colour scale; None: those of the values."""
-    floor: float = 0.0
-    """Smallest value that a logarithmic scale shows, > 0; smaller ones take its colour."""
+    floor: float | None = None
+    """Smallest value, > 0, of a logarithmic scale, whose colour smaller ones take; None: the scale is linear."""
 
     def __post_init__(self) -> None:
         if not self.panels:
             raise UsageError("a heat map needs at least 1 panel")
-        if self.scale == "logarithmic" and self.floor <= 0:
+        if self.floor is not None and self.floor <= 0:
             raise UsageError(f"a logarithmic heat map needs a floor > 0, got {self.floor}")
 
-    @property
-    def colours(self) -> str:
-        """Its colour map, by the name that matplotlib gives it."""
-        return "RdBu_r" if self.scale == "diverging" else "viridis"
-
-    def shown(self, panel: Panel) -> Float[np.ndarray, "rows columns"]:
-        """Numbers that are coloured: the values, or their decimal logarithms."""
-        values = panel.values.astype(np.float64)
-        return np.log10(np.maximum(values, self.floor)) if self.scale == "logarithmic" else values
+    def shown(self, name: str) -> Float[np.ndarray, "rows columns"]:
+        """Numbers of a panel that are coloured: the values, or their decimal logarithms."""
+        values = self.panels[name].astype(np.float64)
+        return values if self.floor is None else np.log10(np.maximum(values, self.floor))
 
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of the colour scale, in what is coloured."""
         if self.ends is not None:
             return self.ends
-        values = np.concatenate([self.shown(panel).ravel() for panel in self.panels])
+        values = np.concatenate([self.shown(name).ravel() for name in self.panels])
         values = values[np.isfinite(values)]
         low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-        if self.scale == "diverging":
-            low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
@@ -290,51 +264,28 @@ def log_steps(log_range: tuple[float, float]) -> tuple[int, ...]:
     return (1, 2, 5) if log_range[1] / log_range[0] < 300 else (1,)
 
 
-def drawn_positions(n_positions: int, most: int = DRAWN_POSITIONS) -> Int64[np.ndarray, "n_drawn"]:
-    """The positions of a long profile that are drawn: all up to `most`, then evenly plus densely at both ends."""
-    if n_positions < 1:
-        raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
-    if n_positions <= most:
-        return np.arange(n_positions)
-    even = np.linspace(0, n_positions - 1, most // 2)
-    from_end = np.geomspace(1, n_positions, most // 4) - 1
-    return np.unique(np.concatenate([even, from_end, n_positions - 1 - from_end]).astype(np.int64))
-
-
-def points_that_fit(figures: Iterable[Figure | HeatMap]) -> int:
-    """Most points of each curve, 64 to 1024, such that all curves of these figures fit one light page."""
-    curves = [curve for figure in figures if isinstance(figure, Figure) for curve in figure.curves]
-    most = MOST_POINTS
-    while most > FEWEST_POINTS and sum(curve.numbers(most) for curve in curves) > PAGE_NUMBERS:
-        most -= most // 8
-    return max(most, FEWEST_POINTS)
-
-
 def interval_curves(
-    name: str, places: Sequence[float], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, unit: float = 1.0
+    name: str, places: Sequence[float], intervals: Sequence[Interval], stroke: Stroke, *, unit: float = 1.0
 ) -> tuple[Curve, ...]:
-    """Recorded intervals over places, in multiples of `unit`, at places that have a value; no curve if none has one."""
-    indices = [index for index, entry in enumerate(stored) if entry["value"] is not None]
+    """Intervals over places, in multiples of `unit`, at places that have a value; no curve if none has one."""
+    known = [index for index, interval in enumerate(intervals) if np.isfinite(interval.value)]
     value, low, high = (
-        np.array([stored[index][end] for index in indices], dtype=np.float64) / unit for end in ("value", "low", "high")
+        np.array([getattr(intervals[index], end) for index in known], dtype=np.float64) / unit
+        for end in ("value", "low", "high")
     )
-    x = np.array([places[index] for index in indices], dtype=np.float64)
-    return (Curve(name, x, value, stroke, low, high, emphasis=True),) if indices else ()
+    x = np.array([places[index] for index in known], dtype=np.float64)
+    return (Curve(name, x, value, stroke, low, high, emphasis=True),) if known else ()
 
 
 def profile_curve(
     name: str, profile: Influence, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
 ) -> Curve:
-    """Influence in multiples of the flat line, thinned if the profile is longer than a figure can show.
-
-    `relative`: over positions as fractions of the context.
-    """
+    """Influence in multiples of the flat line; `relative`: over positions as fractions of the context."""
     n_positions = profile.influence.size
-    positions = drawn_positions(n_positions)
-    x = positions / max(n_positions - 1, 1) if relative else positions.astype(np.float64)
-    low, high = (None if end is None else end[positions] * n_positions for end in (profile.low, profile.high))
-    from_end = (n_positions - positions).astype(np.float64)
-    return Curve(name, x, profile.influence[positions] * n_positions, stroke, low, high, emphasis, from_end)
+    positions = np.arange(n_positions, dtype=np.float64)
+    x = positions / max(n_positions - 1, 1) if relative else positions
+    low, high = (None if end is None else end * n_positions for end in (profile.low, profile.high))
+    return Curve(name, x, profile.influence * n_positions, stroke, low, high, emphasis, n_positions - positions)
 
 
 def profile_figure(

@@ -1,7 +1,7 @@
-"""How results show themselves: each names its curves once, and its picture, table, pandas and xarray follow from that.
+"""How results show themselves: each names its curves once, and its picture, table and pandas follow from that.
 
-`repr` is one line; a notebook shows the answer, a small table and a picture (`_repr_html_`). matplotlib, pandas and
-xarray are imported when they are asked for; the last two come with `pip install 'posbias[notebook]'`.
+`repr` is one line; a notebook shows the answer, a small table and a picture (`_repr_html_`). matplotlib and pandas are
+imported when they are asked for; pandas comes with `pip install 'posbias[notebook]'`.
 """
 
 import base64
@@ -10,20 +10,18 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.display.figures import MEASURED, Curve, dashed
-from posbias.display.naming import Settings, names_beside
-from posbias.display.static import DASHES, bytes_of
+from posbias.display.figures import RUNS, Curve, Figure, profile_figure
+from posbias.display.static import draw_lines, image_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.statistics import Interval
@@ -31,10 +29,11 @@ from posbias.statistics import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
-    from xarray import Dataset
 
 Values = Float64[np.ndarray, "n_places"]
 INFLUENCE, FLAT_LINE = "influence", "flat line"
+PAPER = "posbias.report.paper"
+"""What makes tables and knows whom to cite; it stands above this room, and is imported when it is asked for."""
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
 ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
@@ -42,11 +41,8 @@ ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
 PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
 """The page of a result saved as .html, which a browser would otherwise read in whatever encoding its system has."""
 INCHES = (6.4, 2.8)
-DOTS_PER_INCH = 100
 LEFT = 'style="text-align:left;vertical-align:top"'
 """Notebooks set cells to the right, where sentences are hard to read."""
-DECADES = 5
-"""Decades that a logarithmic axis shows below the largest value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +55,6 @@ class Series:
     high: Values | None = None
     drawn: bool = True
     """False keeps the curve out of the picture; it is in tables in any case."""
-    settings: Settings = field(default_factory=dict)
-    """What it was computed or measured for, by which it is named beside other results' curves; empty: by its name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable(self.name))  # it may come from a file
@@ -119,6 +113,18 @@ class Shown:
         unit = "flat line = 1" if self.quantity == INFLUENCE else self.unit
         return f"{self.quantity} ({unit})" if unit else self.quantity
 
+    def figure(self, *, strokes_used: int = 0) -> Figure:
+        """The drawn curves, influence beside the flat line, in strokes after those that are used already."""
+        curves = []
+        for number, series in enumerate((series for series in self.series if series.drawn), start=strokes_used):
+            x = np.asarray(self.x, dtype=np.float64)
+            y, low, high = (values * self.scale for values in (series.values, *series.ends))
+            curves.append(Curve(series.name, x, y, RUNS[number % len(RUNS)], low, high))
+        if self.quantity == INFLUENCE:
+            return profile_figure("result", self.title, curves, x_label=self.axis)
+        markers = self.places is not None
+        return Figure("result", self.title, self.axis, self.label, tuple(curves), markers=markers)
+
 
 class Presented(ABC):
     """An object that presents itself: `repr` is one line, a notebook shows that line and a table of facts."""
@@ -140,17 +146,10 @@ class Presented(ABC):
         if facts:
             parts.append(_rows([[name, text] for name, text in facts.items()]))
         if view.series:
-            picture = base64.b64encode(_picture(view, "png")).decode()
+            picture = base64.b64encode(image_of(view.figure(), titled=False)).decode()
             parts.append(_table(view))
             parts.append(f'<img alt="{escape(view.title)}" src="data:image/png;base64,{picture}">')
         return f"<div>{''.join(parts)}</div>"
-
-
-def _of_report(name: str) -> Callable[["Showing"], str]:
-    """A function of `posbias.report.paper`, which stands above this room and hands it down when it is imported."""
-    import_module("posbias.report.paper")
-    function: Callable[[Showing], str] = getattr(Showing, name)
-    return function
 
 
 class Showing(Presented):
@@ -159,10 +158,6 @@ class Showing(Presented):
     Every result of posbias is one: profiles, predictions, measurements, maps of tokens, attention statistics,
     comparisons, curves, evaluations, designs, decompositions, audits and records.
     """
-
-    latex: ClassVar[Callable[["Showing"], str] | None] = None
-    citation: ClassVar[Callable[["Showing"], str] | None] = None
-    """`posbias.report.paper` sets both when it is imported: no room below makes tables, or knows whom to cite."""
 
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
@@ -174,16 +169,19 @@ class Showing(Presented):
         Raises:
             UsageError: the run failed, its record is damaged, or there is neither a run nor a curve.
         """
-        return _of_report("latex")(self)
+        text: str = import_module(PAPER).latex_of(self)
+        return text
 
     def cite(self) -> str:
         """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
-        return _of_report("citation")(self)
+        text: str = import_module(PAPER).cite(self)
+        return text
 
     def plot(self, ax: "Axes | None" = None, *, size: tuple[float, float] | None = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
 
-        Axes on which several results are drawn hold the flat line once.
+        Axes on which several results are drawn hold the flat line once, and show the range of all of them; a curve goes
+        by the name that it has in its own result.
 
         Args:
             ax: Axes of matplotlib to draw on; None: new ones of pyplot.
@@ -204,7 +202,17 @@ class Showing(Presented):
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(figsize=size or INCHES, layout="constrained")
-        _draw(ax, view)
+        lines = ax.get_lines()
+        figure, shown = view.figure(strokes_used=len(lines)), ax.get_ylim()
+        # Another result may have drawn it; a prediction that is called so has a point for every position.
+        if any(line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in lines):
+            figure = replace(figure, curves=figure.curves[:-1])
+        draw_lines(ax, figure, "log")
+        if lines:
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, shown[0]), max(high, shown[1]))
+        if len(ax.get_lines()) > 1:
+            ax.legend(frameon=False)
         return ax
 
     def to_pandas(self) -> "DataFrame":
@@ -212,18 +220,12 @@ class Showing(Presented):
 
         If there are several curves, a column `curve` names them. Ends of intervals that are not known are NaN.
         """
-        columns: DataFrame = _extra("pandas").DataFrame(_columns(self._with_curves()))
-        return columns
-
-    def to_xarray(self) -> "Dataset":
-        """The variables `influence` (or what else is shown), `low` and `high` over `curve` and `position`."""
-        view = self._with_curves()
-        low, high = zip(*(series.ends for series in view.series), strict=True)
-        arrays = {view.quantity: [series.values for series in view.series], "low": low, "high": high}
-        variables = {name: (("curve", view.axis), np.stack(rows)) for name, rows in arrays.items()}
-        names = [series.name for series in view.series]
-        dataset: Dataset = _extra("xarray").Dataset(variables, {"curve": names, view.axis: view.x})
-        return dataset
+        columns = _columns(self._with_curves())
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UsageError("pandas is not installed; pip install 'posbias[notebook]'") from None
+        return DataFrame(columns)
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the table of `to_pandas` as CSV; what is not known is empty. `design` takes one profile as a target."""
@@ -267,7 +269,8 @@ class Showing(Presented):
         if ending in PICTURES:
             made = self.as_run()
             about = "" if made is None else printable(made.command)
-            return _written(path, _picture(self._with_curves(), ending.removeprefix("."), about))
+            picture = image_of(self._with_curves().figure(), ending.removeprefix("."), about=about)
+            return _written(path, picture)
         page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
         return _written(path, page.encode())
 
@@ -276,68 +279,6 @@ class Showing(Presented):
         if not view.series:
             raise UsageError(f"{type(self).__name__}({view.title}) holds no curves over positions")
         return view
-
-
-DRAWN: WeakKeyDictionary[Any, tuple[Series, str]] = WeakKeyDictionary()
-"""The curve of every line that was drawn, and the name that it was given last."""
-
-
-def _draw(ax: "Axes", view: Shown) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    # Another result may have drawn it; a prediction that is called so has a point for every position.
-    flat_line_is_there = any(
-        line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in ax.get_lines()
-    )
-    shared = any(line in DRAWN for line in ax.get_lines())
-    below = [Curve("", _floats(line.get_xdata()), _floats(line.get_ydata()), MEASURED) for line in ax.get_lines()]
-    drawn = [series for series in view.series if series.drawn]
-    curves = [Curve(series.name, _floats(view.x), series.values * view.scale, MEASURED) for series in drawn]
-    for series, curve in zip(drawn, dashed([*below, *curves])[len(below) :], strict=True):
-        low, high = series.ends
-        marker = {"marker": "o"} if view.places is not None else {}
-        name = series.name.replace("$", r"\$")  # a dollar sign would start a formula
-        (line,) = ax.plot(curve.x, curve.y, label=name, linestyle=DASHES[curve.stroke.dash], **marker)  # type: ignore[arg-type]
-        DRAWN[line] = series, name
-        if np.isfinite(low).any():
-            ends = low * view.scale, high * view.scale
-            ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
-    if shared:
-        _name_by_what_differs(ax)
-    flat = view.quantity == INFLUENCE
-    if flat:
-        if not flat_line_is_there:
-            ax.axhline(1, color="0.5", linestyle=":", label=FLAT_LINE)
-        # The range is that of all curves on these axes, whoever drew them: lower ends of intervals may be zero.
-        values = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.get_lines()])
-        if values.min() > 0:
-            ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * values.max()))
-    ax.set(xlabel=view.axis, ylabel=view.label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # places are counted
-    if flat or len(view.series) > 1:
-        ax.legend(frameon=False)
-
-
-def _floats(values: Any) -> Values:
-    return np.asarray(values, dtype=np.float64)
-
-
-def _name_by_what_differs(ax: "Axes") -> None:
-    """Name every curve on the axes, whichever result drew it, except those that the user has given another name."""
-    lines = [line for line in ax.get_lines() if line in DRAWN and line.get_label() == DRAWN[line][1]]
-    curves = [DRAWN[line][0] for line in lines]
-    names = names_beside([curve.settings or {"curve": curve.name} for curve in curves])
-    for line, curve, name in zip(lines, curves, names, strict=True):
-        line.set_label(name.replace("$", r"\$"))
-        DRAWN[line] = curve, str(line.get_label())
-
-
-def _picture(view: Shown, sort: str, about: str = "") -> bytes:
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    _draw(canvas.subplots(), view)
-    return bytes_of(canvas, sort, title=view.title, about=about)
 
 
 def _columns(view: Shown) -> dict[str, Any]:
@@ -383,13 +324,6 @@ def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
 def _escaped(text: str) -> str:
     """The text as HTML, line breaks kept."""
     return "<br>".join(escape(printable(line)) for line in text.split("\n"))
-
-
-def _extra(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UsageError(f"{name} is not installed; pip install 'posbias[notebook]'") from None
 
 
 def _written(path: Path, content: bytes) -> Path:

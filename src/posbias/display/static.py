@@ -1,21 +1,23 @@
-"""Figures drawn by matplotlib without a display: as PNG, PDF or SVG for papers, and as SVG within a page.
+"""Figures drawn by matplotlib: as PNG, PDF or SVG in a file, as SVG within a page, and on axes that a user has.
 
 On a page ink is `currentColor` and the other colours are mixed with white in the dark; texts stay texts, in the page's
-font; a pointer is told the values at every place.
+font; a pointer is told the values at every place. Axes have a size of their own and texts stand around them: a picture
+is as large as all that was drawn, which costs no layout engine.
 """
 
 import html
 import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from posbias.display.figures import DRAWN_POSITIONS, FAINT, GRID, INK, Curve, Figure, HeatMap, log_steps
+from posbias.display.figures import FAINT, GRID, INK, Curve, Figure, HeatMap, log_steps
+from posbias.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,22 +35,28 @@ DASHES: dict[str, Any] = {
 }
 ROW_MARKERS = {"solid": "o", "dash": "s", "dot": "o", "dashdot": "D", "longdash": "^", "longdashdot": "v"}
 """Markers of points that lie in rows, by the dash of their stroke; that of a dot is hollow."""
-INCHES_PER_ROW = 0.27
-DOTS_PER_INCH, POINTS_PER_INCH = 150, 72
+WIDTH, HEIGHT, ROW_WIDTH = 4.7, 2.15, 3.4
+"""Inches of the axes, and their width beside the names of rows: so narrow that texts can be read on a phone, too."""
+INCHES_PER_ROW, INCHES_PER_LINE = 0.27, 0.17
+LEFT, RIGHT, TOP = 2.3, 1.0, 0.4
+"""Inches for what stands around the axes, of which a picture takes as much as it needs."""
+PANELS, PANEL_HEIGHT = 2, 1.75
+"""Panels of a heat map side by side, and their height in inches."""
+CHARACTERS, ROW_CHARACTERS, TITLE_CHARACTERS = 61, 26, 70
+"""Characters that fit the width of a picture, a line of the name of a row or an upright axis, and the title."""
+DOTS_PER_INCH, POINTS_PER_INCH = 200, 72
 NOTE = "#555555"
 """Colour of words that say how an axis runs."""
-TITLE_CHARACTERS = 104
-"""A bold title line that fits the width of a picture."""
 EDGE = 0.04
-"""Inches around a picture on a page."""
+"""Inches around a picture."""
 MOST_HEIGHT = 700
 """Pixels of a picture on a page."""
-TOLD_PLACES, TOLD_CELLS = 32, 400
+TOLD_PLACES, TOLD_CELLS = 24, 400
 """Most places of a picture on a page at which a pointer is told the values; most cells of a heat map that are told."""
-LETTER_SHARE = 0.0145
-"""Width of a letter above a stretch, as a share of one of two panels."""
+LETTER_SHARE = 0.016
+"""Width of a letter above a stretch, as a share of the axes."""
 STYLE: Any = {
-    "font.size": 10.5,
+    "font.size": 10,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -62,7 +70,7 @@ METADATA: dict[str, Callable[[str, str], Any]] = {
     "svg": lambda title, about: {"Title": title, "Description": about, "Creator": PICTURE_SOFTWARE, "Date": None},
 }
 """What a picture of each sort says of itself."""
-ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
+ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.3}
 COLOURS = {
     INK: "currentColor",
     NOTE: "var(--soft, #555555)",
@@ -71,99 +79,74 @@ COLOURS = {
 }
 """Colours that follow the page's; any other is mixed with white as much as the page wants."""
 
-
-@dataclass(frozen=True)
-class Sheet:
-    """Space that a figure is drawn on."""
-
-    width: float
-    """Inches."""
-    height: float
-    characters: int
-    """Characters that fit the width, in the legend and below an axis."""
-    columns: int
-    """Panels of a heat map side by side."""
-    row_characters: int
-    """Characters of a line of the name of a row, and of an upright axis."""
-    both_scales: bool
-    """True draws profiles on a logarithmic and on a linear axis, else on the first alone."""
-
-
-PICTURE = Sheet(11.0, 4.9, 134, 3, 60, both_scales=True)
-PAGE = Sheet(5.4, 3.1, 61, 2, 26, both_scales=False)
-"""So narrow that its texts can be read on a phone, too."""
-
 Told = tuple[Float[np.ndarray, "2"], Float[np.ndarray, "2"], str]
 """Opposite corners of a rectangle, in points, and what a pointer is told there."""
 
 
-def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") -> bytes:
-    """The figure as a PNG, PDF or SVG: profiles on a logarithmic and a linear axis side by side, the rest on one.
-
-    `about` says how the figure was made.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(dpi=DOTS_PER_INCH, layout="constrained")
-        _draw(canvas, figure, PICTURE)
-        title = _literal(fill(figure.title, TITLE_CHARACTERS))
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        return bytes_of(canvas, sort, title=figure.title, about=about)
-
-
-def bytes_of(canvas: "Canvas", sort: str, *, title: str, about: str) -> bytes:
-    """The content of a picture's file.
+def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "", titled: bool = True) -> bytes:
+    """The content of a file with the figure, a profile on its logarithmic axis.
 
     A PDF and an SVG carry the title, and how the figure was made (`about`), in their metadata, and no date: the same
     figure gives the same bytes.
+
+    Args:
+        figure: What is drawn.
+        sort: "png", "pdf" or "svg".
+        about: The command that made it.
+        titled: True draws the title above it.
     """
     import matplotlib
 
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": PICTURE_SOFTWARE}):
-        canvas.savefig(buffer, format=sort, metadata=METADATA[sort](title, about))
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": PICTURE_SOFTWARE}):
+        canvas, _ = _drawn(figure, "log")
+        if titled:
+            left, top = canvas.axes[0].get_position().corners()[1]
+            title = _literal(fill(figure.title, TITLE_CHARACTERS))
+            canvas.text(left - 0.08, top + 0.08, title, va="bottom", fontweight="bold")
+        metadata = METADATA[sort](printable(figure.title), about)
+        canvas.savefig(buffer, format=sort, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=EDGE, metadata=metadata)
     return buffer.getvalue()
 
 
-def fragment_of(figure: Figure | HeatMap, *, anchor: str, most: int = DRAWN_POSITIONS) -> str:
-    """The figure as HTML: its title, and an SVG with at most so many points of a curve that follows the page's colours.
+def fragment_of(figure: Figure | HeatMap, *, anchor: str, switched: bool = False) -> str:
+    """The figure as HTML: its title, and an SVG that follows the page's colours.
 
     Args:
-        figure: What is drawn; a profile on its logarithmic axis alone.
+        figure: What is drawn; a profile on its logarithmic axis.
         anchor: Id of the element, unique on the page.
-        most: Points that a curve keeps.
+        switched: True adds a profile on its linear axis, and the switch between them, which needs no script.
     """
+    title, anchor = html.escape(printable(figure.title)), html.escape(anchor)
+    drawn = _svg(figure, "log", anchor)
+    if switched and isinstance(figure, Figure) and figure.log_range is not None:
+        switch = f'<input type="checkbox" id="{anchor}-linear"><label for="{anchor}-linear">linear scale</label>'
+        drawn = f"{switch}{drawn}{_svg(figure, 'linear', anchor)}"
+    return f'<figure class="chart" id="{anchor}"><figcaption>{title}</figcaption>{drawn}</figure>'
+
+
+def _svg(figure: Figure | HeatMap, scale: str, anchor: str) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
 
-    if isinstance(figure, Figure):
-        figure = replace(figure, curves=tuple(curve.thinned(most) for curve in figure.curves))
     buffer = io.StringIO()
-    with matplotlib.rc_context({**STYLE, **ON_PAGE, "svg.hashsalt": anchor}):
-        canvas = Canvas(dpi=POINTS_PER_INCH, layout="constrained")
-        writer = FigureCanvasSVG(canvas)
-        told = _draw(canvas, figure, PAGE)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
-        canvas.set_layout_engine("none")
+    with matplotlib.rc_context({**STYLE, **ON_PAGE, "svg.hashsalt": f"{anchor}-{scale}"}):
+        canvas, told = _drawn(figure, scale)
         for paper in (canvas, *canvas.axes):
             paper.patch.set_visible(False)  # type: ignore[attr-defined]
-        writer.print_svg(buffer, metadata=nothing)  # type: ignore[no-untyped-call]  # savefig would draw twice
-        # The layout misses what gets longer when ticks are placed anew, so the view takes in all that was drawn.
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(canvas).print_svg(buffer, metadata=nothing)  # type: ignore[no-untyped-call]
         inches = canvas.get_tightbbox().padded(EDGE)
     height = canvas.get_size_inches()[1] * POINTS_PER_INCH
     left, bottom, right, top = inches.extents * POINTS_PER_INCH
     view = f"{left:.1f} {height - top:.1f} {right - left:.1f} {top - bottom:.1f}"
     # A picture of many rows is not taller than a screen, as long as its letters stay as large as those of tables.
     tallest = f"max-height:max({MOST_HEIGHT}px,{1.1 * (top - bottom):.0f}px)"
-    title, (drawn, colours) = html.escape(figure.title), _inlined(buffer.getvalue())
+    drawn, colours = _inlined(buffer.getvalue())
     return (
-        f'<figure class="chart" id="{html.escape(anchor)}"><figcaption>{title}</figcaption>'
-        f'<svg viewBox="{view}" role="img" aria-label="{title}" style="{tallest};{colours}">{drawn}'
-        f'<g class="told" fill="none" pointer-events="all">{_rectangles(told(), height)}</g></svg></figure>'
+        f'<svg class="{scale}" viewBox="{view}" role="img" aria-label="{html.escape(printable(figure.title))}" '
+        f'style="{tallest};font-size:10px;fill:currentColor;{colours}">{drawn}'
+        f'<g class="told" fill="none" pointer-events="all">{_rectangles(told(), height)}</g></svg>'
     )
 
 
@@ -177,18 +160,35 @@ def _inlined(svg: str) -> tuple[str, str]:
     def placed(found: re.Match[str]) -> str:
         return re.sub(r"(\.\d)\d+", r"\1", found[0]).replace(" \n", "")
 
+    def styled(found: re.Match[str]) -> str:
+        kept = re.sub("#[0-9a-f]{6}", coloured, found[0].replace("; ", ";").replace(": ", ":"))
+        return re.sub('font-size:10px;|font-family:[^;"]*;?|;fill:currentColor(?=")', "", kept)
+
     def marked(found: re.Match[str]) -> str:  # what it refers to has the other parts of the style
-        kept = "; ".join(re.findall('fill[^;"]+', found[0]))
+        kept = ";".join(re.findall('fill[^;"]+', found[0]))
         return f' style="{kept}"'
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
-    drawn = re.sub(r' style="[^"]*"', lambda found: re.sub("#[0-9a-f]{6}", coloured, found[0]), drawn)
+    drawn = re.sub(r' style="[^"]*"', styled, drawn)
+    drawn = re.sub(r' d="([^"C]*)"', _stepped, drawn)
     drawn = re.sub(r' (d|x|y)="[^"]*"', placed, drawn)
-    drawn = re.sub(r' transform="rotate\(-0 [^"]*"| ?font-family: [^;"]*;?', "", drawn)
+    drawn = re.sub(r' transform="rotate\(-0 [^"]*"|<g/>', "", drawn)
     drawn = re.sub(r'(?<=<use xlink:href="#m)[^>]*', lambda found: re.sub(r' style="[^"]*"', marked, found[0]), drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
     return re.sub(r">\s+<", "><", drawn), "; ".join(colours)
+
+
+def _stepped(found: re.Match[str]) -> str:
+    """The straight lines of a path as steps in tenths of a point: half the bytes, and no error that adds up."""
+    parts, before = [], (0, 0)
+    for command, *place in re.findall(r"([ML]) (\S+) (\S+)", found[1]):
+        point = round(10 * float(place[0])), round(10 * float(place[1]))
+        step = point if command == "M" else (point[0] - before[0], point[1] - before[1])
+        parts.append({"M": "M", "L": "l"}[command] + " ".join(f"{length / 10:g}" for length in step))
+        before = point
+    steps = re.sub(r"\b0\.", ".", "".join(parts))
+    return f' d="{steps}{"z" * found[1].rstrip().endswith("z")}"'
 
 
 def _rectangles(told: Iterator[Told], height: float) -> str:
@@ -197,48 +197,191 @@ def _rectangles(told: Iterator[Told], height: float) -> str:
     for one, other, words in told:
         (left, bottom), (right, top) = np.minimum(one, other), np.maximum(one, other)
         place = f'x="{left:.1f}" y="{height - top:.1f}" width="{right - left:.1f}" height="{top - bottom:.1f}"'
-        made.append(f"<rect {place}><title>{html.escape(words)}</title></rect>")
+        made.append(f"<rect {place}><title>{html.escape(_printable_lines(words))}</title></rect>")
     return "".join(made)
 
 
-def _draw(canvas: "Canvas", figure: Figure | HeatMap, sheet: Sheet) -> Callable[[], Iterator[Told]]:
-    """Draw, and return what tells the places at which a pointer is told something, once all is laid out."""
+def _drawn(figure: Figure | HeatMap, scale: str) -> "tuple[Canvas, Callable[[], Iterator[Told]]]":
+    """The picture, and what tells the places at which a pointer is told something, once it was drawn."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(dpi=POINTS_PER_INCH)
     if isinstance(figure, HeatMap):
-        return _draw_heat_map(canvas, figure, sheet)
-    return draw_curves(canvas, figure, sheet)
-
-
-def draw_curves(canvas: "Canvas", figure: Figure, sheet: Sheet = PICTURE) -> Callable[[], Iterator[Told]]:
-    """Draw curves, or rows, and the legend below them."""
-    names = [fill(_literal(curve.name), sheet.characters - 8) for curve in figure.curves]
+        return canvas, _draw_heat_map(canvas, figure)
+    figure = replace(figure, curves=tuple(curve.thinned() for curve in figure.curves))
+    rows = [fill(name, ROW_CHARACTERS) for name in figure.rows]
+    names = [fill(curve.name, CHARACTERS - 8) for curve in figure.curves]
+    lines = max([1.0, *(0.7 * (name.count("\n") + 1) for name in rows)])
+    width, height = (ROW_WIDTH, INCHES_PER_ROW * lines * len(rows)) if rows else (WIDTH, HEIGHT)
+    panel = canvas.add_axes(_placed(canvas, width, height, below=1.0 + INCHES_PER_LINE * "\n".join(names).count("\n")))
+    if rows:
+        _draw_rows(panel, figure, rows)
+    else:
+        draw_lines(panel, figure, scale)
+    panel.set_xlabel(fill(panel.get_xlabel(), CHARACTERS))
+    panel.set_ylabel(fill(panel.get_ylabel(), ROW_CHARACTERS))
+    panel.grid(color=GRID, linewidth=0.8, clip_on=False)
+    panel.tick_params(length=0, pad=6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
     # Columns of the legend that fit the width of the picture, for names and the strokes before them.
-    widest = max(min(len(name), sheet.characters) for name in names) + 7
-    columns = max(1, min(len(names), sheet.characters // widest))
-    lines = -(-sum(name.count("\n") + 1 for name in names) // columns)
-    rows = [fill(name, sheet.row_characters) for name in figure.rows]
-    below = INCHES_PER_ROW * max(0, lines - (4 if sheet.both_scales else 1))
-    of_rows = INCHES_PER_ROW * sum(max(1.0, 0.7 * (name.count("\n") + 1)) for name in rows)
-    canvas.set_size_inches(sheet.width, max(sheet.height + below, 1.3 + INCHES_PER_ROW * lines + of_rows))
-    scales = ("log", "linear") if figure.log_range else ("linear",)
-    panels = canvas.subplots(1, len(scales) if sheet.both_scales else 1, squeeze=False)[0]
-    for panel, scale in zip(panels, scales, strict=False):
+    widest = max(min(len(name), CHARACTERS) for name in names) + 7
+    below = 0.34 + INCHES_PER_LINE * (panel.get_xlabel().count("\n") + 1)
+    panel.legend(
+        panel.get_legend_handles_labels()[0],
+        [_literal(name) for name in names],
+        loc="upper left",
+        bbox_to_anchor=((width - WIDTH - 0.6) / width, -below / height),
+        ncols=max(1, min(len(names), CHARACTERS // widest)),
+        frameon=False,
+        handlelength=3.2,
+        borderaxespad=0,
+        borderpad=0,
+    )
+    return canvas, lambda: (_told_rows if rows else _told_lines)(panel, figure)
+
+
+def _placed(canvas: "Canvas", width: float, height: float, *, below: float) -> tuple[float, float, float, float]:
+    """The place of axes of so many inches on a picture that is made large enough for what stands around them."""
+    whole = np.array([LEFT + width + RIGHT, below + height + TOP])
+    canvas.set_size_inches(*whole)
+    (left, bottom), (across, up) = np.array([LEFT, below]) / whole, np.array([width, height]) / whole
+    return float(left), float(bottom), float(across), float(up)
+
+
+def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
+    """Draw curves with their bands on axes, by position or, on a "log" scale of a long context, from its end."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    by_distance = figure.by_distance and scale == "log"
+    for curve in figure.curves:
+        x = curve.from_end if by_distance and curve.from_end is not None else curve.x
+        if curve.low is not None and curve.high is not None:
+            low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
+            panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
+        panel.plot(
+            x,
+            curve.y,
+            label=_literal(curve.name),
+            color=curve.stroke.colour,
+            linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
+            linewidth=1.2 if curve.emphasis else 1.6,
+            marker="o" if figure.markers else None,
+            markersize=3.5 if figure.lines else 6.0,
+        )
+    panel.set_xlabel(figure.axis_names[by_distance])
+    panel.set_ylabel(figure.y_label)
+    panel.margins(x=0.01)
+    if by_distance:
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter(plain)
+        panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
+    elif all(np.array_equal(curve.x, np.round(curve.x)) for curve in figure.curves):  # places are counted
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    _draw_stretches(panel, figure, by_distance=by_distance)
+    if figure.log_range is not None:
+        panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)  # first: curves may reach 0
+        panel.set_yscale(scale)
+        if scale == "log":
+            panel.yaxis.set_major_locator(LogLocator(subs=log_steps(figure.log_range)))
+            panel.yaxis.set_major_formatter(plain)
+            panel.yaxis.set_minor_locator(NullLocator())
+        elif figure.cut_note:
+            panel.set_title(figure.cut_note, loc="right", fontsize=9, color=NOTE)
+    elif all(float(curve.y.min()) >= 0 for curve in figure.curves):
+        panel.set_ylim(bottom=0)
+
+
+def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None:
+    """Shades, each under its words; those without room beside a wider stretch's are left out."""
+    stretches = [
+        (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
+        for begin, end, _ in figure.stretches
+    ]
+    for ends in stretches:
+        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
+    panel.get_xlim()  # ranges are settled when they are asked for, not before
+    to_share = panel.transData + panel.transAxes.inverted()
+    spans: list[tuple[float, float, str]] = []
+    for ends, (_, _, words) in zip(stretches, figure.stretches, strict=True):
+        start, stop = (float(to_share.transform((end, 1.0))[0]) for end in ends)
+        spans.append((start, stop, words))
+    labelled: list[tuple[float, float]] = []
+    for start, stop, words in sorted(spans, key=lambda span: span[0] - span[1]):
+        half = LETTER_SHARE * (len(words) + 0.5) / 2
+        middle = min(max((start + stop) / 2, half), 1 - half)
+        if all(abs(middle - centre) >= half + beside for centre, beside in labelled):
+            labelled.append((middle, half))
+            panel.text(middle, 0.985, words, transform=panel.transAxes, ha="center", va="top", fontsize=8.5)
+
+
+def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
+    for number, curve in enumerate(figure.curves):
+        panel.errorbar(
+            curve.y,
+            curve.x + figure.row_offset(number),
+            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
+            label=_literal(curve.name),
+            color=curve.stroke.colour,
+            linestyle="none",
+            elinewidth=0.9,
+            marker=ROW_MARKERS[curve.stroke.dash],
+            markersize=3.5,
+            markerfacecolor="white" if curve.stroke.dash == "dot" else curve.stroke.colour,
+        )
+    panel.axvline(0, color=INK, linewidth=0.8)
+    panel.set_yticks(range(1, len(names) + 1), list(map(_literal, names)))
+    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
+    panel.set_xlabel(figure.y_label)
+
+
+def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[Told]]:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    columns = min(PANELS, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    x, y, across, up = _placed(canvas, WIDTH, PANEL_HEIGHT * rows, below=1.0)
+    spaces = {"left": x, "right": x + across, "bottom": y, "top": y + up, "wspace": 0.06, "hspace": 0.16}
+    axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True, gridspec_kw=spaces)
+    height, width = next(iter(figure.panels.values())).shape
+    (left, right), (top, bottom) = figure.x, figure.y
+    beside, above = ((right - left) / max(width - 1, 1) / 2 or 0.5), ((bottom - top) / max(height - 1, 1) / 2 or 0.5)
+    low, high = figure.limits
+    for axis, name in zip(axes.flat, figure.panels, strict=False):
+        image = axis.imshow(
+            figure.shown(name),
+            vmin=low,
+            vmax=high,
+            extent=(left - beside, right + beside, bottom + above, top - above),
+            aspect="auto",
+            interpolation="none",  # cells keep sharp edges at any size
+        )
+        axis.set_title(_literal(name), fontsize=10)
         if figure.rows:
-            _draw_rows(panel, figure, rows)
-        else:
-            _draw_lines(panel, figure, scale)
-        panel.set_xlabel(fill(panel.get_xlabel(), sheet.characters // len(panels)))
-        panel.set_ylabel(fill(panel.get_ylabel(), sheet.row_characters))
-        panel.grid(color=GRID, linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-    handles, _ = panels[0].get_legend_handles_labels()
-    canvas.legend(handles, names, loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2)
-    return lambda: (_told_rows if figure.rows else _told_lines)(panels[0], figure)
+            axis.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
+        if width <= 12:  # every column has its number
+            axis.set_xticks(np.linspace(left, right, width))
+    for axis in axes.flat[len(figure.panels) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel(fill(figure.x_label, CHARACTERS // (columns + 1)))
+    for axis in axes[:, 0]:
+        axis.set_ylabel(fill(figure.y_label, ROW_CHARACTERS))
+    bar = canvas.colorbar(
+        image, cax=canvas.add_axes((x + 1.03 * across, y, 0.025 * across, up)), label=figure.value_label
+    )
+    bar.solids.set_rasterized(True)  # type: ignore[union-attr]
+    if figure.floor is not None:
+        bar.locator = MaxNLocator(integer=True)
+        bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:g}")
+        bar.update_ticks()
+    return lambda: _told_cells(list(axes.flat), figure)
 
 
 def _told_lines(panel: "Axes", figure: Figure) -> Iterator[Told]:
     """The values of all curves near every place, in upright strips as wide as there is room."""
-    by_distance = figure.by_distance and panel.get_xscale() == "log"
+    by_distance = figure.by_distance and panel.get_yscale() == "log"
     along = [curve.from_end if by_distance and curve.from_end is not None else curve.x for curve in figure.curves]
     (left, bottom), (right, top) = panel.bbox.min, panel.bbox.max
     across = [panel.transData.transform(np.stack([x, np.ones_like(x)], axis=1))[:, 0] for x in along]
@@ -280,146 +423,12 @@ def _told_value(curve: Curve, index: int) -> str:
     return f"{curve.name}: {curve.y[index]:.4g}{ends}"
 
 
-def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    by_distance = figure.by_distance and scale == "log"
-    for curve in figure.curves:
-        x = curve.from_end if by_distance and curve.from_end is not None else curve.x
-        if curve.low is not None and curve.high is not None:
-            logarithmic = figure.log_range is not None or "y" in figure.log_axes
-            low = np.maximum(curve.low, np.finfo(np.float64).tiny) if logarithmic else curve.low
-            panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
-        panel.plot(
-            x,
-            curve.y,
-            label=_literal(curve.name),
-            color=curve.stroke.colour,
-            linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
-            linewidth=1.2 if curve.emphasis else 1.6,
-            marker="o" if figure.markers else None,
-            markersize=3.5 if figure.lines else 6.0,
-        )
-    panel.set_xlabel(figure.axis_names[by_distance])
-    panel.set_ylabel(figure.y_label)
-    panel.margins(x=0.01)
-    if by_distance:
-        panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(plain)
-        panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
-    _draw_stretches(panel, figure, by_distance=by_distance)
-    if figure.log_range is not None:
-        panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)  # first: curves may reach 0
-        panel.set_yscale(scale)
-        cut = f", {figure.cut_note}" if scale == "linear" and figure.cut_note else ""
-        panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color=NOTE)
-        if scale == "log":
-            panel.yaxis.set_major_locator(LogLocator(subs=log_steps(figure.log_range)))
-            panel.yaxis.set_major_formatter(plain)
-            panel.yaxis.set_minor_locator(NullLocator())
-    elif not figure.log_axes and all(float(curve.y.min()) >= 0 for curve in figure.curves):
-        panel.set_ylim(bottom=0)
-    for name in figure.log_axes:
-        panel.set(**{f"{name}scale": "log"})
-        getattr(panel, f"{name}axis").set_major_formatter(plain)
-    if "y" in figure.log_axes:  # an interval that reaches 0 ends at the foot
-        ends = [values for curve in figure.curves for values in (curve.y, curve.low, curve.high) if values is not None]
-        positive = np.concatenate([values[np.isfinite(values) & (values > 0)] for values in ends])
-        if positive.size:
-            panel.set_ylim(positive.min() / 1.5, positive.max() * 1.5)
-
-
-def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None:
-    """Shades, each under its words; those without room beside a wider stretch's are left out."""
-    stretches = [
-        (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
-        for begin, end, _ in figure.stretches
-    ]
-    for ends in stretches:
-        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
-    panel.get_xlim()  # ranges are settled when they are asked for, not before
-    to_share = panel.transData + panel.transAxes.inverted()
-    spans: list[tuple[float, float, str]] = []
-    for ends, (_, _, words) in zip(stretches, figure.stretches, strict=True):
-        start, stop = (float(to_share.transform((end, 1.0))[0]) for end in ends)
-        spans.append((start, stop, words))
-    labelled: list[tuple[float, float]] = []
-    for start, stop, words in sorted(spans, key=lambda span: span[0] - span[1]):
-        half = LETTER_SHARE * (len(words) + 0.5) / 2
-        middle = min(max((start + stop) / 2, half), 1 - half)
-        if all(abs(middle - centre) >= half + beside for centre, beside in labelled):
-            labelled.append((middle, half))
-            panel.text(middle, 0.985, words, transform=panel.transAxes, ha="center", va="top", fontsize=8.5)
-
-
-def _draw_rows(panel: "Axes", figure: Figure, names: list[str]) -> None:
-    for number, curve in enumerate(figure.curves):
-        panel.errorbar(
-            curve.y,
-            curve.x + figure.row_offset(number),
-            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
-            label=_literal(curve.name),
-            color=curve.stroke.colour,
-            linestyle="none",
-            elinewidth=0.9,
-            marker=ROW_MARKERS[curve.stroke.dash],
-            markersize=3.5,
-            markerfacecolor="white" if curve.stroke.dash == "dot" else curve.stroke.colour,
-        )
-    panel.axvline(0, color=INK, linewidth=0.8)
-    panel.set_yticks(range(1, len(names) + 1), list(map(_literal, names)))
-    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
-    panel.set_xlabel(figure.y_label)
-
-
-def _draw_heat_map(canvas: "Canvas", figure: HeatMap, sheet: Sheet) -> Callable[[], Iterator[Told]]:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    columns = min(sheet.columns, len(figure.panels))
-    rows = -(-len(figure.panels) // columns)
-    canvas.set_size_inches(sheet.width, 1.4 + 0.6 * sheet.height * rows)
-    axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    height, width = figure.panels[0].values.shape
-    (left, right), (top, bottom) = figure.x, figure.y
-    beside, above = ((right - left) / max(width - 1, 1) / 2 or 0.5), ((bottom - top) / max(height - 1, 1) / 2 or 0.5)
-    low, high = figure.limits
-    for axis, panel in zip(axes.flat, figure.panels, strict=False):
-        image = axis.imshow(
-            figure.shown(panel),
-            cmap=figure.colours,
-            vmin=low,
-            vmax=high,
-            extent=(left - beside, right + beside, bottom + above, top - above),
-            aspect="auto",
-            interpolation="none",  # cells keep sharp edges at any size
-        )
-        axis.set_title(panel.name, fontsize=10)
-        if figure.rows:
-            axis.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
-        if width <= 12:  # every column has its number
-            axis.set_xticks(np.linspace(left, right, width))
-    for axis in axes.flat[len(figure.panels) :]:
-        axis.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel(fill(figure.x_label, sheet.characters // (columns + 1)))
-    for axis in axes[:, 0]:
-        axis.set_ylabel(fill(figure.y_label, sheet.row_characters))
-    bar = canvas.colorbar(image, ax=axes, label=figure.value_label, aspect=30, pad=0.01)
-    bar.solids.set_rasterized(True)  # type: ignore[union-attr]
-    if figure.scale == "logarithmic":
-        bar.locator = MaxNLocator(integer=True)
-        bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:g}")
-        bar.update_ticks()
-    return lambda: _told_cells(list(axes.flat), figure)
-
-
 def _told_cells(axes: "list[Axes]", figure: HeatMap) -> Iterator[Told]:
-    """The number of every cell, or the words about it; nothing for maps of very many cells."""
-    rows, columns = figure.panels[0].values.shape
+    """The number of every cell; nothing for maps of very many cells."""
+    rows, columns = next(iter(figure.panels.values())).shape
     if rows * columns * len(figure.panels) > TOLD_CELLS:
         return
-    for axis, panel in zip(axes, figure.panels, strict=False):
+    for axis, values in zip(axes, figure.panels.values(), strict=False):
         corner, opposite = np.array(axis.bbox.min), np.array(axis.bbox.max)
         size = (opposite - corner) / (columns, rows)
         for row, column in np.ndindex(rows, columns):
@@ -428,12 +437,15 @@ def _told_cells(axes: "list[Axes]", figure: HeatMap) -> Iterator[Told]:
                 for ends, count, at in ((figure.x, columns, column), (figure.y, rows, row))
             )
             named = figure.rows[row] if figure.rows else f"{y:.4g}"
-            value = f"{figure.value_label}: {panel.values[row, column]:.4g}"
-            words = f"{figure.x_label}: {x:.4g}\n{figure.y_label}: {named}\n{value}"
+            value = f"{figure.value_label}: {values[row, column]:.4g}"
             begin = corner + size * (column, rows - 1 - row)
-            yield begin, begin + size, figure.words[row * columns + column] if figure.words else words
+            yield begin, begin + size, f"{figure.x_label}: {x:.4g}\n{figure.y_label}: {named}\n{value}"
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _literal(text: str) -> str:
-    """Text as it is: a dollar sign would start a formula."""
-    return text.replace("$", r"\$")
+    """Text as it is: a dollar sign would start a formula, and nothing in it steers what shows it."""
+    return _printable_lines(text).replace("$", r"\$")

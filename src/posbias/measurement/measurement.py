@@ -110,8 +110,8 @@ class Measurement(Result):
             {"model": self.model, "prompts": self.prompts and self.prompts.describe()}, self.n_positions
         )
         settings: list[Settings] = [{"kind": kind, **shared} for kind in self.profiles]
-        curves = zip(self.profiles.values(), names_beside(settings), settings, strict=True)
-        series = tuple(profile.series(name, of_curve) for profile, name, of_curve in curves)
+        curves = zip(self.profiles.values(), names_beside(settings), strict=True)
+        series = tuple(profile.series(name) for profile, name in curves)
         kinds = ", ".join(label(KINDS, kind) for kind in self.profiles)
         title = f"{kinds} of {self._source} on {self.count} prompts of {self.n_positions} tokens"
         return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})

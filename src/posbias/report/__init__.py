@@ -1,15 +1,12 @@
 """Tables, figures and the HTML report, drawn from records alone."""
 
-from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
 from posbias.runs.results import load_record
 
 __all__ = [
     "REPORTS",
-    "Finding",
     "Report",
     "conclude",
-    "grouped_findings",
     "load_record",
     "report_of",
     "show_report",

@@ -1,24 +1,16 @@
 """An attention run in tables and figures."""
 
-from dataclasses import replace
-
 import numpy as np
 from jaxtyping import Float, Float64
 
 from posbias.display.figures import (
     BLUE,
     FLAT,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    VERMILION,
+    RUNS,
     Curve,
     Figure,
     HeatMap,
-    Panel,
     Stroke,
-    drawn_positions,
     profiles_figure,
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
@@ -32,19 +24,10 @@ from posbias.report.tables import Table, number_text
 LAYER = "layer (0 is nearest the input)"
 PANELS = 6
 """Layers whose mean kernel is drawn."""
-MAP_POSITIONS = 256
-"""Columns of a map over positions; longer prompts are averaged in cells."""
 KERNEL_DECADES = 4.0
 """Decades of attention that the colours of a mean kernel span."""
-ROLLOUT_DECADES = 5.0
-"""Most decades of influence that the figure of the rollouts shows."""
-THRESHOLD_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE)
-ROLLOUT_STROKES = {
-    "rollout": Stroke(PURPLE, "longdash"),
-    "attention_only": Stroke(ORANGE, "dashdot"),
-    "norm_weighted": Stroke(GREEN, "dash"),
-    "power": Stroke(BLUE, "solid"),
-}
+SINK_RANGE = (1e-4, 1.3)
+"""Shares of queries on the logarithmic axis of the figure of the sinks."""
 
 Line = Float64[np.ndarray, "n_points"]
 
@@ -156,8 +139,6 @@ def attention_figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
         ),
         _kernel_map(run),
         _sink_figure(run),
-        _content_map(run),
-        _mixing_map(run),
         *([_rollout_figure(run)] if run.rollouts else []),
     ]
 
@@ -186,7 +167,7 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
     cells = kernels.shape[-1]
     chosen = np.unique(np.linspace(0, run.depth - 1, min(PANELS, run.depth)).round().astype(int))
     hidden = np.triu(np.ones((cells, cells), bool), 1)
-    panels = tuple(Panel(f"layer {layer}", np.where(hidden, np.nan, kernels[layer])) for layer in chosen)
+    panels = {f"layer {layer}": np.where(hidden, np.nan, kernels[layer]) for layer in chosen}
     size = run.n_positions / cells
     in_cells = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
     return HeatMap(
@@ -198,23 +179,18 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
         panels,
         x=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
         y=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
-        scale="logarithmic",
-        floor=max(float(np.nanmax(panel.values)) for panel in panels) * 10**-KERNEL_DECADES,
+        floor=max(float(np.nanmax(panel)) for panel in panels.values()) * 10**-KERNEL_DECADES,
     )
 
 
 def _sink_figure(run: AttentionStatistics) -> Figure:
-    shown = drawn_positions(run.n_positions)
+    positions, sinks = np.arange(run.n_positions, dtype=np.float64), run.sinks
     curves = []
     for index, threshold in enumerate(run.sink_thresholds):
-        low, high = run.sinks.low[index, shown], run.sinks.high[index, shown]
-        value = run.sinks.value[index, shown]
-        stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
-        curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))
+        name, stroke = f"attention above {threshold:g}", RUNS[index % len(RUNS)]
+        curves.append(Curve(name, positions, sinks.value[index], stroke, sinks.low[index], sinks.high[index]))
     first = float(curves[-1].y[0])
-    inside = np.concatenate([curve.y[1:-10] if curve.y.size > 20 else curve.y for curve in curves])
-    positive = inside[inside > 0]
-    bottom = max(float(positive.min()) / 2 if positive.size else 1e-4, 1e-6)
+    inside = max(float(curve.y[1:-10].max(initial=0.0)) for curve in curves)
     return Figure(
         "sinks",
         f"{run.title}: position 0 takes more than {run.sink_thresholds[-1]:g} of the attention in {100 * first:.0f} %"
@@ -222,52 +198,16 @@ def _sink_figure(run: AttentionStatistics) -> Figure:
         "position in the context",
         "share of the queries that see it",
         tuple(curves),
-        log_range=(min(bottom, 0.5), 1.3),
-        linear_range=(0.0, max(1.25 * float(inside.max()), 0.01)),
-    )
-
-
-def _content_map(run: AttentionStatistics) -> HeatMap:
-    values = run.content.difference.by_head
-    return HeatMap(
-        "content-heads",
-        f"{run.title}: diagonal less off-diagonal content logit of every head, mean over prompts",
-        "head",
-        LAYER,
-        "logit",
-        (Panel("", values),),
-        x=(0.0, float(values.shape[1] - 1)),
-        y=(0.0, float(values.shape[0] - 1)),
-        scale="diverging",
-    )
-
-
-def _mixing_map(run: AttentionStatistics) -> HeatMap:
-    values = run.mixing.by_position
-    cells = min(run.n_positions, MAP_POSITIONS)
-    first = -(-np.arange(cells) * run.n_positions // cells)
-    size = np.diff(np.append(first, run.n_positions))
-    width = run.n_positions / cells
-    return HeatMap(
-        "mixing-positions",
-        f"{run.title}: mixing of every position, mean over prompts",
-        "position in the context",
-        LAYER,
-        "|a| / (|x| + |a|)",
-        (Panel("", np.add.reduceat(values, first, axis=1) / size),),
-        x=(width / 2 - 0.5, run.n_positions - width / 2 - 0.5),
-        y=(0.0, float(run.depth - 1)),
+        log_range=SINK_RANGE,
+        linear_range=(0.0, max(1.25 * inside, 0.01)),
     )
 
 
 def _rollout_figure(run: AttentionStatistics) -> Figure:
     """Every rollout's profile, in the order of the record."""
     theories = {
-        label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), ROLLOUT_STROKES.get(name, Stroke(INK, "dot")))
-        for name, rows in run.rollouts.items()
+        label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
+        for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
     }
     title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
-    figure = profiles_figure("rollouts", title, theories)
-    smallest = min(float(curve.y[curve.y > 0].min()) for curve in figure.curves)
-    top = max(float(curve.y.max()) for curve in figure.curves)
-    return replace(figure, log_range=(max(smallest / 2, top * 10**-ROLLOUT_DECADES), 1.6 * top))
+    return profiles_figure("rollouts", title, theories)

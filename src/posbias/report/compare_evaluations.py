@@ -120,8 +120,8 @@ def _figure(comparison: EvaluationComparison) -> Figure:
     strokes = {comparison.compared[0].name: MEASURED, **run_strokes([entry.name for entry in comparison.compared[1:]])}
     curves: list[Curve] = []
     for entry in comparison.compared:
-        means = [mean.as_record() for mean in entry.means]
-        curves += interval_curves(entry.name, comparison.positions, means, strokes[entry.name]) if means else ()
+        if entry.means:
+            curves += interval_curves(entry.name, comparison.positions, entry.means, strokes[entry.name])
     measure = label(MEASURES, comparison.measure)
     title = f"{comparison.task}: {measure} by position"
     return Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)

@@ -152,8 +152,8 @@ def _correlation_figure(pooled: Sequence[InfluenceSeries], alone: Sequence[Influ
             ]
     curves: list[Curve] = []
     for number, (name, stroke) in enumerate(zip(CONTROLLED.values(), RUNS, strict=False)):
-        stored = [row.correlations[number].value.as_record() for _, row in rows]
-        curves += interval_curves(name, range(1, len(rows) + 1), stored, stroke)
+        values = [row.correlations[number].value for _, row in rows]
+        curves += interval_curves(name, range(1, len(rows) + 1), values, stroke)
     return Figure(
         "correlations",
         f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",

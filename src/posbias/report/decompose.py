@@ -1,13 +1,13 @@
 """A decomposition in words, tables and figures.
 
-Shifts are in percentage points of the influence; a statement is made only if an interval over at least 6 prompts leaves
-zero out.
+Shifts are in percentage points of the influence; the verdict claims one only if its interval over at least 6 prompts
+leaves zero out.
 """
 
 from collections.abc import Sequence
 
 from posbias.comparison import UNITS_FOR_CLAIM
-from posbias.decomposition import Counterfactual, Decomposition, Score, Shift
+from posbias.decomposition import Decomposition, Score, Shift
 from posbias.decomposition.sources import MEASURED
 from posbias.display.figures import MEASURED as BLACK
 from posbias.display.figures import Curve, Figure, interval_curves, theory_strokes
@@ -40,15 +40,14 @@ SOURCE_NAMES = {
 @REPORTS.register("decompose")
 def decomposition_report(decomposition: Decomposition) -> Report:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    statements, tables = statements_of(decomposition), tables_of(decomposition)
+    tables = tables_of(decomposition)
     figures = [_shift_figure(decomposition, kind, shifts) for kind, shifts in _shifts_by_kind(decomposition).items()]
     return Report(
         f"What makes the profile of {decomposition.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
-        verdict=_verdict(decomposition) or statements[:1],
+        verdict=_verdict(decomposition),
         picture=figures[:1],
         summary=tables[:2],
-        statements=statements,
         caveats=[*caveats_of(decomposition.record), CAVEAT],
         figures=figures[1:],
         note=NOTE,
@@ -59,10 +58,12 @@ def decomposition_report(decomposition: Decomposition) -> Report:
 
 
 def _verdict(decomposition: Decomposition) -> list[str]:
-    """The ingredient whose replacement moves most, and all whose shift is decided; empty with too few prompts."""
+    """The ingredient whose replacement moves the first measured kind most, and all whose shift is decided."""
     if decomposition.count < UNITS_FOR_CLAIM:
-        return []
-    decided = [shift for shift in _measured_shifts(decomposition) if shift.shift.excludes(0.0)]
+        return [f"{decomposition.count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
+    measured = (MEASURED, decomposition.kinds[0])
+    shifts = [shift for shift in decomposition.shifts if (shift.source, shift.kind) == measured]
+    decided = [shift for shift in shifts if shift.shift.excludes(0.0)]
     if not decided:
         return ["No replacement is shown to move the profile."]
     most = max(decided, key=lambda shift: abs(shift.shift.value))
@@ -89,15 +90,6 @@ def tables_of(decomposition: Decomposition) -> list[Table]:
     return [table for table in tables if table.cells]
 
 
-def statements_of(decomposition: Decomposition) -> list[str]:
-    """Sentences that the intervals support."""
-    if decomposition.count < UNITS_FOR_CLAIM:
-        return [f"{decomposition.count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
-    measured = _measured_shifts(decomposition)
-    statements = [_shift_statement(item, measured) for item in decomposition.counterfactuals]
-    return [*filter(None, statements), *map(_score_statement, decomposition.scores)]
-
-
 def reasons_of(decomposition: Decomposition) -> list[str]:
     """Sources and changes that were not possible, and why."""
     reasons = [f"{_source(source)}: {reason}" for source, reason in decomposition.left_out.items()]
@@ -114,12 +106,6 @@ def _shifts_by_kind(decomposition: Decomposition) -> dict[str, list[Shift]]:
     return {kind: shifts_of_kind for kind, shifts_of_kind in shifts.items() if shifts_of_kind}
 
 
-def _measured_shifts(decomposition: Decomposition) -> list[Shift]:
-    """Measured shifts of the first kind, which sentences are about."""
-    shifts = decomposition.shifts
-    return [shift for shift in shifts if (shift.source, shift.kind) == (MEASURED, decomposition.kinds[0])]
-
-
 def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shift]) -> Figure:
     """One row per ingredient and mass, one sort of point per source; the measurement is black."""
     masses = list(dict.fromkeys(shift.mass for shift in shifts))
@@ -130,8 +116,8 @@ def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shif
     for source in sources:
         intervals = {(shift.intervention, shift.mass): shift.shift for shift in shifts if shift.source == source}
         places = [place for place, row in enumerate(rows, start=1) if row in intervals]
-        stored = [intervals[rows[place - 1]].as_record() for place in places]
-        curves += interval_curves(_source(source), places, stored, strokes[source], unit=0.01)
+        moved = [intervals[rows[place - 1]] for place in places]
+        curves += interval_curves(_source(source), places, moved, strokes[source], unit=0.01)
     return Figure(
         slug=f"shifts-{kind}",
         title=f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})",
@@ -200,33 +186,6 @@ def _divergence_table(decomposition: Decomposition) -> Table:
     ]
     header = ["ingredient", "replaced by", "KL of the next token, nats"]
     return Table("How far does the change drive the model?", header, cells)
-
-
-def _shift_statement(item: Counterfactual, measured: Sequence[Shift]) -> str:
-    """Measured shifts of one intervention; empty if it has none."""
-    shifts = [shift for shift in measured if shift.intervention == item.name]
-    parts = [
-        f"{label(STATISTICS, shift.mass)} {_points(shift.shift)} points"
-        if shift.shift.excludes(0.0)
-        else f"{label(STATISTICS, shift.mass)} not decided ({_points(shift.shift)})"
-        for shift in shifts
-    ]
-    if not shifts:
-        return ""
-    return f"{item.name} ({item.ingredient}), measured {label(KINDS, shifts[0].kind)}: {'; '.join(parts)}."
-
-
-def _score_statement(score: Score) -> str:
-    verdict = {
-        -1: "closer than no shift at all",
-        0: "not decided whether closer than no shift at all",
-        1: "farther than no shift at all",
-    }[score.decides]
-    return (
-        f"{_source(score.source)} ({label(KINDS, score.kind)}): over {len(score.interventions)} changes its shifts "
-        f"miss the measured ones by {100 * score.error.value:.1f} points on average, against "
-        f"{100 * score.no_shift.value:.1f} of predicting no shift: {verdict}."
-    )
 
 
 def _points(shift: Interval) -> str:

@@ -12,10 +12,8 @@ from posbias.display.figures import (
     MEASURED,
     ORANGE,
     VERMILION,
-    Curve,
     Figure,
     HeatMap,
-    Panel,
     Stroke,
     profile_curve,
     profile_figure,
@@ -148,26 +146,10 @@ def _figures(run: Design) -> list[Figure | HeatMap]:
                 "input position",
                 "output position",
                 "influence",
-                (Panel("", shown),),
+                {"": shown},
                 x=(0.0, float(length - 1)),
                 y=(0.0, float(length - 1)),
-                scale="logarithmic",
                 floor=max(float(np.nanmin(shown)), float(np.nanmax(shown)) * 1e-5),
             )
         )
-    lengths, distances = np.array(list(run.distances), np.float64), np.array(list(run.distances.values()))
-    figures.append(
-        Figure(
-            "transfer",
-            "W1 to the target at lengths that were asked for and others",
-            "context length N (positions)",
-            "W1 to the target",
-            (
-                Curve("as it was", lengths, np.maximum(distances[:, 1], 1e-17), BEFORE),
-                Curve("designed", lengths, np.maximum(distances[:, 0], 1e-17), AFTER),
-            ),
-            markers=True,
-            log_axes="xy",
-        )
-    )
     return figures

@@ -388,13 +388,12 @@ def _figures(evaluation: Evaluation) -> list[Figure]:
 
 def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Figure:
     stroke = MEASURED if name == "accuracy" else RUNS[0]
-    means = [mean.as_record() for mean in curve.means]
     return Figure(
         f"behaviour-{name.replace('_', '-')}",
         f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
         axis_of(evaluation.n_items),
         label(MEASURES, name),
-        interval_curves(label(MEASURES, name), curve.positions, means, stroke),
+        interval_curves(label(MEASURES, name), curve.positions, curve.means, stroke),
         markers=True,
     )
 

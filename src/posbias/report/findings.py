@@ -1,20 +1,17 @@
-"""Plain sentences from the numbers of a run that holds profiles; a claim only if its interval supports it.
+"""The verdict on a run that holds profiles: a line of at most 25 words for each answer, from its numbers.
 
-First the verdict, a line of at most 25 words for each answer; then every finding, each of three
-sorts: a claim (the interval excludes the reference and there are enough independent units), an explicit "not decided",
-or a bare statement of what was seen. Negative results are claims like any other.
+A line claims something only if its interval excludes the reference and there are enough independent units; otherwise it
+says that this is not decided. Negative results are claims like any other.
 """
 
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
 
-from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, Contrast, KindComparison, PromptComparison, Subject, decided
-from posbias.comparison.names import is_measured, kind_name, state_of, theory_name
+from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, KindComparison, PromptComparison, Subject, decided
+from posbias.comparison.names import kind_name, theory_name
 from posbias.comparison.stored import ProfileRun
-from posbias.display.wording import KINDS, SUBJECTS, THEORIES, label
+from posbias.display.wording import SUBJECTS, THEORIES
 from posbias.profiles import Profile
 from posbias.statistics import Interval, jackknife, leave_one_out
 
@@ -22,14 +19,6 @@ FLAT_TENTH = 0.1
 PERCENT = 100.0
 EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')\""""
 """What finds where a model uses what its reader gives it, as a shell has it."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One sentence and what it rests on."""
-
-    text: str
-    sort: Literal["claim", "undecided", "statement"]
 
 
 def verdict_of(view: ProfileRun) -> tuple[str, ...]:
@@ -193,13 +182,19 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     if not blocks:
         return ("Nothing was compared.",)
     best = blocks[0]
-    if best.prompts is not None:
-        first = _theory(theory_name(view, best.theory), best, details=False).text
-    else:
+    name = theory_name(view, best.theory)
+    theory = f"The {name}" if best.theory in THEORIES else f"{name[0].upper()}{name[1:]}"
+    if best.prompts is None:
         distance, flat = best.metrics["wasserstein"], best.flat["wasserstein"]
-        name = theory_name(view, best.theory)
         numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
         first = f"{name[0].upper()}{name[1:]}: {numbers}; no claim without single prompts."
+    else:
+        numbers = f"(W1 {best.prompts.distance} against {best.prompts.flat.value:.3f})"
+        first = {
+            -1: f"{theory} is closer to the measurement than a flat line {numbers}.",
+            0: f"{theory}: whether it is closer than a flat line is not decided {numbers}.",
+            1: f"{theory} is farther from the measurement than a flat line {numbers}.",
+        }[best.prompts.decides]
     if len(blocks) == 1:
         return (first,)
     decides = [0 if block.prompts is None else block.prompts.decides for block in blocks]
@@ -238,138 +233,7 @@ def shares_sentence(profile: Profile, of: str) -> str:
     return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
 
 
-def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
-    """For each measured kind of each subject its shape and the theories, then what was there at initialisation.
-
-    Every group opens with what it is about (a sentence that ends in a colon); one with nothing else is left out.
-    """
-    groups = []
-    for subject in view.subjects:
-        for number, (kind, measured) in enumerate(subject.measured.items()):
-            units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
-            text = f"For {state_of(view, subject)} ({kind_name(view, kind)}, {units}{subject.n_positions} positions):"
-            groups.append([Finding(text, "statement"), *_of_measurement(view, subject, kind, first=number == 0)])
-    groups += [list(_contrast(view, kind, entry)) for kind, entry in view.contrasts.items()]
-    return [
-        [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in group]
-        for group in groups
-        if len(group) > 1
-    ]
-
-
-def _of_measurement(view: ProfileRun, subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
-    """Findings about one measured kind; about its shape only if it is the subject's `first`."""
-    if not is_measured(view, kind):
-        text = "this is a prediction, to which others are compared; nothing was measured, so no claim is made."
-        yield Finding(text, "undecided")
-        return
-    n_units = subject.measured[kind].n_independent
-    if n_units < UNITS_FOR_CLAIM or kind not in subject.summaries:
-        yield _too_few(n_units)
-        return
-    if first:
-        yield from _shape(subject, kind)
-    blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
-    for block in sorted(blocks, key=lambda block: block.metrics["wasserstein"]):
-        yield _theory(theory_name(view, block.theory), block)
-
-
-def _too_few(n_units: int) -> Finding:
-    text = f"with {n_units} independent prompts or seeds no claim is made (at least {UNITS_FOR_CLAIM} are needed)."
-    return Finding(text if n_units else "single prompts were not recorded, so no claim is made.", "undecided")
-
-
-def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
-    summary = subject.summaries[kind]
-    for name, words in (("first_tenth", "first"), ("middle_tenth", "middle"), ("last_tenth", "last")):
-        share = summary[name]
-        carries = f"the {words} tenth of the context carries {_percent(share)} of the influence"
-        if share.excludes(FLAT_TENTH):
-            comparison = "more" if share.value > FLAT_TENTH else "less"
-            yield Finding(f"{carries}, {comparison} than the flat 10 %.", "claim")
-        else:
-            yield Finding(f"{carries}; whether that is more or less than the flat 10 % is not decided.", "undecided")
-    yield _ends(summary["first_over_middle"], summary["last_over_middle"])
-    minimum, n_positions = summary["minimum_position"], subject.n_positions
-    text = f"The smallest influence lies at position {minimum.text('.0f')} of {n_positions}"
-    if not math.isfinite(minimum.value):
-        return
-    if minimum.low >= 0.1 * n_positions and minimum.high < 0.9 * n_positions:
-        yield Finding(f"{text}, inside the context and outside its first and last tenth.", "claim")
-    else:
-        yield Finding(f"{text}.", "statement")
-
-
-def _ends(first: Interval, last: Interval) -> Finding:
-    """The answer to whether each end outweighs the middle; the last position itself is left out of the count."""
-    signs = [_sign(first), _sign(last)]
-    if signs == [1, 1]:
-        return Finding("Both ends have more than the middle, even without the very last position: a U shape.", "claim")
-    verbs = {1: "outweighs the middle", -1: "weighs less than the middle", 0: "against the middle is not decided"}
-    text = f"The beginning {verbs[signs[0]]}; the end, its last position left out, {verbs[signs[1]]}"
-    if -1 in signs:
-        return Finding(f"{text}: no U shape without the last position.", "claim")
-    return Finding(f"{text}.", "undecided")
-
-
 def _sign(interval: Interval) -> int:
     if not math.isfinite(interval.value) or not interval.excludes(0.0):
         return 0
     return 1 if interval.value > 0 else -1
-
-
-def _theory(name: str, block: KindComparison, *, details: bool = True) -> Finding:
-    """Claims about a theory's distance to the measurement; `details`: beside half of the prompts, and on one."""
-    prompts = block.prompts
-    assert prompts is not None
-    theory = f"The {name}" if block.theory in THEORIES else f"{name[0].upper()}{name[1:]}"
-    numbers = f"(W1 {prompts.distance} against {prompts.flat.value:.3f})"
-    if prompts.decides == 0:
-        text = f"whether it is closer than a flat line is not decided {numbers}."
-        return Finding(f"{theory}: {text}", "undecided")
-    if prompts.decides > 0:
-        return Finding(f"{theory} is farther from the measurement than a flat line {numbers}.", "claim")
-    extra = ""
-    if not details:
-        return Finding(f"{theory} is closer to the measurement than a flat line {numbers}.", "claim")
-    if prompts.distance.high <= prompts.noise.mean:
-        extra = f", no farther than half of the prompts is from the other half ({prompts.noise.mean:.3f})"
-    elif prompts.per_prompt.high >= prompts.per_prompt_flat.low:
-        extra = ", though on single prompts the gain is not established"
-    return Finding(f"{theory} is closer to the measurement than a flat line {numbers}{extra}.", "claim")
-
-
-def _contrast(view: ProfileRun, kind: str, entry: Contrast) -> Iterator[Finding]:
-    """Shares of a model as trained against those at initialisation, or of one run against those of another."""
-    of_states = view.subject.name in SUBJECTS
-    between, where = "First against second", "in the first"
-    if of_states:
-        between, where = "Trained against initialised", "in the trained model"
-    yield Finding(f"{between} ({label(KINDS, kind)}):", "statement")
-    if entry.n_units < UNITS_FOR_CLAIM:
-        yield _too_few(entry.n_units)
-        return
-    for name, words in (("first_tenth", "first"), ("last_tenth", "last")):
-        change = entry.statistics[name]
-        points = change.text("+.1f", scale=100, unit=" points")
-        if change.excludes(0.0):
-            verb = "larger" if change.value > 0 else "smaller"
-            yield Finding(
-                f"the share of the {words} tenth is {verb} {where} ({points}).",
-                "claim",
-            )
-        else:
-            text = f"whether the share of the {words} tenth differs is not decided ({points})."
-            yield Finding(text, "undecided")
-    if not of_states:
-        return  # how far apart they are is said of each comparison
-    numbers = f"(W1 {entry.distance} against {entry.flat.value:.3f})"
-    profile = "the profile at initialisation"
-    if entry.decides < 0:
-        text = f"{profile} is closer to the trained one than a flat line is {numbers}"
-        yield Finding(f"{text}: part of it was there before training.", "claim")
-    elif entry.decides > 0:
-        yield Finding(f"{profile} is farther from the trained one than a flat line is {numbers}.", "claim")
-    else:
-        text = f"whether {profile} is closer to the trained one than a flat line is not decided {numbers}."
-        yield Finding(text, "undecided")

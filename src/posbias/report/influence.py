@@ -140,8 +140,7 @@ def influence_figure(slug: str, title: str, weighed: Weighed) -> Figure:
     for name, means, stroke in lines:
         values = [mean.value for mean in means if not np.isnan(mean.value)]
         if values and np.mean(values) > 0:
-            stored = [mean.as_record() for mean in means]
-            curves += interval_curves(name, weighed.positions, stored, stroke, unit=float(np.mean(values)))
+            curves += interval_curves(name, weighed.positions, means, stroke, unit=float(np.mean(values)))
     return Figure(
         slug,
         f"{title}: what weighs, and what is used, by position (each as a multiple of its mean)",

@@ -1,11 +1,9 @@
-"""Conditions, caveats and odd samples in any run's report, as text that steers no terminal or page."""
+"""Conditions, caveats and odd samples in any run's report."""
 
-import copy
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from posbias.errors import printable
 from posbias.runs.records import Record
 from posbias.tasks.language.base import NOTICES
 
@@ -20,36 +18,6 @@ NOTICED = {
 """What follows from a notice (`NOTICES` says what it is)."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
-
-
-def shown_record(record: Record) -> Record:
-    """The record as a person may see it: no text in it, nor the name of an array, steers a terminal or a page.
-
-    Everything that is drawn or printed of a record is made of this copy.
-    """
-    copied = copy.copy(record)
-    for name, value in vars(record).items():
-        setattr(copied, name, _printable(value))
-    return copied
-
-
-class _Escaped(str):
-    """A text as it may be shown; spelled for Python (`repr`) it is still the one that it stands for."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return repr(self.text)
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str) and not value.isprintable():
-        escaped = _Escaped(printable(value))
-        escaped.text = str(value)
-        return escaped
-    if isinstance(value, Mapping):
-        return {_printable(name): _printable(entry) for name, entry in value.items()}
-    return [_printable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def real_name(title: str) -> str:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
+from posbias.display.figures import Curve, Figure, HeatMap, interval_curves, ramp
 from posbias.evaluation.lengths import EffectiveLength, LengthEvaluation
 from posbias.report.evaluate import notices_of
 from posbias.report.layout import caveats_of
@@ -77,22 +77,16 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
     cells = evaluation.cells
-    words = tuple(
-        f"{length} tokens, depth {depth:.2g}\naccuracy {cell}"
-        for length, row in cells.items()
-        for depth, cell in zip(evaluation.depths, row, strict=True)
-    )
     return HeatMap(
         "accuracy-by-length",
         f"{evaluation.record.resolved['title']}: accuracy by length and depth",
         "depth of the answer (0 begin, 1 end)",
         "tokens",
         "accuracy",
-        (Panel("", evaluation.accuracy()),),
+        {"": evaluation.accuracy()},
         (evaluation.depths[0], evaluation.depths[-1]),
         (1, len(cells)),
         rows=tuple(map(str, cells)),
-        words=words,
         ends=(0.0, 1.0),
     )
 
@@ -100,7 +94,7 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
 def _curves(evaluation: LengthEvaluation) -> Figure:
     curves: list[Curve] = []
     for (length, cells), stroke in zip(evaluation.cells.items(), ramp(len(evaluation.lengths)), strict=True):
-        curves += interval_curves(f"{length} tokens", evaluation.depths, [cell.as_record() for cell in cells], stroke)
+        curves += interval_curves(f"{length} tokens", evaluation.depths, cells, stroke)
     title = f"{evaluation.record.resolved['title']}: accuracy by depth, a line for every length"
     return Figure(
         "accuracy-by-depth", title, "depth of the answer (0 begin, 1 end)", "accuracy", tuple(curves), markers=True

@@ -244,9 +244,9 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
     )
     first = ranked[:MOST_DRAWN]
     strokes, positions = run_strokes([verdict.name for verdict in first]), list(judgement.positions)
-    lines: list[Curve] = list(interval_curves("unchanged", positions, _stored(judgement.before), MEASURED))
+    lines: list[Curve] = list(interval_curves("unchanged", positions, judgement.before, MEASURED))
     for verdict in first:
-        lines += interval_curves(verdict.name, positions, _stored(verdict.means), strokes[verdict.name])
+        lines += interval_curves(verdict.name, positions, verdict.means, strokes[verdict.name])
     n_left = len(ranked) - len(first)
     omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left else ""
     measure = label(MEASURES, judgement.measure)
@@ -260,10 +260,6 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
             markers=True,
         )
     ]
-
-
-def _stored(means: Sequence[Interval]) -> list[dict[str, float | None]]:
-    return [mean.as_record() for mean in means]
 
 
 def _worst(means: Sequence[Interval]) -> float:

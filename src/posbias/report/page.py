@@ -1,27 +1,26 @@
 """The parts of a run's report, and how it becomes one offline HTML page, PNGs of its figures, or text.
 
 Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. A page answers
-first: the verdict, one picture, the tables that matter most; everything else is folded below. The template escapes all
-text, and figures are SVG within it; a content security policy in the page forbids any external load, so that
-a report can be mailed around and opened years later.
+first: the verdict, one picture, the tables that matter most; everything else is folded below. All text is escaped where
+it is rendered, here and in `tables.py`, so that none of it steers a page or a terminal. Figures are SVG; a content
+security policy forbids any script and external load, so that a report can be mailed around and opened years later.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbias.checks import checked
-from posbias.display.figures import Figure, HeatMap, points_that_fit
+from posbias.display.figures import Figure, HeatMap
 from posbias.display.showing import Showing
 from posbias.display.static import fragment_of, image_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.registry import Registry
-from posbias.report.findings import Finding
-from posbias.report.layout import DEMO_NAME, conditions_of, real_name, shown_record
+from posbias.report.layout import DEMO_NAME, conditions_of, real_name
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
@@ -48,8 +47,8 @@ class Section:
     source: str = ""
     texts: Sequence[str] = ()
     """Paragraphs, the statement first."""
-    statements: Sequence[str | Sequence[Finding]] = ()
-    """Findings that the intervals support; sentences that belong together are one entry."""
+    statements: Sequence[str] = ()
+    """Sentences that the intervals support."""
     caveats: Sequence[str] = ()
     """Warnings to read before anything is believed."""
     figures: Sequence[Figure | HeatMap] = ()
@@ -120,7 +119,7 @@ def report_of(*runs: Showing | Record) -> Report:
     if not first.scalars:
         check_finished(first)
     try:
-        return make(*(result_of(shown_record(record)) for record in records))
+        return make(*map(result_of, records))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 
@@ -144,10 +143,7 @@ def verdict(run: Result | Record) -> tuple[str, ...]:
     Raises:
         UsageError: the run failed, or its record is damaged.
     """
-    return tuple(report_of(run).verdict)
-
-
-Result.wording = verdict
+    return tuple(map(printable, report_of(run).verdict))
 
 
 @checked
@@ -172,8 +168,7 @@ def write_report(runs: Showing | Record | Sequence[Showing | Record], out: Path,
     report = report_of(*records)
     pictures = {f"{name}.png": image_of(figure) for name, figure in figures_of(report).items()} if png else {}
     related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
-    links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
-    page = html_of(report, links=links)
+    page = html_of(report, links={name: place for name, place in related.items() if (out / place).is_file()})
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in pictures.items():
@@ -202,9 +197,8 @@ def tables_of(report: Report) -> list[Table]:
 
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
     """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
-    figures = [*report.picture, *report.figures, *(figure for part in report.sections for figure in part.figures)]
     return _page_template().render(
-        chart=partial(fragment_of, most=points_that_fit(figures)),
+        chart=fragment_of,
         report=report,
         title=real_name(report.title),
         called=any(real_name(text) != text for text in _named(report)),
@@ -218,15 +212,18 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
 def _page_template() -> "Template":
     """The template of pages, compiled once: that takes longer than drawing most pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("posbias.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals.update(condensed=condensed, conditions_of=conditions_of)
+    environment.filters.update(printable=printable)
     return environment.get_template(TEMPLATE)
 
 
@@ -244,10 +241,8 @@ def show_report(report: Report, console: "Console") -> None:
         console.print()
     folded = [table for tables in report.folded.values() for table in tables if table.cells]
     print_tables([*report.summary, *report.tables, *folded], console)
-    texts = [
-        text if isinstance(text, str) else " ".join(finding.text for finding in text) for text in report.statements
-    ]
-    print_notes([text for text in [*texts, *report.caveats] if text not in report.verdict], console)
+    texts = [*report.statements, *report.caveats]
+    print_notes([text for text in texts if text not in report.verdict], console)
     print_notes(report.left_out, console, mark="Left out: ")
 
 

@@ -18,11 +18,11 @@ from posbias.architecture import ENCODINGS, MASKS
 from posbias.checks import checked
 from posbias.display.showing import Showing, rows_of
 from posbias.display.static import image_of
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.measurement.kinds import KINDS
 from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.report.layout import conditions_of, real_name, shown_record
+from posbias.report.layout import conditions_of, real_name
 from posbias.report.page import figures_of, records_of, report_of, tables_of
 from posbias.report.tables import Table
 from posbias.runs.records import Record
@@ -95,7 +95,7 @@ def csv_table(table: Table) -> str:
     """One table; a column of numbers with intervals becomes three, and what is not known is empty."""
     columns: dict[str, list[str]] = {}
     for place, name in enumerate(table.header):
-        cells = ["" if row[place] == MISSING else row[place] for row in table.cells]
+        cells = ["" if row[place] == MISSING else printable(row[place]) for row in table.cells]
         found = [INTERVAL.fullmatch(cell) for cell in cells]
         if any(found) and all(match or not cell for match, cell in zip(found, cells, strict=True)):
             unit = next(match["unit"] for match in found if match)
@@ -120,9 +120,8 @@ def cite(result: Showing | Record) -> str:
     run = result.as_run()
     if run is None:
         return "\n".join(_entries([Record("cite", {})]))
-    record = shown_record(run)
-    comments = [f"% {name}: {' '.join(text.split())}" for name, text in _settings(record).items()]
-    return "\n".join([*comments, "", *_entries([record])])
+    comments = [f"% {name}: {printable(' '.join(text.split()))}" for name, text in _settings(run).items()]
+    return "\n".join([*comments, "", *_entries([run])])
 
 
 def sources_of(record: Record) -> list[str]:
@@ -159,17 +158,16 @@ def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) 
         raise UsageError(f"{str(out)!r} is not empty; figures and tables for a paper go into a new directory")
     records = records_of(runs)
     report = report_of(*records)
-    records = [shown_record(record) for record in records]
     made_by = "; ".join(record.command for record in records)
     tables = tables_of(report)
     for record in records:
         title = f"Settings of {real_name(record.title)}"
         tables.append(Table(title, ["setting", "value"], [*map(list, _settings(record).items())], prose=True))
     contents: dict[str, bytes] = {}
-    parts = [f"% {line}" for line in (real_name(report.title), *(record.command for record in records))]
+    parts = [f"% {printable(line)}" for line in (real_name(report.title), *(record.command for record in records))]
     for name, figure in figures_of(report).items():
         for sort in ("pdf", "svg"):
-            contents[f"figures/{name}.{sort}"] = image_of(figure, sort, about=made_by)
+            contents[f"figures/{name}.{sort}"] = image_of(figure, sort, about=printable(made_by))
         caption = f"{_escaped(figure.title)}. Made by \\texttt{{{_escaped(made_by)}}}."
         picture = rf"\includegraphics[width=\linewidth]{{figures/{name}}}"
         parts.append(f"\\begin{{figure}}\n{picture}\n\\caption{{{caption}}}\n\\end{{figure}}")
@@ -224,7 +222,4 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    return text.translate(LATEX)
-
-
-Showing.latex, Showing.citation = latex_of, cite
+    return printable(text).translate(LATEX)

@@ -26,7 +26,6 @@ from posbias.display.wording import THEORIES as NAMED
 from posbias.profiles import Profile
 from posbias.report.findings import (
     FLAT_TENTH,
-    grouped_findings,
     named_verdict,
     nearest_theory,
     percent,
@@ -77,7 +76,6 @@ def profiles_report(*runs: Result) -> Report:
             view.label,
             anchor=f"run-{number}",
             texts=verdict_of(view),
-            statements=grouped_findings(view),
             caveats=caveats_of(view.record),
             figures=figures_of(view),
             tables=detailed_tables(view),
@@ -103,10 +101,6 @@ def profiles_report(*runs: Result) -> Report:
 def _report_of_one(view: ProfileRun) -> Report:
     overview, details = overview_tables([view]), detailed_tables(view)
     picture, figures = picture_of(view), figures_of(view)
-    sections = [
-        Section("What the intervals support", "said", statements=grouped_findings(view)),
-        Section("Every number", "numbers", tables=details),
-    ]
     return Report(
         view.label,
         kicker=KICKER,
@@ -118,8 +112,8 @@ def _report_of_one(view: ProfileRun) -> Report:
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
+        sections=[Section("Every number", "numbers", tables=details)] if details else [],
         left_out=list(view.left_out),
-        sections=[section for section in sections if section.statements or section.tables],
         record=view.record,
         glossary=GLOSSARY,
     )

@@ -20,9 +20,10 @@ from posbias.comparison import (
 )
 from posbias.comparison.names import is_measured, kind_name, settings_table, state_of, theory_name
 from posbias.comparison.stored import ProfileRun
-from posbias.display.wording import KINDS, MIXINGS, label
+from posbias.display.wording import KINDS, SUBJECTS, label
 from posbias.display.wording import METRICS as METRIC_NAMES
 from posbias.display.wording import STATISTICS as STATISTIC_NAMES
+from posbias.errors import printable
 from posbias.profiles import Profile
 from posbias.report.findings import point_statistics
 from posbias.statistics import MISSING, Interval
@@ -80,17 +81,19 @@ def print_tables(tables: Iterable[Table], console: "Console") -> None:
     from rich.table import Table as Ruled
 
     for table in tables:
+        rows = [list(map(printable, row)) for row in (table.header, *table.cells)]
         if not console.is_terminal:
-            rows = [table.header, *table.cells]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             padded = (map(str.ljust, row, widths) for row in rows)
             lines = ["  ".join(cells).rstrip() for cells in padded]
-            console.file.write("\n".join([table.title, *lines, "", ""]))
+            console.file.write("\n".join([printable(table.title), *lines, "", ""]))
             continue
-        ruled = Ruled(title=escape(table.title), title_justify="left", title_style="bold", header_style="bold")
-        for name in table.header:
+        ruled = Ruled(
+            title=escape(printable(table.title)), title_justify="left", title_style="bold", header_style="bold"
+        )
+        for name in rows[0]:
             ruled.add_column(escape(name), overflow="fold")
-        for row in table.cells:
+        for row in rows[1:]:
             ruled.add_row(*map(escape, row))
         console.print(ruled)
 
@@ -98,7 +101,7 @@ def print_tables(tables: Iterable[Table], console: "Console") -> None:
 def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -> None:
     """Each after its mark: on a terminal broken at words, else one line; nothing in it is taken for markup."""
     for note in dict.fromkeys(notes):
-        console.print(f"{mark}{note}", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(f"{mark}{printable(note)}", highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
@@ -119,10 +122,11 @@ def shown_rows(count: int) -> list[int]:
 
 
 def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
-    """The tables that a run is read for first: theories, shares, depth, precision, and further numbers."""
+    """The tables that a run is read for first: theories, shares, changes, depth, precision, and further numbers."""
     tables = [
         _theory_table(views, first=True),
         _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
+        _contrast_table(views),
         _depth_table(views),
         _precision_table(views),
         _detail_table(views),
@@ -132,15 +136,13 @@ def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
 
 
 def detailed_tables(view: ProfileRun) -> list[Table]:
-    """Every metric with its intervals and noise, every share, mixing."""
+    """Every metric beside the flat line's, and every share."""
     shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
     tables = [
         _settings_table(view),
         _theory_table([view]),
         _metric_table(view),
-        _interval_table(view),
         _share_table("Shares of the influence", [view], shares),
-        _mixing_table(view),
     ]
     return [table for table in tables if table.cells]
 
@@ -305,33 +307,15 @@ def _metric_table(view: ProfileRun) -> Table:
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
 
-def _interval_table(view: ProfileRun) -> Table:
-    header = ["model", _reference([view]), "theory", "distance W1", OF_FLAT, "theory's minus flat line's", OF_HALVES]
-    header += [OF_ONE, "a flat line's to single texts", "texts or seeds"]
+def _contrast_table(views: Sequence[ProfileRun]) -> Table:
+    """Shares of a model as trained less those at initialisation, or of one run less those of another, and W1."""
+    shares = {"first_tenth": "first tenth", "last_tenth": "last tenth"}
     cells = []
-    for names, _, block in _comparisons([view]):
-        prompts = block.prompts
-        if prompts is not None:
-            halves = Interval(prompts.noise.mean, prompts.noise.low, prompts.noise.high)
-            numbers = (
-                prompts.distance,
-                prompts.flat,
-                prompts.difference,
-                halves,
-                prompts.per_prompt,
-                prompts.per_prompt_flat,
-            )
-            cells.append([*names, *map(str, numbers), str(prompts.n_units)])
-    return Table("Intervals and noise of W1", header, cells)
-
-
-def _mixing_table(view: ProfileRun) -> Table:
-    cells = []
-    for _, state, subject in _states([view]):
-        for definition, mixing in subject.mixing.items():
-            value = mixing.value
-            numbers = [number_text(float(number)) for number in (value.min(), value.mean(), value.max())]
-            names = [state, label(MIXINGS, definition), str(value.size)]
-            cells.append([*names, *numbers, str(value.argmax())])
-    header = ["model", "definition", "layers", "smallest", "mean", "largest", "largest in layer"]
-    return Table("Mixing over layers", header, cells)
+    for view in views:
+        between = "trained less initialised" if view.subject.name in SUBJECTS else "first less second"
+        for kind, entry in view.contrasts.items():
+            changes = [entry.statistics[share].text("+.1f", scale=100, unit=" points") for share in shares]
+            distances = [str(entry.distance), number_text(entry.flat.value), VERDICTS[entry.decides]]
+            cells.append([view.label, label(KINDS, kind), between, *changes, *distances, str(entry.n_units)])
+    header = ["model", "measured", "difference", *shares.values(), "distance W1 [95 %]", OF_FLAT, AGAINST_FLAT]
+    return Table("What differs between the two?", [*header, "texts or seeds"], cells)

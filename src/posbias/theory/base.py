@@ -78,7 +78,7 @@ class Prediction(Result):
         settings: Settings = {"theory": self.theory, **self.parameters, **shared}
         (name,) = names_beside([settings])
         caveats = {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
-        return Shown(title, (self.profile.series(name, settings),), facts=numbers | caveats)
+        return Shown(title, (self.profile.series(name),), facts=numbers | caveats)
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
