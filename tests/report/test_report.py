@@ -226,27 +226,6 @@ def test_predictions_of_any_length_are_drawn(tmp_path: Path, n_positions: int) -
     assert "posbias.predict(depth=12, theory=&#39;rollout&#39;" in page.read_text()
 
 
-def test_measurements_without_comparisons_are_drawn(tmp_path: Path, subjects: Build) -> None:
-    trained, _ = subjects()
-    arrays = {
-        "measured/jacobian/influence": trained.measured["jacobian"].profile.influence,
-        "mixing/frobenius/value": trained.mixing["frobenius"].value,
-    }
-    view = ProfileRun.from_record(Record("measure", {"model": "demo"}, arrays=arrays))
-    assert list(view.subjects[0].measured) == ["jacobian"]
-    assert write_report([Record("measure", {"model": "demo"}, arrays=arrays)], tmp_path).is_file()
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    """By what differs; by numbers where nothing does."""
-    text = write_report([prediction(), prediction(400)], tmp_path, png=True).read_text()
-    assert "rollout: 300 positions" in text
-    assert "rollout: 400 positions" in text
-    assert (tmp_path / "runs-predicted.png").is_file()
-    twice = report_of(prediction(), prediction())
-    assert [section.title for section in twice.sections] == ["rollout (1)", "rollout (2)"]
-
-
 def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_record: Build) -> None:
     one, other = (predict(Architecture(2, encoding=encoding, mixing=0.2), 30).record for encoding in ("none", "alibi"))
     compared = compare(one, other).record

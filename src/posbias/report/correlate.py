@@ -15,7 +15,6 @@ from posbias.report.influence import (
     CORRELATION_CAVEAT,
     Weighed,
     correlated_measures,
-    correlation_statements,
     correlation_table,
     correlation_verdict,
     influence_figure,
@@ -45,7 +44,6 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         verdict=[correlation_verdict(result.pooled) or NOTHING],
         picture=pictures[:1],
         summary=details[:2],
-        statements=statements(result),
         notices=[
             *(f"No conclusion from the generated answers of {reason}." for reason in result.withheld),
             *(
@@ -88,17 +86,6 @@ def tables(result: InfluenceCorrelation) -> list[Table]:
             for measure in correlated_measures(alone)
         ]
     return tables
-
-
-def statements(result: InfluenceCorrelation) -> list[str]:
-    """Sentences that the intervals and permutations support."""
-    sentences = []
-    for measure in correlated_measures(result.pooled):
-        for series in result.pooled:
-            groups = len(series.groups.get(measure, ()))
-            pooled = "" if len(result.groups) == 1 else f" of {groups} measurements"
-            sentences += correlation_statements([series], measure, pooled=pooled)
-    return sentences or [NOTHING]
 
 
 def reasons(result: InfluenceCorrelation) -> list[str]:

@@ -24,7 +24,6 @@ from posbias.report.influence import (
     Weighed,
     axis_of,
     correlated_measures,
-    correlation_statements,
     correlation_table,
     correlation_verdict,
     influence_figure,
@@ -264,8 +263,6 @@ def statements_of(evaluation: Evaluation) -> list[str]:
         statements.append(
             f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one."
         )
-    for measure in correlated_measures(_series(evaluation)):
-        statements += correlation_statements(_series(evaluation), measure)
     return statements
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from posbias.display.figures import GREEN, MEASURED, SKY, YELLOW, Curve, Figure, Stroke, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, THEORIES, label
-from posbias.evaluation.correlation import InfluenceSeries, RankCorrelation
+from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.evaluation import MEASURES
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval
@@ -54,38 +54,13 @@ def correlation_table(title: str, series: Sequence[InfluenceSeries], measure: st
         if measure in entry.correlations:
             correlations = entry.correlations[measure]
             texts = [
-                MISSING if np.isnan(correlation.value.value) else f"{correlation.value} p {correlation.p_value:.2g}"
+                MISSING
+                if np.isnan(correlation.value.value)
+                else f"{correlation.value} p {correlation.p_value:.2g}{', established' * correlation.established}"
                 for correlation in correlations.correlations
             ]
-            cells.append([series_name(entry), *texts, correlations.within.text()])
-    return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples"], cells)
-
-
-def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, pooled: str = "") -> list[str]:
-    """A sentence for every measured series, and for every theory with an established correlation.
-
-    `pooled` names what the positions belong to, such as " of 3 measurements".
-    """
-    statements = []
-    for entry in series:
-        if measure not in entry.correlations:
-            continue
-        controlled = entry.correlations[measure]
-        if not (entry.measured or any(correlation.established for correlation in controlled.correlations)):
-            continue
-        plain, partial = controlled.of("nothing"), controlled.of("position_and_ends")
-        about = f"{series_name(entry)} and {label(MEASURES, measure)}"
-        if np.isnan(plain.value.value):
-            statements.append(f"{about}: one of the curves is constant, so there is no correlation.")
-            continue
-        fixed = "and nothing is left of a curve once position and ends are held fixed"
-        if not np.isnan(partial.value.value):
-            fixed = f"with position and ends held fixed {partial.value} ({_established(partial)})"
-        statements.append(
-            f"{about} over {controlled.n_positions} positions{pooled}: rank correlation {plain.value} "
-            f"({_established(plain)}), {fixed}."
-        )
-    return statements
+            cells.append([series_name(entry), *texts, correlations.within.text(), str(correlations.n_positions)])
+    return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples", "positions"], cells)
 
 
 def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
@@ -103,10 +78,6 @@ def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
             limit = "beyond position and ends" if partial.established else "though position alone may explain it"
             return f"Positions with more influence are answered {better}, {limit}: {numbers}."
     return None
-
-
-def _established(correlation: RankCorrelation) -> str:
-    return "established" if correlation.established else "not established"
 
 
 @dataclass(frozen=True)

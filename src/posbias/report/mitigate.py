@@ -79,7 +79,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         note=NOTE,
         folded={
             "Why each verdict": [_reason_table(trial)],
-            "Every number": [_change_table(trial), _effect_table(trial), _level_table(trial)],
+            "Every number": [_change_table(trial), _effect_table(trial)],
             **_ending_table(trial),
             **_use(trial),
         },
@@ -205,16 +205,6 @@ def _effect_table(trial: MitigationTrial) -> Table:
         for name, effect in verdict.effects.items()
     ]
     return Table("Side effects", header, cells)
-
-
-def _level_table(trial: MitigationTrial) -> Table:
-    cells = [
-        [verdict.name, name, str(getattr(verdict.before, key)), str(getattr(verdict.after, key))]
-        for verdict in trial.judgement.verdicts
-        if verdict.before is not None
-        for key, name in {"mean": "mean", "worst": "worst position", "spread": "spread"}.items()
-    ]
-    return Table("Levels before and after", ["method", "of", "before", "after"], cells)
 
 
 def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
