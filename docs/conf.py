@@ -7,12 +7,13 @@ front page; the navigation is read from the tables of `docs/README.md` and `stud
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import posbias
+from posbias.checks import described
 from posbias.display.showing import Showing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,22 +75,30 @@ def describe_names(app: Any, page: str, source: list[str]) -> None:
 
     def directive(name: str) -> str:
         module, _, attribute = f"posbias.{name}".rpartition(".")
-        described = getattr(import_module(module), attribute)
-        kind = "exception" if name.endswith("Error") else "class" if isinstance(described, type) else "function"
-        base = "\n   :show-inheritance:" if kind == "class" and issubclass(described, Showing) else ""
+        found = getattr(import_module(module), attribute)
+        kind = "exception" if name.endswith("Error") else "class" if isinstance(found, type) else "function"
+        base = "\n   :show-inheritance:" if kind == "class" and issubclass(found, Showing) else ""
         return f".. auto{kind}:: posbias.{name}{base}"
 
     source[0] = re.sub(r"^```\{names\}\n(.*?)^```", directives, source[0], flags=re.M | re.S)
 
 
-def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
+def allowed_values(app: Any, what: str, name: str, _: Any, options: Any, lines: list[str]) -> None:
+    """Behind an option's meaning what it may be, as its annotation declares it."""
+    owner, option = name.rpartition(".")[::2]
+    if what == "attribute" and owner.endswith("Options"):
+        hints = get_type_hints(getattr(posbias, owner.rpartition(".")[2]), include_extras=True)
+        lines += ["", f"Allowed: {described(hints[option])}."]
+
+
+def plain_text(app: Any, what: str, name: str, _: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text: | and * stand for themselves, and a field's first colon does not end its type."""
     lines[:] = [re.sub(r"([|*])", r"\\\1", line) for line in lines]
     if what in {"attribute", "property"} and lines:
         lines[0] = lines[0].replace(":", COLON)
 
 
-def restore_colons(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
+def restore_colons(app: Any, what: str, name: str, _: Any, options: Any, lines: list[str]) -> None:
     """After napoleon, which takes what stands before the first colon of a field for the field's type."""
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
@@ -107,5 +116,6 @@ def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", add_navigation)
     app.connect("source-read", describe_names)
+    app.connect("autodoc-process-docstring", allowed_values, priority=300)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", restore_colons, priority=600)

@@ -16,10 +16,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias import MitigateOptions, Record, UsageError, mitigate
-from posbias.checks import check_size
+from posbias.checks import Count, checked_value
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
-from posbias.limits import EXAMPLES
 from posbias.mitigation import PromptMitigation
 from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
 from posbias.mitigation.judging.verdicts import Verdict
@@ -55,7 +54,7 @@ def planted_scores(
     1 and 0 for right and wrong; with `noise` the chance itself plus normal noise of this standard deviation, as
     log-probabilities vary.
     """
-    check_size("planted: count", count, EXAMPLES)
+    checked_value("planted: count", count, Count)
     shape = count, len(planted.curve)
     shift = generator.uniform(-planted.difficulty, planted.difficulty, size=(count, 1))
     luck = generator.random(shape) if noise is None else generator.normal(size=shape)

@@ -1,25 +1,53 @@
-"""What every package refuses in the same words: whole numbers and seeds."""
+"""What every function and options class refuses in the same words, and what it reads as the value that is meant."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from annotated_types import Ge, Lt
 
 from posbias import RunError, UsageError
-from posbias.checks import check_seed, check_whole, checked
+from posbias.checks import Count, Natural, OneOf, Positive, checked, checked_value
+from posbias.registry import Registry, split_numbers
 
 
-@pytest.mark.parametrize("value", [2, 2**63 - 1])
-def test_whole_numbers_pass(value: int) -> None:
-    check_whole("count", value, least=2)
+@pytest.mark.parametrize(("value", "read"), [(2, 2), (2**63 - 1, 2**63 - 1), (np.int64(2), 2)])
+def test_whole_numbers_pass_and_those_of_numpy_become_python_s(value: object, read: int) -> None:
+    number = checked_value("count", value, Annotated[int, Ge(2)])
+    assert number == read
+    assert type(number) is int
 
 
-@pytest.mark.parametrize("value", [1, -5, True, 2.0, "2", None, np.int64(2), float("nan")])
+@pytest.mark.parametrize("value", [1, -5, True, 2.0, "2", None, float("nan")])
 def test_what_is_none_is_named(value: object) -> None:
     with pytest.raises(UsageError) as refused:
-        check_whole("count", value, least=2)
-    assert str(refused.value) == f"count must be a whole number >= 2, got {value!r}"
+        checked_value("count", value, Annotated[int, Ge(2)])
+    told = str(refused.value)
+    assert told == f"count must be a whole number >= 2, got {value!r}"
+
+
+@pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), True, "1", 10**400, [1.0]])
+def test_numbers_out_of_range_are_named(value: object) -> None:
+    with pytest.raises(UsageError, match="rate must be a finite number > 0, got "):
+        checked_value("rate", value, Positive)
+
+
+def test_bounds_are_told_and_huge_numbers_not_written_out() -> None:
+    for value, hint, told in (
+        (2**62, Annotated[Natural, Lt(2**62)], "must be a whole number >= 0 and < 2^62, got 4611686018427387904"),
+        (0, Annotated[Count, Ge(2)], "must be a whole number >= 2 and <= 1,000,000, got 0"),
+        (2**63, Natural, "must be a whole number >= 0, got a number of 64 bits"),
+        (-(10**4400), int, "must be a whole number, got a number of 14617 bits"),
+        ("z", Annotated[str, OneOf("x", "y")], "must be one of x, y, got 'z'"),
+        ("ab", Sequence[str], "must be a list, each a text, got 'ab'"),
+        ([1, True], Sequence[int], "must be a list, each a whole number, got [1, True]"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            checked_value("it", value, hint)
+        assert str(refused.value) == f"it {told}"
 
 
 @checked
@@ -31,14 +59,39 @@ def opened(directory: Path | None, named: str | Path = "x", *, cache: Path = Pat
 @dataclass(frozen=True)
 class Kept:
     directory: Path | None = None
+    lengths: Annotated[tuple[Count, ...], split_numbers] = ()
 
 
-def test_a_text_where_a_path_is_meant_becomes_one() -> None:
-    assert opened("runs/own", "y", cache="z") == (Path("runs/own"), "y", Path("z"))  # type: ignore[arg-type]
+def test_a_text_becomes_what_it_spells() -> None:
+    arguments: Any = {"directory": "runs/own", "named": "y", "cache": "z"}
+    assert opened(**arguments) == (Path("runs/own"), "y", Path("z"))
     assert opened(None) == (None, "x", Path("c"))
-    assert Kept("runs/own") == Kept(Path("runs/own"))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="Kept: directory must be a path or None, got 3"):
-        Kept(3)  # type: ignore[arg-type]
+    kept: Any = Kept
+    assert kept("runs/own", "512,1024") == Kept(Path("runs/own"), (512, 1024))
+    assert kept(lengths=np.array([3, 4])) == kept(lengths=[3, 4]) == kept(lengths=range(3, 5)) == Kept(lengths=(3, 4))
+    for wrong, told in (
+        ({"directory": 3}, "Kept: directory must be a path or None, got 3"),
+        ({"lengths": "1,x"}, "Kept: lengths: '1,x': allowed are whole numbers, such as 512,1024"),
+        ({"lengths": [0]}, "Kept: lengths must be a list, each a whole number >= 1 and <= 1,000,000 or its spelling"),
+        ({"length": 1}, "Kept: unknown argument 'length'; allowed: directory, lengths"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            kept(**wrong)
+        assert str(refused.value).startswith(told)
+
+
+def test_variants_are_held_to_their_annotations_and_named() -> None:
+    registry: Registry[Any] = Registry("toy")
+
+    @registry.register("small")
+    @dataclass(frozen=True)
+    class Small:
+        width: Annotated[int, Ge(1)] = 1
+
+    for made in (lambda: Small(width=0), lambda: registry.parse("small(width=0)")):
+        with pytest.raises(UsageError, match=r"^small: width must be a whole number >= 1, got 0$"):
+            made()
+    assert registry.spell(registry.parse("small(width=7)")) == "small(width=7)"
 
 
 @pytest.mark.parametrize("error", [UsageError, RunError])
@@ -49,22 +102,3 @@ def test_a_long_list_in_a_message_is_cut(error: type[Exception]) -> None:
     assert told.endswith(" ... 5000 entries]): got [1, 2]; allowed are [3, 4]")
     assert len(told) < 200
     assert str(error("an open [bracket, " + 200 * "x")) == "an open [bracket, " + 200 * "x"
-
-
-def test_bounds_above() -> None:
-    check_whole("seed", 2**62 - 1, least=0, below=2**62)
-    with pytest.raises(UsageError, match=r"seed must be a whole number in \[0, 2\^62\), got 4611686018427387904"):
-        check_whole("seed", 2**62, least=0, below=2**62)
-    with pytest.raises(UsageError, match=r"count must be a whole number in \[1, 2\^63\), got a number of 64 bits"):
-        check_whole("count", 2**63, least=1)
-    with pytest.raises(UsageError, match=r"position must be a whole number in \[-2\^63, 2\^63\), got a number of 1329"):
-        check_whole("position", -(10**400))
-    with pytest.raises(UsageError, match=r"place must be a whole number in \[0, 8\), got 8"):
-        check_whole("place", 8, least=0, below=8)
-
-
-def test_seeds_may_be_numpy_s() -> None:
-    check_seed(np.int64(3))
-    for seed in (-1, True, 0.5, np.bool_(True)):
-        with pytest.raises(UsageError, match="seed must be a whole number >= 0"):
-            check_seed(seed)

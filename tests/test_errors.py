@@ -31,7 +31,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> InteractiveShell:
 def test_a_notebook_shows_the_sentence_and_the_traceback_on_demand(shell, monkeypatch):
     told = shown(shell, CELL).splitlines()
     assert len(told) == 2
-    assert told[0].startswith("UsageError: depth must be ")
+    assert told[0].startswith("UsageError: Architecture: depth must be ")
     assert told[1] == "(%tb shows the traceback)"
     traced = shown(shell, "%tb")
     assert "in mine" in traced

@@ -1,27 +1,48 @@
-"""Refusals that several packages share: numbers out of range, and arguments of a wrong class."""
+"""What options, parameters and arguments may be: declared in annotations, checked by pydantic, refused in one line.
+
+`checked` reads the annotations of a function or dataclass, and `Registry.register` those of every variant. A bound
+stands in the annotation (`Annotated[int, Ge(2)]`), the usual ones have names here. What spans several fields is
+refused by a `__post_init__`.
+"""
 
 import inspect
-import math
-import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial, wraps
-from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
+from annotated_types import Ge, Gt, Interval, MinLen
+from pydantic import AllowInfNan, BeforeValidator, ConfigDict, FailFast, PlainValidator, TypeAdapter, ValidationError
 
 from posbias.errors import UsageError
-from posbias.limits import Limit
 
 KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
 """Names of variables that hold keys."""
 MACHINE_INTEGERS = 2**63
 """Bound of whole numbers on either side of 0: arrays and records hold no larger ones."""
+CELLS = 5 * 10**7
+"""Numbers that one array holds at most, 0.4 GB in double precision; several stand beside each other."""
 
+Count = Annotated[int, Interval(ge=1, le=10**6)]
+"""How many things are drawn, made, requested or run together: more is a slip of the keyboard."""
+CountOrZero = Annotated[int, Interval(ge=0, le=10**6)]
+Steps = Annotated[int, Interval(ge=1, le=10**7)]
+"""Updates of a training, tokens of a text: a training published here has 100,000."""
+StepsOrZero = Annotated[int, Interval(ge=0, le=10**7)]
+Natural = Annotated[int, Ge(0)]
+"""A seed, or an index from the start."""
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Interval(gt=0, lt=1)]
+FileName = Annotated[str, MinLen(1)]
+
+CHECKED = "arguments_are_checked"
+"""Attribute of functions that check their arguments."""
 Public = TypeVar("Public", bound=Callable[..., Any])
 SEE = {
     "Model": "load_model",
@@ -34,78 +55,48 @@ SEE = {
     "Evaluation": "evaluate",
 }
 """The function of posbias that makes an object, by class, for objects that no user makes by calling their class."""
-PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
-    int: ((Integral,), "a whole number"),
-    float: ((Real,), "a number"),
-    bool: ((bool, np.bool_), "True or False"),
-    str: ((str,), "a text"),
-    Path: ((str, os.PathLike), "a path"),
-    NoneType: ((NoneType,), "None"),
+PLAIN: dict[Any, str] = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "True or False",
+    str: "a text",
+    Path: "a path",
+    NoneType: "None",
 }
-"""Classes that a plain annotation accepts, and their name in a message."""
+"""Words for plain annotations."""
 
 
-def check_whole(
-    name: str, value: object, *, least: int | None = None, below: int | None = None, numpy: bool = False
-) -> None:
-    """Refuse anything but a whole number in [least, below); True and False are no numbers.
+@dataclass(frozen=True, init=False)
+class OneOf:
+    """In an annotation: the words that a text may be."""
 
-    `name` is the user's name of the value; `numpy` allows numpy's whole numbers too, for values that no record keeps.
-    """
-    allowed = (int, np.integer) if numpy else (int,)
-    above = MACHINE_INTEGERS if below is None else below
-    bounded, text = below is not None, repr(value)[:120]
-    if isinstance(value, allowed) and not isinstance(value, bool):
-        number = int(value)
-        if (-above if least is None else least) <= number < above:
-            return
-        if abs(number) >= MACHINE_INTEGERS:
-            bounded, text = True, f"a number of {number.bit_length()} bits"
-    bounds = "" if least is None else f" >= {least}"
-    if bounded:
-        bounds = f" in [{'-2^63' if least is None else least}, {_power(above)})"
-    raise UsageError(f"{name} must be a whole number{bounds}, got {text}")
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
 
 
-def check_size(name: str, value: object, limit: Limit, *, least: int = 1, numpy: bool = False) -> None:
-    """Refuse anything but a whole number >= `least` within a limit; `numpy` as in `check_whole`."""
-    check_whole(name, value, least=least, numpy=numpy)
-    limit.check(name, int(value))  # type: ignore[call-overload]
+class FirstFault(FailFast):
+    """In an annotation of a list: the first wrong member ends the check."""
 
-
-def check_number(
-    name: str, value: object, *, least: float = 0.0, above: float | None = None, below: float | None = math.inf
-) -> None:
-    """Refuse anything but a number >= `least`, or > `above`, and < `below` (None: may be infinite); True is none."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        enough = value >= least if above is None else value > above
-        if enough and (below is None or value < below):
-            return
-    sort = "finite number" if below == math.inf else "number"
-    bounds = f">= {least:g}" if above is None else f"> {above:g}"
-    bounds += "" if below in (None, math.inf) else f" and < {below:g}"
-    raise UsageError(f"{name} must be a {sort} {bounds}, got {value!r}")
-
-
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse anything but one of the allowed words, which the message lists."""
-    if not isinstance(value, str) or value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    __hash__ = object.__hash__
 
 
 def checked(function: Public) -> Public:
-    """Decorator of public functions and classes: refuse a wrong argument before anything else is done.
+    """Decorator of public functions and dataclasses: refuse a wrong argument before anything else is done.
 
-    The annotations decide; if they name no class (`Any`, callables), the function itself decides. A text
-    becomes what it spells, as on a command line (`_read`). A dataclass checks the arguments that it is made from.
+    The annotations decide; those that name no class (`Any`, callables) allow everything. A text becomes what it
+    spells, as on a command line: a path, an object whose class has `parse`, or what a function in the annotation makes
+    of it (`Annotated[Sequence[int], split_numbers]`). Numbers and lists of numpy become Python's.
     """
     if isinstance(function, type):
-        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        if not hasattr(function.__init__, CHECKED):  # type: ignore[misc]
+            function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
     signature = inspect.signature(function)
-    name = function.__qualname__.removesuffix(".__init__")
     # At the first call, when all names are defined.
     hints = cache(partial(get_type_hints, function, include_extras=True))
+    readers: dict[str, Callable[[object], Any]] = {}
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
@@ -115,68 +106,113 @@ def checked(function: Public) -> Public:
             unknown = [keyword for keyword in keywords if keyword not in signature.parameters]
             fault = f"unknown argument {unknown[0]!r}" if unknown else str(error)
             allowed = [parameter for parameter in signature.parameters if parameter != "self"]
-            raise UsageError(f"{name}: {fault}; allowed: {', '.join(allowed)}") from None
+            called = type(arguments[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
+            raise UsageError(f"{called}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, given in bound.arguments.items():
-            hint = hints().get(parameter, Any)
-            value = bound.arguments[parameter] = _read(parameter, given, hint) if isinstance(given, str) else given
-            if not _fits(value, hint):
-                raise UsageError(f"{name}: {parameter} must be {_described(hint)}, got {_shown(value)}")
+            if (hint := hints().get(parameter, Any)) is Any:
+                continue
+            if parameter not in readers:
+                readers[parameter] = _reader(hint)
+            try:
+                bound.arguments[parameter] = readers[parameter](_python(given))
+            except ValidationError as error:
+                raise _refusal(f"{_owner(function, arguments)}: {parameter}", given, hint, error) from None
         return function(*bound.args, **bound.kwargs)
 
+    setattr(with_checked_arguments, CHECKED, True)
     return cast(Public, with_checked_arguments)
 
 
-def check_seed(seed: object) -> None:
-    """Refuse any seed but a whole number >= 0."""
-    check_whole("seed", seed, least=0, numpy=True)
+def checked_value(name: str, value: object, hint: Any) -> Any:
+    """A single value as its annotation reads it, for what no function or dataclass takes as an argument."""
+    try:
+        return _reader(hint)(_python(value))
+    except ValidationError as error:
+        raise _refusal(name, value, hint, error) from None
 
 
-def _power(number: int) -> str:
-    """A large power of 2 as such, `2^62`; any other number in digits."""
-    exponent = number.bit_length() - 1
-    return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
+def _refusal(name: str, value: object, hint: Any, error: ValidationError) -> UsageError:
+    """The one line for what pydantic refuses: name, what is allowed, value; or what a reader of texts says itself."""
+    causes = [fault.get("ctx", {}).get("error") for fault in error.errors(include_url=False, include_input=False)]
+    told = next((cause for cause in causes if isinstance(cause, UsageError)), None)
+    return UsageError(f"{name} must be {described(hint)}, got {_shown(value)}" if told is None else f"{name}: {told}")
 
 
-def _read(parameter: str, text: str, hint: Any) -> Any:
-    """What a text stands for if an annotation takes no texts: a path, or an object that its class, or a function in an
-    annotation such as `Annotated[int, parse_bytes]`, reads from its spelling."""
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    for member in () if str in members else members:
-        if member is Path:
-            return Path(text)
-        if get_origin(member) is Annotated:
-            try:
-                return member.__metadata__[0](text)
-            except UsageError as error:
-                raise UsageError(f"{parameter}: {error}") from None
-        if (parse := getattr(member, "parse", None)) is not None:
-            return parse(text)
-    return text
+def _owner(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    """The user's name of what is called: a variant's, a verb's for its options, or a function's."""
+    if function.__name__ != "__init__":
+        return function.__qualname__
+    of_class = type(arguments[0])
+    if of_class.__name__.endswith("Options"):
+        return of_class.__name__.removesuffix("Options").lower()
+    return str(getattr(of_class, "name", of_class.__name__))
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """True if an annotation allows a value's class."""
-    origin = get_origin(hint)
+def _reader(hint: Any) -> Callable[[object], Any]:
+    return TypeAdapter(_declared(hint), config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python
+
+
+def _declared(hint: Any, *, reads: bool = True) -> Any:
+    """An annotation for pydantic: our classes are recognised, not taken apart; texts become what they spell."""
+    origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _fits(value, get_args(hint)[0])
+        if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
+            return Literal[words[0]]
+        marks = [BeforeValidator(partial(_spelled, mark)) if callable(mark) else mark for mark in members[1:]]
+        return Annotated[_declared(members[0]), *marks]
     if origin in (Union, UnionType):
-        return any(_fits(value, member) for member in get_args(hint))
-    if hasattr(hint, "array_type"):  # jaxtyping; whole numbers are numbers too
-        allowed = {"whole numbers", _numbers(hint.dtypes[0])}
-        return isinstance(value, hint.array_type) and _numbers(value.dtype) in allowed
-    if hint in PLAIN:
-        return isinstance(value, PLAIN[hint][0])
-    if origin in (Sequence, list, tuple):
-        return _fits_list(value, get_args(hint)[0], arrays=origin is Sequence)
+        return Union[tuple(_declared(member, reads=str not in members) for member in members)]  # noqa: UP007
+    if origin in (Sequence, list, tuple) and (origin is not tuple or members[-1] is Ellipsis):
+        member = _declared(members[0])
+        lists = Annotated[list[member], FirstFault()], Annotated[tuple[member, ...], FirstFault()]  # type: ignore[valid-type]
+        listed = {list: lists[0], tuple: lists[1]}.get(origin, Union[lists])  # noqa: UP007
+        return Annotated[listed, BeforeValidator(partial(_listed, origin))]
+    if origin in (Mapping, dict, tuple):
+        return origin[tuple(map(_declared, members))]
+    if hint is int:
+        return Annotated[int, Interval(ge=-MACHINE_INTEGERS, lt=MACHINE_INTEGERS)]
+    if hint is Path:
+        return Annotated[Path, BeforeValidator(lambda path: Path(path) if isinstance(path, str) else path)]
+    if hint in PLAIN or origin is Literal or hint is Any:
+        return hint
     owner = origin or hint
-    return owner is Any or not isinstance(owner, type) or isinstance(value, owner)
+    if hasattr(hint, "array_type") or isinstance(owner, type):
+        return Annotated[Any, PlainValidator(partial(_recognised, owner, reads))]
+    return Any
 
 
-def _fits_list(value: object, member: Any, *, arrays: bool) -> bool:
-    """True if a value is a list whose members an annotation allows; `arrays` allows a vector of numbers as well."""
+def _spelled(read: Callable[[str], Any], value: Any) -> Any:
+    return read(value) if isinstance(value, str) else value
+
+
+def _listed(kind: Any, value: Any) -> Any:
+    """A list for pydantic: any sequence but a text, and arrays."""
     if isinstance(value, np.ndarray):
-        return arrays and (member is Any or (member in (int, float) and value.ndim == 1))
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(entry, member) for entry in value)
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return value
+    return value if kind is Sequence and isinstance(value, list | tuple) else (tuple if kind is tuple else list)(value)
+
+
+def _recognised(owner: Any, reads: bool, value: Any) -> Any:
+    """An object of a class, as it is or read from its spelling; arrays by the sort of their numbers."""
+    if hasattr(owner, "array_type"):  # jaxtyping; whole numbers are numbers too
+        allowed = {"whole numbers", _numbers(owner.dtypes[0])}
+        fits = isinstance(value, owner.array_type) and _numbers(value.dtype) in allowed
+    else:
+        if reads and isinstance(value, str) and hasattr(owner, "parse"):
+            value = owner.parse(value)
+        fits = isinstance(value, owner)
+    if not fits:
+        raise ValueError
+    return value
+
+
+def _python(value: Any) -> Any:
+    """Numbers of numpy, in lists too, as Python's: a record holds no others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return type(value)(map(_python, value)) if type(value) in (list, tuple) else value
 
 
 def _numbers(dtype: object) -> str:
@@ -185,29 +221,54 @@ def _numbers(dtype: object) -> str:
     return "whole numbers" if name.startswith(("int", "uint")) else "numbers" if "float" in name else name
 
 
-def _described(hint: Any) -> str:
-    """Words for the values that an annotation allows."""
+def described(hint: Any) -> str:
+    """Words for the values that an annotation allows, bounds included."""
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{_described(members[0])} or its spelling"
+        if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
+            return f"one of {', '.join(words[0])}"
+        spelled, bounds = " or its spelling" if any(map(callable, members[1:])) else "", _bounds(members[1:])
+        finite = "" if "<" in bounds or AllowInfNan(True) in members else "finite "
+        return described(members[0]).replace("finite ", finite) + bounds + spelled
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_described(member) for member in members))
+        return " or ".join(dict.fromkeys(map(described, members)))
     if hasattr(hint, "array_type"):
         return f"an array of {_numbers(hint.dtypes[0])} ({hint.array_type.__module__}.{hint.array_type.__name__})"
     if hint in PLAIN:
-        return PLAIN[hint][1]
+        return PLAIN[hint]
     if origin in (Sequence, list, tuple):
-        return f"a list, each {_described(members[0])}"
+        return "a list" if members[0] is Any else f"a list, each {described(members[0])}"
     if origin in (Mapping, dict):
         return "a mapping"
+    if origin is Literal:
+        return f"one of {', '.join(map(str, members))}"
     name = getattr(origin or hint, "__name__", str(hint))
     if name == "Module":
         return "a model of transformers"
     return f"{name} (see posbias.{SEE[name]})" if name in SEE else name
 
 
+def _bounds(marks: Sequence[Any]) -> str:
+    """The tightest bounds among the marks of an annotation, such as " >= 1 and <= 1,000,000"."""
+    bounds = [" that is not empty" for mark in marks if isinstance(mark, MinLen)]
+    for name, sign, tightest in (("ge", ">=", max), ("gt", ">", max), ("le", "<=", min), ("lt", "<", min)):
+        values = [value for mark in marks if (value := getattr(mark, name, None)) is not None]
+        if values:
+            number = tightest(values)
+            bounds.append(f" {sign} {number if isinstance(number, float) else _power(number)}")
+    return " and".join(bounds)
+
+
+def _power(number: int) -> str:
+    """A large power of 2 as such, `2^62`; any other number in digits."""
+    exponent = number.bit_length() - 1
+    return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else f"{number:,}"
+
+
 def _shown(value: object) -> str:
     """A value in a few words: written out if short, otherwise its class."""
+    if isinstance(value, int) and abs(value) >= MACHINE_INTEGERS:
+        return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, str | int | float | list | tuple | dict):
         return " ".join(reprlib.repr(value).split())
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

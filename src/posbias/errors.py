@@ -72,3 +72,10 @@ def one_line(error: BaseException | str) -> str:
     line = lines[0] if lines else type(error).__name__
     line = line if len(line) <= MOST_REPEATED else f"{line[: MOST_REPEATED - 4]} ..."
     return printable(line)
+
+
+def check_most(subject: str, number: int, most: int, unit: str = "cells") -> None:
+    """Refuse a size that follows from several arguments, or from a file, above what is allowed."""
+    if number > most:
+        digits = f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
+        raise UsageError(f"{subject}: {digits} {unit}; at most {most:,} are allowed")

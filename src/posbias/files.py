@@ -1,6 +1,6 @@
 """Files that users name, read so that none can block, fill the memory or go on for ever.
 
-Only regular files are opened; lines and whole files are held to `limits.READ_BYTES`; anything but UTF-8 or JSON is
+Only regular files are opened; lines and whole files are held to `READ_BYTES`; anything but UTF-8 or JSON is
 refused in one line that names the place.
 """
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from posbias.errors import UsageError
-from posbias.limits import BLANK_LINES, READ_BYTES, Limit
 
 TEMPORARY = "posbias.tmp"
 """The ending of temporary file names that only posbias uses."""
@@ -26,6 +25,10 @@ MOST_LEVELS = 64
 """Deepest nesting of lists and objects of JSON."""
 MOST_DIGITS = 40
 """Digits of a whole number in JSON; files of tokenizers write "no limit" as 10^30."""
+READ_BYTES = 1 << 25
+"""Bytes of a line, or of a file that is read whole: as Python objects they can take twenty times as much memory."""
+BLANK_LINES = 100_000
+"""Blank lines before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 """The escape of half a character beyond 16 bits."""
 
@@ -54,12 +57,12 @@ def file_exists(path: str | Path) -> bool:
         return False
 
 
-def read_whole(path: str | Path, sort: str, limit: Limit = READ_BYTES) -> bytes:
+def read_whole(path: str | Path, sort: str, most: int = READ_BYTES) -> bytes:
     """The content of a file that is read at once; `sort` names it in a message, such as "study file"."""
     with open_file(path) as file:
-        content = file.read(limit.most + 1)
-    if len(content) > limit.most:
-        raise limit.exceeded(f"{sort} {str(path)!r} is too long")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UsageError(f"{sort} {str(path)!r} is too long; at most {most:,} bytes are allowed")
     return content
 
 
@@ -72,16 +75,16 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
             packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
             file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
-            number, most = 0, READ_BYTES.most
-            while line := file.readline(most + 1):
+            number = 0
+            while line := file.readline(READ_BYTES + 1):
                 number += 1
-                if len(line) > most:
-                    raise READ_BYTES.exceeded(f"{name}, line {number} is too long")
+                if len(line) > READ_BYTES:
+                    raise UsageError(f"{name}, line {number} is too long; at most {READ_BYTES:,} bytes are allowed")
                 if line.strip():
                     blank = 0
                     yield f"{name}, line {number}", line
-                elif (blank := blank + 1) > BLANK_LINES.most:
-                    raise BLANK_LINES.exceeded(f"{name}, line {number}: nothing but blank lines")
+                elif (blank := blank + 1) > BLANK_LINES:
+                    raise UsageError(f"{name}, line {number}: more than {BLANK_LINES:,} blank lines in a row")
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UsageError(f"{str(path)!r} is a broken gzip file: {error}") from None
     except OSError as error:

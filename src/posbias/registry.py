@@ -11,10 +11,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeVar
 
-from posbias.checks import MACHINE_INTEGERS, PLAIN
+from posbias.checks import checked
 from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
@@ -22,9 +21,6 @@ UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)")
 """A parameter and its value, where that is no quoted text, list or call."""
-
-PLAIN_SORTS = {int, float, str, bool, NoneType}
-"""Types of parameters whose values are checked here."""
 
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
@@ -34,7 +30,12 @@ class Registry(Generic[Variant]):
     """Variants of one sort by name; unknown names list the known ones."""
 
     def __init__(
-        self, sort: str, *, left: Mapping[str, str] | None = None, homes: Mapping[str, str] | None = None
+        self,
+        sort: str,
+        *,
+        left: Mapping[str, str] | None = None,
+        homes: Mapping[str, str] | None = None,
+        made_by_users: bool = True,
     ) -> None:
         self.sort = sort
         """Singular name of the variants, for messages: "mask", "encoding" ..."""
@@ -42,10 +43,14 @@ class Registry(Generic[Variant]):
         """Modules by the names that they register, of a registry whose modules are imported when one is asked for."""
         self._left = left or {}
         """Names of variants that version 0.1 had, each with why it left or what to do instead."""
+        self._checked = made_by_users
         self._variants: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[_Registered], _Registered]:
-        """Decorator that registers a class or function under `name` (and stores the name as `.name` on a class)."""
+        """Decorator that registers a class or function under `name`.
+
+        A class gets it as `.name`, and its parameters are held to their annotations if it is a dataclass (`checked`).
+        """
 
         def add(variant: _Registered) -> _Registered:
             if name in self._variants:
@@ -53,6 +58,8 @@ class Registry(Generic[Variant]):
             self._variants[name] = variant
             if isinstance(variant, type):
                 variant.name = name  # type: ignore[attr-defined]
+            if self._checked and dataclasses.is_dataclass(variant):
+                checked(variant)  # type: ignore[type-var]  # a class
             return variant
 
         return add
@@ -92,27 +99,12 @@ class Registry(Generic[Variant]):
         try:
             inspect.signature(variant).bind(*positional, **keywords)  # whose errors do not speak of `__init__`
             built: Variant = variant(*positional, **keywords)
+            return built
         except UsageError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
             raise UsageError(f"{self.sort} {name}: {error}; parameters of {name}: {fields}") from None
-        self._check_types(built)
-        return built
-
-    def _check_types(self, variant: Any) -> None:
-        """Refuse values of another type than a plain field's, for variants that do not check them themselves."""
-        hints = get_type_hints(type(variant))
-        for field in dataclasses.fields(variant):
-            value, hint = getattr(variant, field.name), hints[field.name]
-            sorts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-            if value is field.default or not PLAIN_SORTS.issuperset(sorts):
-                continue
-            allowed = (*sorts, int) if float in sorts else sorts
-            odd = (isinstance(value, int) and abs(value) >= MACHINE_INTEGERS) or value != value
-            if odd or not isinstance(value, allowed) or (isinstance(value, bool) and bool not in sorts):
-                words = " or ".join(PLAIN[sort][1] for sort in sorts)
-                raise UsageError(f"{self.sort} {variant.name}: {field.name} must be {words}, got {value!r}")
 
     def spell(self, variant: object) -> str:
         """The literal spelling of a variant object, the inverse of `parse` but for fields that are not shown."""

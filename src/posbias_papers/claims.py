@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from posbias.checks import check_seed
+from posbias.checks import Natural, checked
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.registry import Registry
@@ -204,7 +204,8 @@ class Claim(Words, ABC):
         return Verdict(self.name, self.examine(generator, broken=broken), broken)
 
 
-def verify(selection: str | None = None, *, seed: int = 0) -> list[Verdict]:
+@checked
+def verify(selection: str | None = None, *, seed: Natural = 0) -> list[Verdict]:
     """Put claims to the test.
 
     Args:
@@ -217,7 +218,6 @@ def verify(selection: str | None = None, *, seed: int = 0) -> list[Verdict]:
     Raises:
         UsageError: unknown claim or paper, or a negative seed.
     """
-    check_seed(seed)
     names = selected(selection)
     return [CLAIMS[name]().check(claim_generator(name, seed)) for name in track(names, "claims")]
 

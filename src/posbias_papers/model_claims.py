@@ -8,14 +8,14 @@ it, of a Hugging Face model recomputed from what its attention modules read.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
-from posbias.checks import check_choice
+from posbias.checks import OneOf, checked_value
 from posbias.errors import RunError, UsageError
 from posbias.measurement.several import MeasurePlan
 from posbias.models.attention import project_attention, query_blocks, rotated
@@ -167,7 +167,9 @@ def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -
 def verify_source(source: str, claim: str | None, plan: MeasurePlan) -> tuple[list[Verdict], dict[str, Any]]:
     """Verdicts on the model that `source` names, and the model and the prompts as they describe themselves."""
     selected(claim)  # before the model is loaded
-    check_choice("dtype", plan.dtype, ("float32", "float64"))  # claims are held to single precision
+    checked_value(
+        "dtype", plan.dtype, Annotated[str, OneOf("float32", "float64")]
+    )  # claims are held to single precision
     model = plan.load(source)
     texts = plan.prompts(model)
     return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}

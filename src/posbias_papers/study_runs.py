@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from posbias.checks import check_choice
+from posbias.checks import OneOf, checked
 from posbias.errors import UsageError
 from posbias.runs.running import run_directory
 from posbias.training import (
@@ -32,11 +32,12 @@ WHOLE = "study"
 """Name of the study of a paper that has only one."""
 
 
+@checked
 @dataclass(frozen=True)
 class StudySettings:
     """How a paper's studies are run again."""
 
-    size: str = "small"
+    size: Annotated[str, OneOf(*SIZES)] = "small"
     """`smoke`, `small` or `full`."""
     studies: tuple[str, ...] = ()
     """Names of the studies to run; none: all of the paper."""
@@ -44,9 +45,6 @@ class StudySettings:
     """Kept in the record; training has the study files' seeds."""
     run: TrainOptions = field(default_factory=TrainOptions)
     """Device, engine and directory; a directory keeps every study's models and record in `studies/NAME` below it."""
-
-    def __post_init__(self) -> None:
-        check_choice("size", self.size, SIZES)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.checks import check_seed
+from posbias.checks import Natural, checked_value
 from posbias.errors import RunError
 from posbias.theory.power_rollout.rollout import PromptTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs
@@ -27,7 +27,7 @@ CONSTANT_ATTENTION = Walk(power=1, key=False)
 
 def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
     """One generator for each of `count` prompts, all from `seed` (>= 0) and independent of each other."""
-    check_seed(seed)
+    checked_value("seed", seed, Natural)
     states = [child.generate_state(1, np.uint64)[0] for child in np.random.SeedSequence(seed).spawn(count)]
     return (torch.Generator(device).manual_seed(int(state >> np.uint64(1))) for state in states)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def one_line(result, *words, code=2):
         (["--theory", "closed_form", "--encoding", "alibi"], ["mask causal with encoding none only"]),
         (["--content", "[[1, 2], [3]]"], ["content"]),
         (["--content", "[[1], [3]]", "--depth", "2", "--heads", "2"], ["content has shape [2, 1]"]),
-        (["--content", "nan"], ["content must be finite, got nan"]),
+        (["--content", "nan"], ["content must be a finite number or a list or ndarray, got nan"]),
         (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["alibi", "slopes", "'ab'"]),
         (["--mixing", ","], ["',' has an empty item at place 1"]),
         (["--mixing", " "], ["--mixing ' ' holds no value"]),
@@ -196,7 +197,7 @@ def test_wrong_prompts(posbias, tiny_llama, tmp_path):
     one_line(measure(bad, "--length", 8), "bad.jsonl", "line 1", r"half a character ('\ud800')")
     one_line(
         measure("synthetic", "--length", 8, "--count", 10**14),
-        "count x n_positions = 100000000000000 x 8 takes 800,000,000,000,000 cells",
+        "count x n_positions = 100000000000000 x 8: 800,000,000,000,000 cells",
     )
     one_line(posbias("measure", tiny_llama, "--kinds", "telepathy"), "unknown influence kind 'telepathy'", "jacobian")
 
@@ -232,15 +233,16 @@ def test_runs_that_are_no_runs(posbias, tmp_path):
 
 
 def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path, monkeypatch):
-    one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "n_positions", "POSBIAS_MAX_CELLS")
+    run = ["predict", "--length", 10**14, "--out", tmp_path / "run"]
+    one_line(posbias(*run), "n_positions", "at most 50,000,000 are allowed")
     assert not (tmp_path / "run").exists()
-    for limit in ("CELLS", "STEPS"):
-        monkeypatch.setenv(f"POSBIAS_MAX_{limit}", "1e18")
-    one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "allocate", code=1)
+    for limit in ("CELLS", "MOST_STEPS"):
+        monkeypatch.setattr(sys.modules["posbias.theory.predict"], limit, 10**18)
+    one_line(posbias(*run), "allocate", code=1)
     assert "allocate" in read_record(tmp_path / "run").error
 
 
 def test_a_seed_too_large_for_the_births_is_refused_before_any_work(posbias, tiny_llama, tmp_path):
     result = posbias("audit", tiny_llama, "--length", 8, "--count", 1, "--seed", 2**63, "--out", tmp_path / "run")
-    one_line(result, "seed must be a whole number in [0, 2^62)")
+    one_line(result, "seed must be a whole number >= 0 and < 2^62")
     assert not (tmp_path / "run").exists()

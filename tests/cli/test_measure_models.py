@@ -10,8 +10,6 @@ import posbias as pb
 from conftest import without_notes
 from posbias import UsageError
 from posbias.measurement.several import MeasurePlan, directory_names, measure_models
-from posbias.models import weights
-from posbias.runs.engines import Local
 from posbias.runs.records import read_record
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
@@ -132,17 +130,6 @@ def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
     assert [read_record(out / name).run_id == before[name] for name in names] == [True, True, False]
 
 
-def test_why_a_model_fails_replaces_what_was_not_finished(posbias, tiny_llama, broken_llama, tmp_path):
-    lost, out = tmp_path / "lost", tmp_path / "out"
-    shutil.copytree(broken_llama, lost)
-    command = ("measure", tiny_llama, lost, *FLAGS, "--out", out)
-    assert posbias(*command).returncode == 1
-    assert "finite" in read_record(out / "lost").error
-    shutil.rmtree(lost)
-    assert posbias(*command, "--resume").returncode == 1
-    assert read_record(out / "lost").error.startswith("model 'lost' ")
-
-
 def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
     from posbias.runs.directories import exclusive
 
@@ -154,22 +141,6 @@ def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_lla
     assert {name: record.status for name, record in found.items()} == {first: "done", second: "failed"}
     assert "another run is writing" in found[second].error
     assert not (tmp_path / second / "record.json").exists()
-
-
-@pytest.mark.parametrize("changed", [{"confidence": 0.5}])
-def test_other_intervals_are_another_measurement(tiny_llama, tmp_path, changed):
-    def measured(**intervals):
-        options = pb.MeasureOptions(resume=True, **intervals)
-        plan = MeasurePlan(n_positions=16, count=6, kinds=("logit",), options=options)
-        (record,) = dict(measure_models([str(tiny_llama)], plan, out=tmp_path)).values()
-        return record
-
-    first, again = measured(), measured(**changed)
-    assert again.resolved["measurement"] == first.resolved["measurement"] | changed
-    bound, influence = "trained/measured/logit/low", "trained/measured/logit/influence"
-    assert np.any(again.arrays[bound] != first.arrays[bound])
-    np.testing.assert_array_equal(again.arrays[influence], first.arrays[influence])
-    assert measured(**changed).run_id == again.run_id
 
 
 def test_resuming_needs_the_directory_to_go_on_in(tiny_llama):
@@ -223,15 +194,6 @@ def test_wrong_requests_leave_nothing(posbias, tiny_llama, other_llama, tmp_path
     assert "give each of them once" in result.stderr
 
 
-def test_a_directory_in_use_is_refused(posbias, tiny_llama, other_llama, tmp_path):
-    from posbias.runs.directories import exclusive
-
-    with exclusive(tmp_path):
-        result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
-    assert result.returncode == 2
-    assert "another run is writing" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("sources", "names"),
     [
@@ -252,18 +214,3 @@ def test_names_of_directories(sources, names):
 def test_models_that_cannot_be_told_apart(sources):
     with pytest.raises(UsageError, match=r"no model to measure|give each of them once"):
         directory_names(sources)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_path, monkeypatch, workers):
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=16, count=1)
-    read = []
-    true = weights.weights_sha256
-    for module in ("posbias.models.hugging_face", "posbias.models.weights"):
-        monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
-    options = pb.MeasureOptions(engine=Local(workers=workers, threads=1), directory=tmp_path)
-    measurement = pb.measure(model, prompts, kinds="logit", options=options)
-    record = measurement.as_run()
-    assert len(read) == 1
-    assert record.resolved["model"]["weights_sha256"] == true(model.network)

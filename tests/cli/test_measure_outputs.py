@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from posbias import MeasureOptions, UsageError
-from posbias.comparison.stored import ProfileRun
 from posbias.runs.records import read_record
 
 
@@ -74,7 +73,7 @@ def test_a_target_is_measured(tiny_llama) -> None:
         (["--output", "first"], "unknown output 'first'"),
         (["--output", "at(position=99)"], "output position 99 is outside the prompt"),
         (["--output", "target(text='a')"], "jacobian looks at no given tokens"),
-        (["--depth-profiles", "some"], 'layers must be "all" or layer indices, such as "0,5,11"'),
+        (["--depth-profiles", "some"], "layers: 'some': allowed are whole numbers"),
         (["--depth-profiles", "0,7"], "layer 7 is not in the network"),
     ],
 )

@@ -69,7 +69,7 @@ def test_one_prompt_has_no_interval(posbias, tiny_llama, tmp_path):
     ("theory", "complaint"),
     [
         ("power_rollout(shape=round)", "parameters of power_rollout: form, key_path, target"),
-        ("power_rollout(form=round)", "unknown form 'round' of the power rollout; known: diagonal, isotropic"),
+        ("power_rollout(form=round)", "power_rollout: form must be one of diagonal, isotropic, got 'round'"),
         ("power_rollout(target=logits)", "unknown target 'logits' of the power rollout; known: jacobian"),
         ("mean_field(level=last)", "unknown mean-field level 'last'"),
         ("rollout(mixing=1)", "theory rollout takes no parameters"),

@@ -214,7 +214,7 @@ def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"timeout": 1e300}, "timeout must be a number > 0 and < 86400"),
+        ({"timeout": 1e300}, "timeout must be a number > 0 and < 86,400"),
         ({"longest_delay": 9.0}, "unknown argument 'longest_delay'; allowed: kind, concurrency, retries, timeout"),
     ],
 )

@@ -392,10 +392,10 @@ def test_in_an_architecture_each_ingredient_has_its_neutral_value():
 @pytest.mark.parametrize(
     ("literal", "message"),
     [
-        ("window(width=0)", "width must be a whole number >= 1, got 0"),
+        ("window(width=0)", "width must be a whole number >= 1"),
         ("window", "parameters of window: width"),
-        ("sink_masked(positions=-1)", "positions must be a whole number >= 1, got -1"),
-        ("sink_masked(positions=True)", "positions must be a whole number >= 1, got True"),
+        ("sink_masked(positions=-1)", "positions must be a whole number >= 1"),
+        ("sink_masked(positions=True)", "positions must be a whole number >= 1"),
         ("attention_scaled(factor=-1)", "factor must be a finite number >= 0, got -1"),
         ("scaled_rope(factor=1e999)", "factor must be a finite number >= 0, got inf"),
         ("no_ropes", "unknown intervention 'no_ropes'; known: attention_scaled, bidirectional"),

@@ -128,7 +128,7 @@ def test_a_network_without_blocks_has_no_depth(kernel_model: Model) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "words"),
-    [("some", 'must be "all"'), ((), 'must be "all"'), ((-1,), ">= 0, got -1"), ((1, 1), "name a layer twice")],
+    [("some", "allowed are whole numbers"), ((), 'must be "all"'), ((-1,), ">= 0 or None"), ((1, 1), "each once")],
 )
 def test_wrong_layers_are_refused(layers: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):

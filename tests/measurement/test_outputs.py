@@ -189,7 +189,7 @@ def test_every_output_is_spelled_as_it_is_parsed(name: str) -> None:
         ("first", "unknown output 'first'; known: at, last, mean, target"),
         ("at", "argument: 'position'; parameters of at: position"),
         ("mean", "give either positions"),
-        ("mean(last=0)", "mean: last must be a whole number >= 1, got 0"),
+        ("mean(last=0)", "mean: last must be a whole number >= 1"),
         ("mean(last=2, positions=[1])", "give either positions"),
         ("target", "target: give either text"),
         ("target(text='a', tokens=[1])", "target: give either text"),

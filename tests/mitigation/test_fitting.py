@@ -178,7 +178,7 @@ def test_calibration_samples_choose_the_strength(model, calibration):
     assert str(found.method.strength) == max(scores, key=scores.get)
     assert len(set(scores.values())) == 2
     for wrong, message in (
-        ({"strengths": (1.5,)}, r"fit: strength must lie in \[0, 1\], got 1.5"),
+        ({"strengths": (1.5,)}, r"fit: strengths must be a list, each a number >= 0 and <= 1"),
         ({"strengths": (1, 1.0)}, r"fit: give each of the strengths once, got \[1, 1.0\]"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -258,8 +258,8 @@ def test_the_first_token_is_weighed_against_learned_sinks_too(gamma):
     ("passages", "message"),
     [
         ([(8, 10), (2, 4)], r"passages must be in order, got \(2, 4\) behind \(8, 10\)"),
-        ([(10, 3)], "the end of a passage must be a whole number >= 11, got 3"),
-        ([(-9, -4)], "the begin of a passage must be a whole number >= 0, got -9"),
+        ([(10, 3)], "the end of a passage must be a whole number > 10"),
+        ([(-9, -4)], "the begin of a passage must be a whole number >= 0"),
     ],
 )
 @pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine"])
@@ -351,9 +351,9 @@ def test_influence_is_measured_under_a_method():
     ("spelling", "message"),
     [
         ("ms_pole", "unknown mitigation"),
-        ("temperature(strength=1.5)", r"strength must lie in \[0, 1\], got 1.5"),
+        ("temperature(strength=1.5)", r"strength must be a number >= 0 and <= 1, got 1.5"),
         ("initial_token(gamma=3.0)", r"^mitigation initial_token left posbias after 0.1.0: it helped in 2 of 9 places"),
-        ("temperature(scale=-1.0)", "scale must lie in"),
+        ("temperature(scale=-1.0)", "scale must be a number > 0 and < 100"),
         ("key_bias(biases='alibi')", "biases must be"),
         ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
         ("context_bias(values=[])", "values must be numbers"),

@@ -158,14 +158,14 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str) -> 
 @pytest.mark.parametrize(
     ("spelling", "complaint"),
     [
-        ("repeat_prompt(times=1)", "repeat_prompt: times must be a whole number >= 2, got 1"),
-        ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2, got 1"),
+        ("repeat_prompt(times=1)", "repeat_prompt: times must be a whole number >= 2"),
+        ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2"),
         ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
         (
             "ordered(run='x')",
             "ordered left posbias after 0.1.0: it helped in none of 9 places",
         ),
-        ("repeat_prompt(strength=2.0)", "strength must lie in"),
+        ("repeat_prompt(strength=2.0)", "strength must be a number >= 0"),
     ],
 )
 def test_wrong_parameters_are_refused(spelling: str, complaint: str) -> None:

@@ -242,7 +242,7 @@ def test_bad_input_is_refused_in_one_line():
     ):
         with pytest.raises(UsageError, match=message):
             trial_record(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
-    with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
+    with pytest.raises(UsageError, match="by must be one of accuracy, starts, logprob or None, got 'rank'"):
         MitigateOptions(by="rank")
     scored, worst = EvaluateOptions(count=6, generate=False), Requirement.parse("worst>=0.6")
     with pytest.raises(
@@ -522,7 +522,7 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     assert "cut off" in even["withheld"]
     assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
     assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
-    with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
+    with pytest.raises(UsageError, match="by must be one of accuracy, starts, logprob or None, got 'rank'"):
         tried(8, by="rank")
 
 

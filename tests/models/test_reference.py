@@ -160,7 +160,7 @@ def test_traits_give_the_architecture_back() -> None:
     ("change", "message"),
     [
         ({"norm": "batch"}, "reference norm 'batch' is unknown; allowed: none, pre, post"),
-        ({"width": 0}, "reference width must be a whole number >= 1, got 0"),
+        ({"width": 0}, "reference width must be a whole number >= 1"),
         ({"width": 7, "attention": "content"}, "reference width 7 is not a multiple of 2 heads"),
     ],
 )

@@ -204,7 +204,7 @@ def test_distinct_draws_every_ordered_subset_equally_often() -> None:
         ({"classes": 16}, "classes must be at least labels = 32, got 16"),
         ({"burstiness": 3}, "burstiness must divide pairs = 8, got 3"),
         ({"pairs": 8, "burstiness": 1, "labels": 3, "classes": 4}, "holds 8 different classes"),
-        ({"labels": 2}, "labels must be a whole number >= 3, got 2"),
+        ({"labels": 2}, "labels must be a whole number >= 3"),
         ({"noise": -0.1}, "noise must be a finite number >= 0, got -0.1"),
         ({"items": "words"}, "items must be one of mixture, fixed, got 'words'"),
         ({"answers": "start"}, "answers must be one of any, first, middle, last, first_and_last"),

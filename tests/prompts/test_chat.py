@@ -120,7 +120,7 @@ def test_a_model_without_a_template_is_refused_with_help(bos_model) -> None:
 
 
 def test_a_template_is_bounded_under_a_soft_limit_of_the_process_too(chat_model, monkeypatch) -> None:
-    monkeypatch.setenv("POSBIAS_MAX_TEMPLATE_BYTES", str(1 << 25))
+    monkeypatch.setattr("posbias.prompts.templates.TEMPLATE_BYTES", 1 << 25)
     chat_model.tokenizer.chat_template = "{{ messages[0]['content'] * (1024 * 1024 * 64) }}"
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 42, before[1]))
@@ -130,4 +130,4 @@ def test_a_template_is_bounded_under_a_soft_limit_of_the_process_too(chat_model,
         assert resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 42
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert all("takes too much memory; at most 33,554,432 bytes are allowed" in str(error) for error in outcomes)
+    assert all("takes more than 33,554,432 bytes of memory" in str(error) for error in outcomes)

@@ -120,11 +120,9 @@ def test_a_long_text_is_cut_between_words_and_loses_nothing(monkeypatch):
 
 
 def test_files_that_are_too_large_are_to_be_streamed(model, tmp_path, monkeypatch):
-    monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "1000")
+    monkeypatch.setattr("posbias.prompts.sources.READ_BYTES", 1000)
     for make in (text_source, jsonl_source, parquet_source):
-        with pytest.raises(
-            UsageError, match=r"which 'hf:DIRECTORY' would stream, is [\d,]+ bytes; at most 1,000 bytes"
-        ):
+        with pytest.raises(UsageError, match=r"which 'hf:DIRECTORY' would stream: [\d,]+ bytes; at most 1,000 are"):
             load_prompts(make(tmp_path, TEXTS), model, n_positions=8, count=1)
 
 

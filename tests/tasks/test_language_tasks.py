@@ -368,7 +368,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("spelling", "complaint"),
     [
-        ("key_value(pairs=1)", "pairs must be a whole number >= 2, got 1"),
+        ("key_value(pairs=1)", "pairs must be a whole number >= 2"),
         ("key_value(pairs=True)", "got True"),
         ("key_value(query='never')", "query must be one of after, before, both, got 'never'"),
         ("key_value(75, 'FILE', 'after', 1)", "task key_value: too many positional arguments; parameters of key_value"),
@@ -382,14 +382,14 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(documents=)", "such as name(parameter=1.5)"),
         ("documents(documents=41)", "at most 40 documents, got 41"),
         ("documents(setting='open')", "setting must be one of gold, oracle, closed_book"),
-        ("documents(file='')", "file must be a path, got ''"),
-        ("documents(template='')", "template must be a path, got ''"),
+        ("documents(file='')", "file must be a text that is not empty or None, got ''"),
+        ("documents(template='')", "template must be a text that is not empty or None, got ''"),
         ("documents(template='p.txt', query='both')", "query and mention_order are for the published prompt"),
         ("documents(entry='[{number}] {title}')", "entry must hold {text} once"),
         ("documents(entry='{title} {number} {text}')", "entry must hold {text} once"),
-        ("needle(tokens=10)", "tokens must be a whole number >= 64, got 10"),
+        ("needle(tokens=10)", "tokens must be a whole number >= 64"),
         ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
-        ("needle(distractors=40)", "distractors must be 0 ... 39, got 40"),
+        ("needle(distractors=40)", "distractors must be a whole number >= 0 and < 40, got 40"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
         (
             "ruler()",
@@ -407,8 +407,8 @@ def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"count": 0}, "count must be a whole number >= 1, got 0"),
-        ({"count": 1, "seed": -1}, "seed must be a whole number >= 0, got -1"),
+        ({"count": 0}, "count must be a whole number >= 1"),
+        ({"count": 1, "seed": -1}, "seed must be a whole number >= 0"),
         ({"count": 1, "positions": []}, "positions must be whole numbers 0 ... 2, got none"),
         ({"count": 1, "positions": [0, 3]}, "got 3"),
         ({"count": 1, "positions": [-1]}, "got -1"),

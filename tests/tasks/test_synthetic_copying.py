@@ -61,7 +61,7 @@ def test_accuracy_by_position_is_that_of_a_model_that_knows_only_some() -> None:
 
 
 def test_cues_that_do_not_reach_are_refused() -> None:
-    with pytest.raises(UsageError, match="cued_copy: cues must be a whole number >= 16, got 8"):
+    with pytest.raises(UsageError, match="cued_copy: cues must be a whole number >= 16"):
         CuedCopy(16, cues=8)
 
 

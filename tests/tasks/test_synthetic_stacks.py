@@ -129,9 +129,9 @@ def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
     ("spelling", "complaint"),
     [
         ("position_copy(target=10)", "target must lie in the context, 0 ... 9, got 10"),
-        ("position_copy(target=-1)", "target must be a whole number >= 0, got -1"),
-        ("position_copy(target=0, vocabulary=1)", "vocabulary must be a whole number >= 2, got 1"),
-        ("position_copy(target=0, context=0)", "context must be a whole number >= 1, got 0"),
+        ("position_copy(target=-1)", "target must be a whole number >= 0"),
+        ("position_copy(target=0, vocabulary=1)", "vocabulary must be a whole number >= 2"),
+        ("position_copy(target=0, context=0)", "context must be a whole number >= 1"),
         ("copy", "unknown synthetic task 'copy'; known: "),
         ("free_recall(items=3)", "synthetic task free_recall left posbias after 0.1.0: studies/README.md names"),
     ],
@@ -144,8 +144,8 @@ def test_bad_parameters_are_refused_in_one_line(spelling: str, complaint: str) -
 
 
 WRONG_TYPES = {
-    "position_copy(target=1.5)": "target must be a whole number, got 1.5",
-    "position_copy(target=True)": "target must be a whole number >= 0, got True",
+    "position_copy(target=1.5)": "target must be a whole number >= 0, got 1.5",
+    "position_copy(target=True)": "target must be a whole number >= 0",
 }
 """What a user without the type checker of these tests can ask for."""
 
@@ -167,7 +167,7 @@ def test_stacks_refuse_what_cannot_go_together() -> None:
         stack_tasks([], [])
     with pytest.raises(UsageError, match="2 seeds for 1 tasks"):
         stack_tasks([PositionCopy(0)], [0, 1])
-    with pytest.raises(UsageError, match="whole number >= 0, got -1"):
+    with pytest.raises(UsageError, match="whole number >= 0"):
         stack_tasks([PositionCopy(0)], [-1])
     with pytest.raises(UsageError, match="cannot be drawn in one stack"):
         stack_tasks([PositionCopy(0), PositionCopy(0, context=9)], [0, 1])
@@ -176,7 +176,7 @@ def test_stacks_refuse_what_cannot_go_together() -> None:
         stack.batch(0, 0)
     with pytest.raises(UsageError, match="step >= 0"):
         stack.batch(-1, 4)
-    with pytest.raises(UsageError, match="examples of an evaluation must be a whole number >= 1, got 0"):
+    with pytest.raises(UsageError, match="examples of an evaluation must be a whole number >= 1"):
         stack.evaluate(lambda inputs: inputs, examples=0)
 
 

@@ -125,7 +125,7 @@ def test_continuous_profile_integrates_the_density_and_carries_the_atom() -> Non
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: closed_form(0, [0], [0.1]), "n_positions must be a whole number >= 1, got 0"),
+        (lambda: closed_form(0, [0], [0.1]), "n_positions must be a whole number >= 1"),
         (lambda: closed_form(5, [5], [0.1]), r"position must lie in 0 ... 4, got 5"),
         (lambda: closed_form(5, [0], [1.5]), r"mixing must lie in \[0, 1\], got 1.5"),
         (lambda: closed_form(5, [0], []), "one value per layer"),

@@ -69,7 +69,7 @@ def test_theories_of_architectures_refuse_other_subjects(theory: str) -> None:
 def test_unknown_theories_list_the_known() -> None:
     with pytest.raises(UsageError, match="unknown theory 'magic'; known: attention_only, closed_form"):
         predict(UNIFORM, 16, theory="magic")
-    with pytest.raises(UsageError, match="n_positions must be a whole number >= 1, got 0"):
+    with pytest.raises(UsageError, match="n_positions must be a whole number >= 1"):
         predict(UNIFORM, 0)
 
 

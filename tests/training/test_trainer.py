@@ -205,7 +205,7 @@ def test_what_cannot_be_trained_is_refused_at_once():
             train_members(members, SHORT)
         assert message in str(caught.value)
     for options, message in (
-        ({"steps": 0}, "training: steps must be a whole number >= 1, got 0"),
+        ({"steps": 0}, "TrainingSchedule: steps must be a whole number >= 1"),
         ({"steps": 5, "evaluate_every": 3}, "evaluate_every must be a multiple of window (10), got 3"),
         ({"steps": 5, "diverged_above": -1}, "diverged_above must be a number > 0, got -1"),
     ):

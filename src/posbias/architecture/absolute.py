@@ -7,14 +7,15 @@ the query alone cancel in the softmax, but `query.p_j` favours positions for eve
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Gt
 from jaxtyping import Float64, Int64
 
 from posbias.architecture.encodings import ENCODINGS, Encoding
-from posbias.checks import check_size
-from posbias.errors import UsageError
-from posbias.limits import CELLS, ITEMS
+from posbias.checks import CELLS, Count
+from posbias.errors import UsageError, check_most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +78,19 @@ class AbsoluteEncoding(Encoding):
 class Sinusoidal(AbsoluteEncoding):
     """Sines and cosines of the position at `width / 2` frequencies base^(-2k / width) (arXiv 1706.03762)."""
 
-    width: int = 64
+    width: Annotated[Count, Ge(2)] = 64
     """Features (even, >= 2)."""
-    base: float = 10000.0
+    base: Annotated[float, Gt(1)] = 10000.0
     """Base of the geometric series of frequencies (> 1)."""
 
     def __post_init__(self) -> None:
-        check_size("sinusoidal: width", self.width, ITEMS, least=2)
         if self.width % 2:
             raise UsageError(f"sinusoidal: width must be an even number >= 2, got {self.width}")
-        if not self.base > 1:
-            raise UsageError(f"sinusoidal: base must be greater than 1, got {self.base}")
         self._check_content()
 
     def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
         """[sin, cos] pairs side by side, frequency by frequency."""
-        CELLS.check("sinusoidal: positions x width", len(positions) * self.width)
+        check_most("sinusoidal: positions x width", len(positions) * self.width, CELLS)
         angles = positions[:, None] * self.base ** (-2 * np.arange(self.width // 2) / self.width)
         return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), self.width)
 

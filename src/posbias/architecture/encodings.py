@@ -7,14 +7,14 @@ that fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, whic
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Gt, Interval
 from jaxtyping import Float64, Int64
 
-from posbias.checks import check_size
+from posbias.checks import Count
 from posbias.errors import UsageError
-from posbias.limits import ITEMS
 from posbias.registry import Registry
 
 LEFT = dict.fromkeys(
@@ -26,6 +26,7 @@ ENCODINGS: Registry["Encoding"] = Registry("encoding", left=LEFT)
 
 MAX_SLOPE = 700.0
 """Steepest slope: exp(-slope) must stay a normal float64."""
+Slope = Annotated[float, Interval(ge=0, le=MAX_SLOPE)]
 
 
 class Encoding(ABC):
@@ -100,19 +101,8 @@ class NoEncoding(LinearEncoding):
 class Alibi(LinearEncoding):
     """ALiBi: head h subtracts slope_h times the distance (arXiv 2108.12409)."""
 
-    slopes: Sequence[float] | None = None
+    slopes: tuple[Slope, ...] | None = None
     """One per head, in [0, 700] logits per position; None takes the published scheme for any head count."""
-
-    def __post_init__(self) -> None:
-        if self.slopes is None:
-            return
-        try:
-            object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
-        except (TypeError, ValueError):
-            raise UsageError(f"alibi: slopes must be a list of numbers, one per head, got {self.slopes!r}") from None
-        for slope in self.slopes:
-            if not 0 <= slope <= MAX_SLOPE:
-                raise UsageError(f"alibi: a slope must lie in [0, {MAX_SLOPE:g}], got {slope}")
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """The given slopes, or the published ones."""
@@ -171,9 +161,9 @@ class Recurrent(LinearEncoding):
 class Rope(Encoding):
     """Rotary encoding with constant content: logit * mean_k cos(distance * base^(-2k / head_dim) + angle)."""
 
-    base: float = 10000.0
+    base: Annotated[float, Gt(1)] = 10000.0
     """Base of the geometric series of frequencies (> 1)."""
-    head_dim: int = 64
+    head_dim: Annotated[Count, Ge(2)] = 64
     """Feature pairs come from this many features (even, >= 2)."""
     logit: float = 1.0
     """Content logit q.k / sqrt(head_dim) of a query with a key at distance 0 and angle 0."""
@@ -181,9 +171,6 @@ class Rope(Encoding):
     """Angle between query and key in every feature pair, before rotation (radians)."""
 
     def __post_init__(self) -> None:
-        if not self.base > 1:
-            raise UsageError(f"rope: base must be greater than 1, got {self.base}")
-        check_size("rope: head_dim", self.head_dim, ITEMS, least=2)
         if self.head_dim % 2:
             raise UsageError(f"rope: head_dim must be an even number >= 2, got {self.head_dim}")
         if not (np.isfinite(self.logit) and abs(self.logit) <= MAX_SLOPE / 2):

@@ -7,12 +7,12 @@ prefix also see each other forwards. Two numbers therefore describe a mask at a 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Bool, Int64
 
-from posbias.checks import check_whole
 from posbias.registry import Registry
 
 MASKS: Registry["Mask"] = Registry(
@@ -72,11 +72,8 @@ class Causal(Mask):
 class SlidingWindow(Mask):
     """Each query sees itself and the `width - 1` positions before it."""
 
-    width: int
+    width: Annotated[int, Ge(1)]
     """Visible keys, the query's own position included (positions, >= 1)."""
-
-    def __post_init__(self) -> None:
-        check_whole("sliding_window: width", self.width, least=1)
 
     def reach(self, n_positions: int) -> int:
         """The window, or everything if the context is shorter."""
@@ -92,11 +89,8 @@ class SlidingWindow(Mask):
 class Prefix(Mask):
     """The first `length` positions see each other both ways; the rest is causal."""
 
-    length: int
+    length: Annotated[int, Ge(1)]
     """Positions that see each other (>= 1; 1 is plain causal)."""
-
-    def __post_init__(self) -> None:
-        check_whole("prefix: length", self.length, least=1)
 
     def mutual_prefix(self, n_positions: int) -> int:
         """The prefix, or everything if the context is shorter."""

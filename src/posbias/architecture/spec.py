@@ -7,18 +7,22 @@ measurement on reference models and training.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Float64, Int64
+from pydantic import AllowInfNan
 
 from posbias.architecture.encodings import ENCODINGS, Encoding
 from posbias.architecture.masks import MASKS, Mask
 from posbias.architecture.mixing import RESIDUAL_MIXING, Schedule, resolve_mixing
-from posbias.checks import check_whole, checked
-from posbias.errors import UsageError
-from posbias.limits import HEADS
+from posbias.checks import checked
+from posbias.errors import UsageError, check_most
 from posbias.registry import Registry
+
+MOST_HEADS = 30_000
+"""Heads in all layers of an architecture, each resolved by itself; the largest models have 16,000."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,18 +88,16 @@ class Architecture:
         UsageError: a value out of range, an unknown variant, or a list of the wrong length.
     """
 
-    depth: int
-    heads: int = 1
+    depth: Annotated[int, Ge(1)]
+    heads: Annotated[int, Ge(1)] = 1
     mask: Mask | str | Sequence[Any] = "causal"
     encoding: Encoding | str | Sequence[Any] = "none"
     mixing: float | str | Schedule | Sequence[float] | np.ndarray = RESIDUAL_MIXING
     content: float | Sequence[Any] | np.ndarray = 0.0
-    sinks: float | Sequence[Any] | np.ndarray | None = None
+    sinks: Annotated[float, AllowInfNan(True)] | Sequence[Any] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("depth", "heads"):
-            check_whole(name, getattr(self, name), least=1, numpy=True)
-        HEADS.check("depth x heads", int(self.depth) * int(self.heads))
+        check_most("depth x heads", self.depth * self.heads, MOST_HEADS, "heads")
         # Resolve everything once, so that a wrong value is refused here and not in the middle of a computation.
         for layer in range(self.depth):
             for group in self.head_groups[layer]:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Lt
 from torch import nn
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import CountOrZero, Natural, checked
 from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast_subjects
 from posbias.comparison.stored import Audit, store_subjects
 from posbias.errors import UsageError
-from posbias.limits import REPEATS
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
@@ -59,9 +59,9 @@ class AuditOptions(Loading):
     """Source of prompts, as `load_prompts` takes it; unused if prompts are passed in."""
     kinds: Annotated[Sequence[str], split_literals] = ("jacobian", "probability")
     """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
-    seed: int = 0
+    seed: Annotated[Natural, Lt(2**62)] = 0
     """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
-    initialisations: int | None = None
+    initialisations: CountOrZero | None = None
     """Number of re-initialised models, each measured on a prompt of its own; None: as many as prompts, at most
     MOST_INITIALISATIONS."""
     resume: bool = False
@@ -72,11 +72,6 @@ class AuditOptions(Loading):
     engine: Engine = field(default_factory=Local)
     command: str = ""
     """The shell line that repeats the audit, for its record, if there is one."""
-
-    def __post_init__(self) -> None:
-        check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
-        if self.initialisations is not None:
-            check_size("initialisations", self.initialisations, REPEATS, least=0, numpy=True)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record, of what changes a result."""

@@ -68,7 +68,7 @@ def measure(
     settings = MeasureOptions(
         checkpointing=measured.checkpointing,
         output=measured.output,
-        layers=measured.depth_profiles,
+        layers=measured.depth_profiles,  # type: ignore[arg-type]  # spelled as there
         precision_prompts=measured.precision_prompts,
         averaging=measured.averaging,
         engine=engine.made(),

@@ -7,14 +7,15 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
-from posbias.errors import UsageError
+from posbias.errors import UsageError, check_most
 from posbias.files import decoded, file_exists, json_object, read_lines
-from posbias.limits import ITEMS
 
 EXAMPLE = (
     "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
     "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
 )
+MOST_SCORES = 100_000
+"""Passages of one prompt."""
 
 
 @options.grouped
@@ -77,7 +78,7 @@ def scores_of(text: str) -> list[float]:
             if isinstance(score, bool) or not isinstance(score, int | float):
                 raise UsageError(f"{source}: needs a number 'score', got {score!r}")
         relevance.append(_number(score, source))
-        ITEMS.check(f"{text!r}: what one file holds", len(relevance))
+        check_most(f"{text!r}: what one file holds", len(relevance), MOST_SCORES, "scores")
     return relevance
 
 

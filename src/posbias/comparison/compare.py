@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from posbias.checks import check_seed, checked
+from posbias.checks import Natural, checked
 from posbias.comparison.distance_intervals import PromptComparison, Sample, undecided
 from posbias.comparison.model_profiles import (
     KindComparison,
@@ -49,11 +49,8 @@ class CompareOptions:
     subject: str | None = None
     """Subject of a run that holds several: "trained" or "initialised". By default the only subject of the other run, if
     it has one, otherwise "trained"."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of resamples of prompts, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
 @RESULTS.register("compare")

@@ -25,7 +25,7 @@ from jaxtyping import Float64
 from pydantic import InstanceOf
 from torch import nn
 
-from posbias.checks import check_seed, checked
+from posbias.checks import Natural, checked
 from posbias.comparison import STATISTICS, decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.display.showing import Shown
@@ -69,7 +69,7 @@ class DecomposeOptions:
     """Changes, as objects or literals, each made on its own and at most once."""
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS
     """Kinds of influence; the power rollout is compared with the first, if that is jacobian, probability or logprob."""
-    seed: int = 0
+    seed: Natural = 0
     directory: Path | None = None
     """Run directory of the record, and of every finished piece until then; None keeps nothing."""
     resume: bool = False
@@ -351,7 +351,6 @@ def decompose(
     options = options or DecomposeOptions()
     resolve_interventions(options.interventions)
     resolve_kinds(options.kinds)
-    check_seed(options.seed)
     arguments = {"model": named(model), "seed": options.seed}
     with run_directory(
         options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite

@@ -21,12 +21,11 @@ from posbias.designing.options import DesignOptions
 from posbias.designing.result import KEY_BIAS, Design
 from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, Free, GammaKeys, Mixings, Problem, SlopedGammaKeys
 from posbias.designing.targets import Flat, Power, Target, resolve_target
-from posbias.errors import UsageError
-from posbias.limits import STEPS
+from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.registry import split_literals
 from posbias.theory.mean_field.prediction import check_drawn
-from posbias.theory.rollout import rollout_profile
+from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
 SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
@@ -122,7 +121,8 @@ def _by_rollout(
             keyed = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
             return task.design(keyed, {GammaKeys.name: alphas.tolist()}, exact=True)
     steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
-    STEPS.check(f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions", steps)
+    searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
+    check_most(searches, steps, MOST_STEPS, "steps")
     free = [FREE.build(name) for name in names]
     values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
     return task.searched(free, values)

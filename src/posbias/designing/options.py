@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from annotated_types import Ge
+
 from posbias.architecture.mixing import RESIDUAL_MIXING
-from posbias.checks import check_seed, check_size, check_whole, checked
-from posbias.errors import UsageError
-from posbias.limits import CELLS, REPEATS
+from posbias.checks import CELLS, Count, Natural, OneOf, checked
+from posbias.errors import UsageError, check_most
 from posbias.registry import split_numbers
 
 STARTS = {"rollout": 8, "mean_field": 2}
 """Searches that each theory tries by default: for a rollout as many as there are sorts of starts, for networks, which
 are slow, the likeliest."""
+
+Length = Annotated[int, Ge(3)]
 
 
 @checked
@@ -20,32 +23,25 @@ are slow, the likeliest."""
 class DesignOptions:
     """Settings of `design`."""
 
-    depth: int | None = None
+    depth: Annotated[int, Ge(1)] | None = None
     """Layers L; needed unless an architecture or a model is given, which has its own."""
-    heads: int = 1
+    heads: Annotated[int, Ge(1)] = 1
     """Heads per layer."""
     mixing: Any = RESIDUAL_MIXING
     """Mixing as in `Architecture`; by default that of a residual network."""
-    theory: str = "rollout"
+    theory: Annotated[str, OneOf(*STARTS)] = "rollout"
     """The theory that gives the profiles: "rollout", or for a model at initialisation "mean_field"."""
-    n_positions: int | Annotated[Sequence[int], split_numbers] = 512
+    n_positions: Length | Annotated[Sequence[Length], split_numbers] = 512
     """Context length N >= 3, or several, whose misfits are averaged."""
-    starts: int | None = None
+    starts: Count | None = None
     """Number of searches, of which the best counts; None: 8, and by mean field 2."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of random starting points of searches, >= 0."""
 
     def __post_init__(self) -> None:
-        if self.theory not in STARTS:
-            raise UsageError(f"theory must be one of {', '.join(STARTS)}, got {self.theory!r}")
-        check_seed(self.seed)
-        check_size("starts", self.n_starts, REPEATS)
-        asked = _listed(self.n_positions)
-        for length in asked:
-            check_whole("n_positions", length, least=3, numpy=True)
-            CELLS.check("the profile at twice n_positions", 2 * int(length))
-        if not asked:
+        if not self.lengths:
             raise UsageError("n_positions needs at least one length")
+        check_most("the profile at twice n_positions", 2 * max(self.lengths), CELLS)
 
     @property
     def n_starts(self) -> int:
@@ -55,8 +51,5 @@ class DesignOptions:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Context lengths, ascending, each once."""
-        return tuple(sorted({int(length) for length in _listed(self.n_positions)}))
-
-
-def _listed(n_positions: int | Sequence[int]) -> list[int]:
-    return list(n_positions) if isinstance(n_positions, Sequence) else [n_positions]
+        listed = self.n_positions if isinstance(self.n_positions, Sequence) else [self.n_positions]
+        return tuple(sorted(set(listed)))

@@ -187,7 +187,7 @@ class AlibiSlopes(Differentiable):
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """ALiBi in every layer."""
-        return replace(base, encoding=Alibi(self.plain(values)))
+        return replace(base, encoding=Alibi(tuple(self.plain(values))))
 
     def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
         """Slopes of all layers together."""

@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Float64
 
 from posbias.comparison.stored import profile_stems
@@ -70,12 +71,8 @@ class Flat(Target):
 class Power(Target):
     """Gamma(j + 1 + exponent) / j!, nearly (j + 1)^exponent: the power laws that gamma keys hold at every length."""
 
-    exponent: float
+    exponent: Annotated[float, Interval(gt=-1, le=100)]
     """Exponent in (-1, 100]: above 0 recency, below 0 primacy, 0 flat."""
-
-    def __post_init__(self) -> None:
-        if not -1 < self.exponent <= 100:
-            raise UsageError(f"power: exponent must lie in (-1, 100], got {self.exponent}")
 
     def shape(self, n_positions: int) -> Vector:
         """Shares by running products, so that no two large log-gammas are subtracted."""
@@ -88,12 +85,8 @@ class Power(Target):
 class Recency(Target):
     """exp(rate (j + 1) / N): the last position outweighs the first by exp(rate); below 0 primacy."""
 
-    rate: float = 3.0
+    rate: Annotated[float, Interval(ge=-50, le=50)] = 3.0
     """Rate in [-50, 50]."""
-
-    def __post_init__(self) -> None:
-        if not abs(self.rate) <= 50:
-            raise UsageError(f"recency: rate must lie in [-50, 50], got {self.rate}")
 
     def shape(self, n_positions: int) -> Vector:
         """Exponential in the relative position."""
@@ -105,12 +98,8 @@ class Recency(Target):
 class UShape(Target):
     """middle + (1 - middle) (2x - 1)^2 over the context x in [0, 1]: the ends outweigh the middle; above 1 a hump."""
 
-    middle: float = 0.25
+    middle: Annotated[float, Interval(ge=0.001, le=1000)] = 0.25
     """Weight of the middle over that of the ends, in [0.001, 1000]."""
-
-    def __post_init__(self) -> None:
-        if not 0.001 <= self.middle <= 1000:
-            raise UsageError(f"u_shape: middle must lie in [0.001, 1000], got {self.middle}")
 
     def shape(self, n_positions: int) -> Vector:
         """A parabola."""

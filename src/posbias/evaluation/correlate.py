@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import InstanceOf
 
-from posbias.checks import check_seed, checked
+from posbias.checks import Natural, checked
 from posbias.display.naming import numbered
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
@@ -36,11 +36,8 @@ MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
 class CorrelateOptions:
     """Settings of `correlate`."""
 
-    seed: int = 0
+    seed: Natural = 0
     """Seed of resamples and permutations, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
 @dataclass(frozen=True)

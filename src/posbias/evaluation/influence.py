@@ -118,7 +118,7 @@ class Weighing:
         """Profiles of one prompt, each summing to 1, by name, and what was left out, packed."""
         arrays: dict[str, np.ndarray] = {}
         mixing = None
-        for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
+        for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
             kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
             if not kinds:
                 continue

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval
 
-from posbias.checks import check_seed, check_size, check_whole, checked
+from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
-from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
@@ -69,18 +69,18 @@ class Budget:
 class EvaluateOptions:
     """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
 
-    count: int = 50
-    """Samples, each requested at every position, >= 1."""
-    skip: int = 0
-    """Samples of the task to skip before the first one, >= 0."""
+    count: Count = 50
+    """Samples, each requested at every position."""
+    skip: CountOrZero = 0
+    """Samples of the task to skip before the first one."""
     positions: str | Sequence[int] = "spread"
     """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
     at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
-    lengths: Annotated[Sequence[int], split_numbers] = ()
+    lengths: Annotated[Sequence[Steps], split_numbers] = ()
     """Lengths of prompts in tokens, ascending, such as "1024,4096", each evaluated at as many positions; empty: the
     task's own length."""
-    threshold: float = 0.8
-    """Accuracy that the effective length asks for at every position, in [0.4, 1)."""
+    threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
+    """Accuracy that the effective length asks for at every position."""
     require: Requirement | None = None
     """A bound that must hold, such as `Requirement.parse("worst>=0.8")`."""
     methods: Annotated[Sequence[Any], split_literals] = ()
@@ -89,24 +89,24 @@ class EvaluateOptions:
     max_cost: str | None = None
     """The most that one call asks of a server: "requests=500" or "tokens=2e6". It stops before the samples that would
     exceed this, if they take as much as the dearest before them; resumed, it may use the same amount again."""
-    seed: int = 0
-    """Seed of samples and folds, >= 0."""
+    seed: Natural = 0
+    """Seed of samples and folds."""
     generate: bool = True
     """Generate answers and judge them by the task's published rule."""
     score: bool = True
     """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
-    max_tokens: int | None = None
-    """Tokens generated at most, >= 1; None: the task's own."""
-    thinking_tokens: int = 0
-    """Additional tokens for thoughts before the answer, >= 0; without them a thinking model may not reach its
+    max_tokens: Steps | None = None
+    """Tokens generated at most; None: the task's own."""
+    thinking_tokens: StepsOrZero = 0
+    """Additional tokens for thoughts before the answer; without them a thinking model may not reach its
     answer."""
     answer_pattern: str | None = None
     """A regular expression whose one group matches the answer; other generated text counts as thoughts. None: thoughts
     are recognised by the marks that models put around them."""
     allow_code: bool = False
     """Permit a task to judge answers with Python code that it names."""
-    together: int = 8
-    """Samples requested at a time, >= 1; an interruption loses at most these."""
+    together: Count = 8
+    """Samples requested at a time; an interruption loses at most these."""
     directory: Path | None = None
     """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
     resume: bool = False
@@ -115,20 +115,7 @@ class EvaluateOptions:
     """Replace finished work in the directory; it is refused otherwise."""
 
     def __post_init__(self) -> None:
-        check_size("evaluate: count", self.count, EXAMPLES)
-        check_size("evaluate: skip", self.skip, EXAMPLES, least=0)
-        check_size("evaluate: together", self.together, AT_ONCE)
-        check_seed(self.seed)
-        check_size("evaluate: thinking_tokens", self.thinking_tokens, TOKENS, least=0)
         check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
-        if self.max_tokens is not None:
-            check_size("evaluate: max_tokens", self.max_tokens, TOKENS)
-        if not LEAST_THRESHOLD <= self.threshold < 1:
-            raise UsageError(
-                f"evaluate: threshold must be at least {LEAST_THRESHOLD} and below 1, got {self.threshold:g}"
-            )
-        for length in self.lengths:
-            check_size("evaluate: lengths", length, TOKENS)
         if list(self.lengths) != sorted(set(self.lengths)):
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
@@ -165,7 +152,7 @@ class EvaluateOptions:
             name, values, keywords = parse_literal_call(text, "positions")
             if name == "spread" and not keywords and len(values) <= 1:
                 most = values[0] if values else SPREAD_POSITIONS
-                check_whole("positions: spread", most, least=1)
+                most = checked_value("positions: spread", most, Count)
                 spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
                 return tuple(sorted({int(position) for position in spread}))
         try:

@@ -19,12 +19,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
-from posbias.checks import check_seed, checked
+from posbias.checks import CELLS, Natural, checked
 from posbias.display.showing import Series, Shown
-from posbias.errors import UsageError
+from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
-from posbias.limits import CELLS
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
@@ -142,11 +141,8 @@ class PlaceOptions:
 
     by: str | None = None
     """Measure of a run to order by, one of PLACEABLE; None: the first of them that it has."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of resamples and halves, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
 @RESULTS.register("place")
@@ -229,7 +225,7 @@ def place(
     """
     options = options or PlaceOptions()
     weights = _checked(relevance)
-    CELLS.check("passages x resamples", len(weights) * DRAWS)
+    check_most("passages x resamples", len(weights) * DRAWS, CELLS)
     ranks = np.argsort(-weights, kind="stable")
     evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
     use = measured_use(run if evaluation is None else evaluation, by=options.by)

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
-from posbias.checks import check_number
+from posbias.checks import NonNegative
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.families.layout import Block, stream_read
@@ -38,11 +38,8 @@ class AttentionScaled(Intervention):
     ingredient: ClassVar[str] = "residual strength"
     patterns_stay: ClassVar[bool] = True
 
-    factor: float
+    factor: NonNegative
     """At least 0; 0 takes attention out, 1 changes nothing."""
-
-    def __post_init__(self) -> None:
-        check_number("attention_scaled: factor", self.factor)
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
-from posbias.checks import check_number
+from posbias.checks import NonNegative
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
@@ -79,11 +79,8 @@ class ScaledRope(Intervention):
     undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
     no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
 
-    factor: float
+    factor: NonNegative
     """At least 0; 0 is `no_rope`, 1 changes nothing."""
-
-    def __post_init__(self) -> None:
-        check_number("scaled_rope: factor", self.factor)
 
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """That factor."""

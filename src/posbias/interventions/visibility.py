@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
-from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
 from posbias.models.families.layout import Block, stream_read
@@ -98,11 +98,8 @@ class Bidirectional(Visibility):
 class Window(Visibility):
     """No query looks back further than a window, in any attention layer; those with a shorter window keep theirs."""
 
-    width: int
+    width: Annotated[int, Ge(1)]
     """Visible keys, the query's own position included (positions, >= 1)."""
-
-    def __post_init__(self) -> None:
-        check_whole("window: width", self.width, least=1)
 
     def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask within the window."""
@@ -141,11 +138,8 @@ class SinkMasked(Visibility):
         "an architecture without content has no sinks on its positions, so there is nothing to hide"
     )
 
-    positions: int = 1
+    positions: Annotated[int, Ge(1)] = 1
     """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
-
-    def __post_init__(self) -> None:
-        check_whole("sink_masked: positions", self.positions, least=1)
 
     def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask without the first keys, but for their own queries."""

@@ -11,15 +11,15 @@ the worst pieces are halved until the rest is small.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_size
-from posbias.errors import RunError, UsageError
-from posbias.limits import REPEATS
+from posbias.checks import Count, NonNegative, OneOf
+from posbias.errors import RunError
 from posbias.measurement.blocks import WIDER, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
@@ -161,22 +161,15 @@ class IntegratedGradients(Experiment):
     Source: Sundararajan, Taly & Yan 2017, arXiv 1703.01365; the adaptive rule for their Riemann sum is ours.
     """
 
-    steps: int = 512
+    steps: Count = 512
     """Gradients along the path at most, >= 1; 1 is the one half-way."""
-    tolerance: float = 0.02
+    tolerance: NonNegative = 0.02
     """Stop when `path_error` is this share of `attributed` or less, >= 0; 0 uses all steps."""
-    baseline: str = "mean"
+    baseline: Annotated[str, OneOf("zero", "mean")] = "mean"
     """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
     input change so abruptly that hundreds of steps may not suffice."""
-    score: str = "logprob"
+    score: Annotated[str, OneOf("logprob", "logit", "probability")] = "logprob"
     """Score that is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
-
-    def __post_init__(self) -> None:
-        check_size("integrated_gradients: steps", self.steps, REPEATS, numpy=True)
-        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
-            raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
-        check_choice("integrated_gradients: baseline", self.baseline, ("zero", "mean"))
-        check_choice("integrated_gradients: score", self.score, ("logprob", "logit", "probability"))
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; their gap and the scores at both ends stand in `details`."""

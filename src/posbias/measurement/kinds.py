@@ -9,15 +9,14 @@ own. An `Experiment` runs its own passes (integrated.py, perturbation.py).
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_size
+from posbias.checks import Count, OneOf
 from posbias.errors import UsageError
-from posbias.limits import REPEATS
 from posbias.measurement.outputs import Influence, Output, Question, Reading
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.model import Outputs
@@ -94,21 +93,15 @@ class Jacobian(Pullback):
     LayerNorm's null space (weight 1, bias 0), so on an untrained GPT-2 it measures round-off and nothing else.
     """
 
-    probes: int = 4
+    probes: Count = 4
     """Random probes per prompt, >= 1; not used by `exact` and `probe="ones"`."""
-    probe: str = "rademacher"
+    probe: Annotated[str, OneOf("rademacher", "gaussian", "ones")] = "rademacher"
     """Law of the probes: "rademacher" (less noise), "gaussian", or "ones" (see the warning above)."""
     exact: bool = False
     """All `width` unit covectors in place of probes: no sampling error, `width` vector-Jacobian products."""
 
     site: ClassVar[Site] = "hidden"
     takes_targets: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_size("jacobian: probes", self.probes, REPEATS, numpy=True)
-        check_choice("jacobian: probe", self.probe, ("rademacher", "gaussian", "ones"))
-        if not isinstance(self.exact, bool):
-            raise UsageError(f"jacobian: exact must be True or False, got {self.exact!r}")
 
     @property
     def sampled(self) -> bool:

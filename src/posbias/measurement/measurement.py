@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
+from annotated_types import Lt
 from jaxtyping import Float64
 from torch import nn
 
-from posbias.checks import check_choice, check_seed, check_whole, checked
+from posbias.checks import Natural, OneOf, checked, checked_value
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, compare_subject
 from posbias.comparison.stored import ProfileRun, shared_settings, store_subjects
 from posbias.display.naming import Settings, names_beside
@@ -132,9 +133,9 @@ class Measurement(Result):
             raise UsageError(
                 "this measurement was combined from single prompts and holds no text; take that of measure"
             )
-        check_whole("prompt", prompt, least=0, below=self.count, numpy=True)
+        prompt = checked_value("prompt", prompt, Annotated[Natural, Lt(self.count)])
         name = next(iter(self.profiles)) if kind is None else kind
-        check_choice("kind", name, tuple(self.profiles))
+        checked_value("kind", name, Annotated[str, OneOf(*self.profiles)])
         norms, errors = self.per_prompt[name][prompt], self.standard_errors.get(name)
         curves = [Profile.normalised(norms).series(label(KINDS, name))]
         if theory is not None:
@@ -226,7 +227,7 @@ def measure(
     prompts: Prompts,
     *,
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
-    seed: int = 0,
+    seed: Natural = 0,
     options: MeasureOptions | None = None,
 ) -> Measurement:
     """Measure how much every input position influences the output, and how strongly each layer mixes.
@@ -251,7 +252,6 @@ def measure(
         RunError: a gradient is not finite, or a prompt has no influence at all.
     """
     resolved, options = resolve_kinds(kinds), options or MeasureOptions()
-    check_seed(seed)
     for kind in resolved:
         kind.check_output(options.read_output)
     arguments = {"model": named(model), "kinds": [str(kind) for kind in resolved], "seed": seed}
@@ -317,11 +317,12 @@ def _measured(
     return replace(measurement, measured=subject, model=described, prompts=prompts, tokenizer=model.tokenizer)
 
 
+@checked
 def combine(
     measured: Sequence[PromptMeasurement],
     *,
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
-    seed: int = 0,
+    seed: Natural = 0,
     options: MeasureOptions | None = None,
 ) -> Measurement:
     """Combine prompts that were measured one by one, with these kinds and seed, into a measurement.
@@ -333,7 +334,6 @@ def combine(
         RunError: a prompt has no influence at all.
     """
     resolved, options = resolve_kinds(kinds), options or MeasureOptions()
-    check_seed(seed)
     if not measured:
         raise UsageError("no measured prompt to combine; give at least 1")
     subject: dict[str, MeasuredKind] = {}

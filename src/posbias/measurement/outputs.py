@@ -10,16 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_size, check_whole, checked
+from posbias.checks import Count, CountOrZero, Natural, OneOf, checked
 from posbias.errors import UsageError
-from posbias.limits import AT_ONCE, EXAMPLES
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry, split_numbers
 
@@ -84,9 +84,6 @@ class At(Output):
     position: int
     """Index from the start (0 is the first), or negative from the end (-1 is the last)."""
 
-    def __post_init__(self) -> None:
-        check_whole("at: position", self.position)
-
     def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The position alone."""
         return _reading(token_ids, [self.position])
@@ -102,21 +99,14 @@ class Mean(Output):
     unrelated directions it is (1/k) sqrt(sum_p ||dh_p/dx_j||^2). Scores of tokens are averaged likewise.
     """
 
-    positions: Sequence[int] = ()
+    positions: tuple[int, ...] = ()
     """Distinct positions, negative ones counted from the end."""
-    last: int | None = None
+    last: Annotated[int, Ge(1)] | None = None
     """Number of positions at the end, >= 1, in place of a list."""
 
     def __post_init__(self) -> None:
         if (self.last is None) == (not self.positions):
             raise UsageError("mean: give either positions, such as mean(positions=[-8, -1]), or last, as mean(last=16)")
-        if self.last is not None:
-            check_whole("mean: last", self.last, least=1)
-        if not isinstance(self.positions, list | tuple):
-            raise UsageError(f"mean: positions must be a list of whole numbers, got {self.positions!r}")
-        for position in self.positions:
-            check_whole("mean: positions", position)
-        object.__setattr__(self, "positions", tuple(self.positions))
 
     def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The positions, each weighing 1/k."""
@@ -137,26 +127,18 @@ class Target(Output):
 
     text: str = ""
     """The continuation, tokenised by itself, without special tokens; mind the leading space."""
-    tokens: Sequence[int] = ()
+    tokens: tuple[int, ...] = ()
     """Token ids of the continuation, in place of its text."""
-    score: str = "sum"
+    score: Annotated[str, OneOf("sum", "mean")] = "sum"
     """"sum" over the target's tokens, or "mean": per token, comparable between targets of different lengths."""
 
     targeted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text, str):
-            raise UsageError(f"target: text must be quoted text, got {self.text!r}")
-        if not isinstance(self.tokens, list | tuple):
-            raise UsageError(f"target: tokens must be a list of whole numbers, got {self.tokens!r}")
         if bool(self.text) == bool(self.tokens):
             raise UsageError(
                 'target: give either text, such as target(text=" Paris"), or tokens, as target(tokens=[5])'
             )
-        check_choice("target: score", self.score, ("sum", "mean"))
-        for token in self.tokens:
-            check_whole("target: tokens", token)
-        object.__setattr__(self, "tokens", tuple(self.tokens))
 
     def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """Every position that predicts a token of the target."""
@@ -214,6 +196,10 @@ def _reading(token_ids: TokenIds, requested: Sequence[int]) -> Reading:
 ALL_LAYERS = "all"
 
 
+def _layers(text: str) -> str | list[int]:
+    return ALL_LAYERS if text.strip() == ALL_LAYERS else list(map(int, split_numbers(text)))
+
+
 @checked
 @dataclass(frozen=True)
 class PassOptions:
@@ -221,35 +207,21 @@ class PassOptions:
 
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    rows: int = 1
+    rows: Count = 1
     """Vector-Jacobian products per backward pass (copies of the prompt in the batch), >= 1."""
     output: str | Output = "last"
     """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
-    layers: str | tuple[int, ...] | None = None
+    layers: Annotated[Literal["all"] | tuple[Natural, ...] | None, _layers] = None
     """Layers whose own output's influence profile is measured too: "all", or indices, also as "0,5"; None for none."""
-    precision_prompts: int = 1
+    precision_prompts: CountOrZero = 1
     """Number of prompts of a model below float32 that are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
-        check_size("rows", self.rows, AT_ONCE)
-        check_size("precision_prompts", self.precision_prompts, EXAMPLES, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
-        layers = self.layers
-        if layers is None or (isinstance(layers, str) and layers.strip() == ALL_LAYERS):
-            object.__setattr__(self, "layers", layers and ALL_LAYERS)
-            return
-        if isinstance(layers, str):
-            try:
-                layers = tuple(map(int, split_numbers(layers)))
-            except UsageError:
-                layers = ()
-        if not isinstance(layers, list | tuple) or not layers:
-            raise UsageError(f'layers must be "all" or layer indices, such as "0,5,11", got {self.layers!r}')
-        for layer in layers:
-            check_whole("a layer", layer, least=0)
-        if len(set(layers)) < len(layers):
-            raise UsageError(f"layers {list(layers)} name a layer twice")
-        object.__setattr__(self, "layers", tuple(sorted(layers)))
+        if isinstance(self.layers, tuple):
+            if not self.layers or len(set(self.layers)) < len(self.layers):
+                raise UsageError(f'layers must be "all" or indices, each once, such as "0,5,11", got {self.layers}')
+            object.__setattr__(self, "layers", tuple(sorted(self.layers)))
 
     @property
     def read_output(self) -> Output:

@@ -5,16 +5,16 @@ in one token.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size
+from posbias.checks import Count
 from posbias.errors import RunError, UsageError
-from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.outputs import Influence, Question
@@ -36,25 +36,17 @@ class Perturbation(Experiment):
     passes of a prompt of N positions, 1 / `batch` more for the unchanged prompt: take `positions` for long contexts.
     """
 
-    draws: int = 2
+    draws: Count = 2
     """Other tokens tried at each position, uniform over the vocabulary, >= 1."""
-    positions: int | None = None
+    positions: Annotated[Count, Ge(3)] | None = None
     """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
     between, whose positions all get its value. None: all positions."""
     root: bool = False
     """Take the root of KL, which is linear in a small change, as gradients are."""
-    batch: int = 16
+    batch: Count = 16
     """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
 
     takes_targets: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("draws", 1), ("batch", 1), ("positions", 3)):
-            value = getattr(self, name)
-            if value is not None or name != "positions":
-                check_size(f"perturbation: {name}", value, REPEATS, least=least, numpy=True)
-        if not isinstance(self.root, bool):
-            raise UsageError(f"perturbation: root must be True or False, got {self.root!r}")
 
     @property
     def sampled(self) -> bool:

@@ -7,15 +7,13 @@ together. Which ones depends on their number alone, so that workers and resumed 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.checks import check_choice, check_size, checked
+from posbias.checks import Count, OneOf, Share, checked
 from posbias.display.naming import changed_fields
-from posbias.errors import UsageError
-from posbias.limits import AT_ONCE
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_together
@@ -103,11 +101,11 @@ def settings_of_units(model: Model, prompts: Prompts, of_units: Mapping[str, Any
 class MeasureOptions(PassOptions):
     """Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and kept."""
 
-    averaging: str = "profiles"
+    averaging: Annotated[str, OneOf("profiles", "norms")] = "profiles"
     """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
-    confidence: float = CONFIDENCE
+    confidence: Share = CONFIDENCE
     """Coverage of the intervals over prompts, in (0, 1)."""
-    together: int | None = None
+    together: Count | None = None
     """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
     one on a processor."""
     engine: Engine = field(default_factory=Local)
@@ -119,14 +117,6 @@ class MeasureOptions(PassOptions):
     """Take over what the directory holds of the same measurement: its record, or finished prompts."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("averaging", self.averaging, ("profiles", "norms"))
-        if self.together is not None:
-            check_size("together", self.together, AT_ONCE)
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
 
     @property
     def passes(self) -> PassOptions:

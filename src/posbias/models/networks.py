@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posbias.checks import check_whole, checked
+from posbias.checks import Natural, checked, checked_value
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
 from posbias.memory import check_room
@@ -137,10 +137,10 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     shared with another model. The weights are those of `torch.manual_seed(seed)` (within [0, 2^63)), followed by
     `AutoModelForCausalLM.from_config(config)`, but the global random state is left as it was.
     """
-    check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
+    seed = checked_value("init_seed", seed, Natural)
     # All initialisers draw on the CPU, so that every device has the same; its generator is given back as it was.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(int(seed))
+        torch.default_generator.manual_seed(seed)
         return _unquantised_network(config)
 
 

@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Int, Int64
 
-from posbias.checks import check_choice, check_seed, check_whole, checked
+from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
-from posbias.errors import UsageError
-from posbias.limits import CELLS
+from posbias.errors import UsageError, check_most
 from posbias.prompts.control_tokens import spelled_in, tokenised
 
 PROBE = "a"
@@ -52,7 +52,7 @@ def why_no_tokenizer(model: Any) -> str:
 
 def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int) -> None:
     """Refuse lengths, counts and seeds that no source could serve, or the model does not take."""
-    check_whole("n_positions", n_positions, least=2, numpy=True)
+    checked_value("n_positions", n_positions, Annotated[int, Ge(2)])
     if model.max_positions is not None and n_positions > model.max_positions:
         rope = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
         kind = rope.get("rope_type", "default")
@@ -61,9 +61,9 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
         raise UsageError(
             f"n_positions must be at most the model's {model.max_positions} positions{scaled}, got {n_positions}"
         )
-    check_whole("count", count, least=1, numpy=True)
-    check_seed(seed)
-    CELLS.check(f"count x n_positions = {count} x {n_positions}", int(count) * int(n_positions))
+    checked_value("count", count, Annotated[int, Ge(1)])
+    checked_value("seed", seed, Natural)
+    check_most(f"count x n_positions = {count} x {n_positions}", int(count) * int(n_positions), CELLS)
 
 
 @checked
@@ -163,7 +163,7 @@ class PromptSource:
 
     source: Any = "default"
     """Any source that `load_prompts` takes."""
-    windows: str = "random"
+    windows: Annotated[str, OneOf("random", "starts")] = "random"
     """"random": anywhere in a document; "starts": the first tokens of each document, one window a document."""
     shuffle: bool = False
     """Put the tokens of each prompt into random order: a control without language but with its token frequencies."""
@@ -171,7 +171,6 @@ class PromptSource:
     def __post_init__(self) -> None:
         if isinstance(self.source, PromptSource):
             raise UsageError("a PromptSource holds a source, not another PromptSource")
-        check_choice("windows", self.windows, ("random", "starts"))
 
 
 PromptsOfAKind = TypeVar("PromptsOfAKind", bound=Prompts)
@@ -200,7 +199,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
 
 def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
     """Put the tokens of each prompt into random order; the special tokens that open them stay in place."""
-    check_seed(seed)
+    checked_value("seed", seed, Natural)
     fixed = len(prompts.prefix)
     token_ids = prompts.token_ids.copy()
     for row in range(prompts.count):

@@ -1,6 +1,6 @@
 """Sources of prompts: the default corpus, text files, JSON lines, Parquet and data sets, as groups of documents.
 
-A file is read whole, within `limits.READ_BYTES`; what is larger is streamed as a data set. Documents are tokenised a
+A file is read whole, within `files.READ_BYTES`; what is larger is streamed as a data set. Documents are tokenised a
 segment at a time, only those that windows are drawn from. In a text file a line that holds only a form feed (U+000C)
 ends one document and begins the next. A record is one document, in the field or column named after `#` in the path,
 otherwise `text`, otherwise `token_ids`.
@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.errors import UsageError, one_line
-from posbias.files import check_text, decoded, file_exists, json_object, open_file, read_lines, read_whole
-from posbias.limits import PARQUET_BYTES, READ_BYTES
+from posbias.errors import UsageError, check_most, one_line
+from posbias.files import READ_BYTES, check_text, decoded, file_exists, json_object, open_file, read_lines, read_whole
 from posbias.prompts.prompts import as_token_ids
 
 Document = str | Int64[np.ndarray, "_"]
@@ -38,6 +37,8 @@ PER_POSITION = 64
 """A segment has so many characters for each token of a window, so that several windows fit (English: 4-5 per token)."""
 DOCUMENT_BORDER = re.compile(r"^[ \t]*\f[ \t]*$", re.MULTILINE)
 DEFAULT_FIELDS = ("text", "token_ids")
+PARQUET_BYTES = 1 << 27
+"""A Parquet file's texts, decoded: 1 MB of text stored once can stand for a million records."""
 BATCH_ROWS = 1024
 """Most Parquet rows decoded at a time."""
 
@@ -130,7 +131,7 @@ def check_file(path: Path) -> None:
         size = file.seek(0, os.SEEK_END)
     if size == 0:
         raise UsageError(f"{str(path)!r} is empty; prompts need text")
-    READ_BYTES.check(f"{str(path)!r}, which 'hf:DIRECTORY' would stream,", size)
+    check_most(f"{str(path)!r}, which 'hf:DIRECTORY' would stream", size, READ_BYTES, "bytes")
 
 
 def choose_field(chosen: str | None, fields: Sequence[str], source: str) -> str:
@@ -196,7 +197,7 @@ def _json_lines(path: Path) -> Records:
     size = 0
     for where, line in read_lines(path):
         size += len(line)
-        READ_BYTES.check(f"{str(path)!r}, unpacked,", size)
+        check_most(f"{str(path)!r}, unpacked", size, READ_BYTES, "bytes")
         yield where, json_object(line, where)
 
 
@@ -214,7 +215,7 @@ def _parquet_rows(path: Path, field: str | None) -> Records:
         with parquet.ParquetFile(path, read_dictionary=[column] if text else None) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
                 size += _decoded_bytes(batch.column(0))
-                PARQUET_BYTES.check(f"{name}, decoded,", size)
+                check_most(f"{name}, decoded", size, PARQUET_BYTES, "bytes")
                 for value in batch.column(0).to_pylist():
                     yield f"{name}, row {row}", {column: value}
                     row += 1

@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posbias.errors import UsageError
-from posbias.files import check_text
-from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
+from posbias.errors import UsageError, check_most
+from posbias.files import READ_BYTES, check_text
 from posbias.prompts.control_tokens import Marks, Span, control_pattern, special_pattern
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -38,6 +37,10 @@ SET_BY_RENDERING = frozenset(
     )
 )
 """Arguments of rendering that are no options of a template."""
+TEMPLATE_SECONDS = 2
+"""Processor time that a chat template may take for one conversation."""
+TEMPLATE_BYTES = 1 << 28
+"""Memory that it may take."""
 _ONE_TEMPLATE = threading.Lock()
 
 
@@ -189,8 +192,8 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, gene
         )
     try:
         with (
-            _bounded_time(TEMPLATE_SECONDS.exceeded(f"{name}: the chat template does not end")),
-            _bounded_memory(TEMPLATE_BYTES.most),
+            _bounded_time(UsageError(f"{name}: the chat template does not end within {TEMPLATE_SECONDS} seconds")),
+            _bounded_memory(TEMPLATE_BYTES),
         ):
             text = tokenizer.apply_chat_template(
                 turns,
@@ -202,12 +205,12 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, gene
     except UsageError:
         raise
     except MemoryError:
-        raise TEMPLATE_BYTES.exceeded(f"{name}: the chat template takes too much memory") from None
+        raise UsageError(f"{name}: the chat template takes more than {TEMPLATE_BYTES:,} bytes of memory") from None
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
         raise UsageError(f"{name}: the chat template refuses it ({' '.join(str(error).split())})") from None
     if not text:
         raise UsageError(f"{name} renders to an empty text")
-    READ_BYTES.check(f"{name}, rendered by the chat template,", len(text))
+    check_most(f"{name}, rendered by the chat template", len(text), READ_BYTES, "bytes")
     check_text(str(text), name)
     return str(text)
 
@@ -223,7 +226,7 @@ def _bounded_time(refusal: UsageError) -> Iterator[None]:
         raise refusal
 
     before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS.most)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
     try:
         yield
     finally:

@@ -20,13 +20,13 @@ from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+from annotated_types import Ge, Interval
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import CountOrZero, NonNegative
 from posbias.errors import RunError, UsageError
-from posbias.limits import REPEATS
 from posbias.memory import keep_freed_memory, keeps_freed_memory
 from posbias.progress import track
 from posbias.registry import Registry
@@ -36,6 +36,7 @@ LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that tell the libraries below NumPy and PyTorch their number of threads, read when they start."""
 MOST_AT_ONCE = 1025
 """Threads and processes are fewer: OpenMP ends the process if it cannot have as many as it asks for."""
+AtOnce = Annotated[int, Interval(ge=1, lt=MOST_AT_ONCE)]
 ORPHANED_SECONDS = 0.5
 """How often a worker looks whether its run is there."""
 REACH_SECONDS = 10.0
@@ -74,7 +75,7 @@ class Engine(ABC):
     """A way of doing units."""
 
     name: ClassVar[str]
-    threads: int | None = None
+    threads: AtOnce | None = None
     """Threads for each unit, >= 1; None: as many as PyTorch would use in the process that starts the run. Equal
     threads, equal bits: with w workers on c cores, c / w is fastest."""
 
@@ -82,10 +83,6 @@ class Engine(ABC):
     def parse(cls, text: str) -> "Engine":
         """Read an engine from its spelling: `local`, `ray(retries=5)`."""
         return ENGINES.parse(text)
-
-    def __post_init__(self) -> None:
-        if self.threads is not None:
-            check_whole(f"{self.name}: threads", self.threads, least=1, below=MOST_AT_ONCE)
 
     @abstractmethod
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
@@ -131,12 +128,8 @@ class Local(Engine):
     no guard of its main part.
     """
 
-    workers: int = 1
+    workers: AtOnce = 1
     """Units done at a time, >= 1; each worker of several holds its own copy of the model."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("local: workers", self.workers, least=1, below=MOST_AT_ONCE)
 
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
         """See `Engine.run`."""
@@ -193,22 +186,14 @@ class Ray(Engine):
     must be able to load what the workload names (a hub id, or a path that all of them share) and to import posbias.
     """
 
-    workers: int | None = None
+    workers: Annotated[int, Ge(1)] | None = None
     """Units done at a time, >= 1; None: as many as the cluster has room for."""
     address: str | None = None
     """"host:port", "ray://host:port" or "auto"; None: $RAY_ADDRESS, else a cluster on this machine."""
-    gpus: float = 0
+    gpus: NonNegative = 0
     """Graphics processors that each worker reserves, >= 0."""
-    retries: int = 2
+    retries: CountOrZero = 2
     """How often a unit is tried again after its worker died, >= 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.workers is not None:
-            check_whole("ray: workers", self.workers, least=1)
-        check_size("ray: retries", self.retries, REPEATS, least=0)
-        if not self.gpus >= 0:
-            raise UsageError(f"ray: gpus must be a number >= 0, got {self.gpus!r}")
 
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
         """See `Engine.run`."""

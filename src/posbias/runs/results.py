@@ -117,6 +117,7 @@ def as_stored(value: Any) -> Any:
 
 RESULTS: Registry[type[Result]] = Registry(
     "result",
+    made_by_users=False,
     homes={
         "attention": "posbias.measurement.attention.result",
         "audit": "posbias.comparison.stored",

@@ -7,12 +7,14 @@ non-negative. Also its continuous limit, a density plus an atom.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Float64, Int64
 from scipy import special
 
-from posbias.checks import check_whole, checked
+from posbias.checks import checked, checked_value
 from posbias.errors import UsageError
 
 EULER_MACLAURIN_TERMS = 12
@@ -24,7 +26,9 @@ DIRECT_TERMS = 40
 
 @checked
 def closed_form(
-    n_positions: int, positions: Sequence[int] | Int64[np.ndarray, "chosen"], mixing: Sequence[float] | np.ndarray
+    n_positions: Annotated[int, Ge(1)],
+    positions: Sequence[int] | Int64[np.ndarray, "chosen"],
+    mixing: Sequence[float] | np.ndarray,
 ) -> Float64[np.ndarray, "chosen"]:
     """Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the length.
 
@@ -42,7 +46,6 @@ def closed_form(
     Source: docs/theory, section 2 (moments of Hausdorff matrices, Newton's identities); in the limit arXiv 2603.10123.
     """
     steps = attention_steps(mixing)
-    check_whole("n_positions", n_positions, least=1, numpy=True)
     chosen = [int(position) for position in positions]
     for position in chosen:
         if not 0 <= position < n_positions:
@@ -122,7 +125,7 @@ def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -
 
     With k attention steps the mass below x is P(Gamma(k) > ln(1/x)).
     """
-    check_whole("n_positions", n_positions, least=1, numpy=True)
+    checked_value("n_positions", n_positions, Annotated[int, Ge(1)])
     steps = attention_steps(mixing)
     with np.errstate(divide="ignore"):
         edges = -np.log(np.arange(n_positions + 1) / n_positions)

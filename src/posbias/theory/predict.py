@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding, Recurrent, Rope
-from posbias.checks import check_seed, check_whole, checked
-from posbias.errors import UsageError
-from posbias.limits import CELLS, STEPS
+from posbias.checks import CELLS, Natural, checked
+from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.registry import parse_literal_call
 from posbias.theory.base import THEORIES, Prediction, Theory
 from posbias.theory.closed_form import closed_form, continuous_profile
-from posbias.theory.rollout import rollout_profile
+from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
 BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)])")
 """A parameter's value that is a single word: `form=isotropic` needs no quotation marks."""
@@ -55,11 +55,11 @@ def parse_theory(text: str) -> tuple[str, Theory]:
 @checked
 def predict(
     subject: Any,
-    n_positions: int | None = None,
+    n_positions: Annotated[int, Ge(1)] | None = None,
     *,
     theory: str | Theory = "rollout",
     prompts: Prompts | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
 ) -> Prediction:
     """Predict the profile of an architecture or a model by a theory.
 
@@ -85,15 +85,13 @@ def predict(
             raise UsageError("predict: without prompts it needs n_positions, a whole number of at least 1")
         n_positions = prompts.n_positions
     chosen = theory if isinstance(theory, Theory) else parse_theory(theory)[1]
-    check_whole("n_positions", n_positions, least=1, numpy=True)
-    check_seed(seed)
     if not isinstance(subject, Architecture):
         from torch import nn
 
         from posbias.models.loading import as_model
 
         subject = as_model(subject) if isinstance(subject, str | Path | nn.Module) else subject
-    prediction = chosen.predict(subject, int(n_positions), prompts, seed=seed)
+    prediction = chosen.predict(subject, n_positions, prompts, seed=seed)
     of_model = hasattr(subject, "architecture_traits")
     theory_name = prediction.spelled or prediction.theory
     arguments = [f"n_positions={prediction.n_positions}", f"theory={theory_name!r}", f"seed={seed}"]
@@ -127,8 +125,9 @@ class ArchitectureTheory(Theory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The profile, and the sinks' share of the last position."""
         heads, depth = (subject.heads, subject.depth) if isinstance(subject, Architecture) else (1, 1)
-        CELLS.check(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions)
-        STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
+        check_most(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions, CELLS)
+        layers = f"n_positions {n_positions:,} with {depth} layers of {heads} heads"
+        check_most(layers, depth * heads * n_positions, MOST_STEPS, "steps")
         architecture = replace(_architecture(subject, self.name, prompts), **self.ignores)
         if self.uniform_causal:
             groups = [group for layer in architecture.head_groups for group in layer]

@@ -5,13 +5,14 @@ sinks rows sum to less than 1: the rest flowed in from the sinks, which are no i
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture, HeadGroup, KeyEncoding
-from posbias.checks import check_whole
+from posbias.checks import checked_value
 from posbias.errors import UsageError
 from posbias.theory.kernels import (
     AbsoluteKernel,
@@ -54,13 +55,17 @@ def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel
     return tuple(layers)
 
 
+MOST_STEPS = 10**10
+"""Layers times heads times positions that a theory takes, at 10^8 to 10^9 a second."""
+
+
 class Rollout:
     """The product of all layers of an architecture at one context length, as an operator."""
 
     def __init__(self, architecture: Architecture, n_positions: int) -> None:
-        check_whole("n_positions", n_positions, least=1, numpy=True)
+        n_positions = checked_value("n_positions", n_positions, Annotated[int, Ge(1)])
         self.architecture = architecture
-        self.n_positions = int(n_positions)
+        self.n_positions: int = n_positions
         self.kernels: tuple[Kernel, ...] = _layer_kernels(architecture, self.n_positions)
         self.mixing = architecture.layer_mixing
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
-from posbias.errors import UsageError
-from posbias.limits import CELLS
+from posbias.checks import CELLS, Natural, checked
+from posbias.errors import UsageError, check_most
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.parameters import constants_of
 from posbias.tasks.synthetic import SyntheticTask
@@ -36,14 +35,11 @@ class Member:
     """Unique in a study."""
     config: ReferenceConfig
     task: SyntheticTask
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the initial parameters and of the data, >= 0."""
     optimiser: Adam = field(default_factory=AdamW)
     coordinates: Mapping[str, Any] = field(default_factory=dict)
     """Its point in the study's grid: plain values by axis."""
-
-    def __post_init__(self) -> None:
-        check_whole(f"member {self.name!r}: seed", self.seed, least=0)
 
     @property
     def stack_key(self) -> tuple[Any, ...]:
@@ -64,7 +60,7 @@ class Member:
                     f"member {self.name!r}: the model's {size} is {of_model}, its task {task} needs {of_task}"
                 )
         heads = config.architecture.heads
-        CELLS.check(f"member {self.name!r}: heads x positions x positions", heads * task.n_positions**2)
+        check_most(f"member {self.name!r}: heads x positions x positions", heads * task.n_positions**2, CELLS)
         constants_of(config, task.n_positions)
 
     def generator(self) -> torch.Generator:

@@ -6,13 +6,14 @@ a member's update does not depend on who else is in the stack.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.checks import check_number
+from posbias.checks import NonNegative, Positive
 from posbias.registry import Registry
 
 OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})
@@ -21,6 +22,9 @@ Flat = Float[Tensor, "member value"]
 State = dict[str, Tensor]
 Settings = dict[str, Tensor]
 """Settings of every member, shape [member, 1], by the name of the optimiser's field."""
+
+Remainder = Annotated[float, Interval(ge=0, lt=1)]
+"""What is kept from step to step."""
 
 
 @OPTIMISERS.register("adam")
@@ -31,20 +35,14 @@ class Adam:
     name: ClassVar[str]
     moments: ClassVar[tuple[str, ...]] = ("mean", "square")
     """Buffers as large as the parameters that the update carries from step to step."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Size of a step, > 0."""
-    beta1: float = 0.9
+    beta1: Remainder = 0.9
     """Decay of the running mean of gradients, in [0, 1)."""
-    beta2: float = 0.999
+    beta2: Remainder = 0.999
     """Decay of the running mean of squared gradients, in [0, 1)."""
-    epsilon: float = 1e-8
+    epsilon: Positive = 1e-8
     """Added to the root of the squares, > 0."""
-
-    def __post_init__(self) -> None:
-        check_number(f"{self.name}: learning_rate", self.learning_rate, above=0)
-        for name in ("beta1", "beta2"):
-            check_number(f"{self.name}: {name}", getattr(self, name), below=1)
-        check_number(f"{self.name}: epsilon", self.epsilon, above=0)
 
     def __str__(self) -> str:
         return OPTIMISERS.spell(self)
@@ -74,12 +72,8 @@ class Adam:
 class AdamW(Adam):
     """Adam with weight decay that does not pass through the moments."""
 
-    weight_decay: float = 1e-2
+    weight_decay: NonNegative = 1e-2
     """Share of a parameter lost per step is learning rate times this, >= 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"{self.name}: weight_decay", self.weight_decay)
 
     @classmethod
     def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:

@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from jaxtyping import Float32
+from pydantic import AllowInfNan
 
-from posbias.checks import check_number, check_size, checked
+from posbias.checks import Count, CountOrZero, NonNegative, Positive, Steps, StepsOrZero, checked
 from posbias.errors import UsageError
-from posbias.limits import AT_ONCE, EXAMPLES, UPDATES
 from posbias.models.devices import AUTO
 from posbias.registry import Registry
 from posbias.runs.engines import Engine, Local
@@ -49,14 +49,10 @@ class Never(StoppingRule):
 class Below(StoppingRule):
     """A member ends once the mean loss of each of the last `windows` windows is below `loss`."""
 
-    loss: float
+    loss: Positive
     """Nats, > 0."""
-    windows: int = 3
+    windows: Steps = 3
     """Number of windows in a row, >= 1."""
-
-    def __post_init__(self) -> None:
-        check_number("below: loss", self.loss, above=0)
-        check_size("below: windows", self.windows, UPDATES)
 
     def stops(self, curve: Curve) -> bool:
         """True if the end of the curve is low enough."""
@@ -68,32 +64,25 @@ class Below(StoppingRule):
 class TrainingSchedule:
     """The `train` section of a study: what decides the result of a training, beside the member itself."""
 
-    steps: int
+    steps: Steps
     """Updates, >= 1."""
-    batch: int = 128
+    batch: Count = 128
     """Sequences per update and member, >= 1."""
-    window: int = 10
+    window: Steps = 10
     """Steps per entry of the loss curve, >= 1; rules, divergence and evaluations look at the end of a window."""
-    evaluate_every: int = 0
+    evaluate_every: StepsOrZero = 0
     """Evaluate when this many steps are done, and every as many again: a multiple of `window`. 0: only at the end."""
-    examples: int = 1000
+    examples: CountOrZero = 1000
     """Sequences per evaluation set, >= 1; 0 evaluates nothing."""
     stopping: StoppingRule = field(default_factory=Never)
-    diverged_above: float = 100.0
+    diverged_above: Annotated[Positive, AllowInfNan(True)] = 100.0
     """A mean loss (nats) over a window that is not finite or above this ends the member as diverged."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("window", 1), ("evaluate_every", 0)):
-            check_size(f"training: {name}", getattr(self, name), UPDATES, least=least)
-        for name, least in (("batch", 1), ("examples", 0)):
-            check_size(f"training: {name}", getattr(self, name), EXAMPLES, least=least)
         if self.evaluate_every % self.window:
             raise UsageError(
                 f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
             )
-        if not isinstance(self.stopping, StoppingRule):
-            raise UsageError(f"training: stopping must be a rule such as below(loss=0.1), got {self.stopping!r}")
-        check_number("training: diverged_above", self.diverged_above, above=0, below=None)
 
     @property
     def n_windows(self) -> int:
@@ -121,18 +110,12 @@ class TrainOptions:
     from its checkpoints."""
     overwrite: bool = False
     """Train everything anew and replace what the directory holds, which is refused otherwise."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: Annotated[NonNegative, AllowInfNan(True)] = 60.0
     """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
-    stack_size: int = 64
+    stack_size: Count = 64
     """Most members trained as one program, >= 1."""
-    chunk: int | None = None
+    chunk: Count | None = None
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
     every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
     confirmed: bool = False
     """True permits a study of more than 1000 members."""
-
-    def __post_init__(self) -> None:
-        check_size("training: stack_size", self.stack_size, AT_ONCE)
-        if self.chunk is not None:
-            check_size("training: chunk", self.chunk, AT_ONCE)
-        check_number("training: checkpoint_seconds", self.checkpoint_seconds, below=None)

@@ -25,11 +25,10 @@ from typing import Any, ClassVar
 import yaml
 
 from posbias.architecture import Architecture
-from posbias.checks import checked
+from posbias.checks import CELLS, checked
 from posbias.display.showing import Showing, Shown
-from posbias.errors import UsageError
+from posbias.errors import UsageError, check_most
 from posbias.files import read_whole
-from posbias.limits import CELLS, REPEATS, YAML_BYTES
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -42,6 +41,10 @@ MANY = 1000
 """Members beyond which a study must be confirmed."""
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
+YAML_BYTES = 1_000_000
+"""Bytes of a study; it is read at about 2 MB a second."""
+MOST_MEMBERS = 100_000
+"""Members of a study, whatever is confirmed."""
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "attention": "content",
     "values": "gaussian",
@@ -102,7 +105,7 @@ class Study(Showing):
             raise UsageError(
                 f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
             )
-        REPEATS.check(f"study {self.name!r}: the grid times the seeds", self.n_members)
+        check_most(f"study {self.name!r}: the grid times the seeds", self.n_members, MOST_MEMBERS, "members")
         members = []
         for points in itertools.product(*self.axes.values()):
             coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))
@@ -128,8 +131,8 @@ class Study(Showing):
             member.check()
             widest = max(config.width, config.n_outputs, task.n_positions)
             sequences = max(self.schedule.batch, min(self.schedule.examples, EVALUATION_BATCH))
-            CELLS.check("sequences x positions x features", sequences * task.n_positions * widest)
-            CELLS.check("windows of the loss curve", self.schedule.n_windows)
+            check_most("sequences x positions x features", sequences * task.n_positions * widest, CELLS)
+            check_most("windows of the loss curve", self.schedule.n_windows, CELLS)
         except UsageError as error:
             raise UsageError(f"study {self.name!r}, member {name!r}: {error}") from None
         return member

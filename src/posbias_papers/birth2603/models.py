@@ -10,19 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
-from posbias.checks import check_choice, check_size, check_whole
+from posbias.checks import CELLS, Count, Natural, OneOf, checked
 from posbias.comparison import Sample
 from posbias.comparison.metrics import wasserstein
-from posbias.errors import UsageError
-from posbias.limits import CELLS, REPEATS
+from posbias.errors import UsageError, check_most
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
@@ -82,31 +82,26 @@ SIZES = {
 """`full` is Qwen2-0.5B and GPT-2 medium; `small` keeps depth and head size; `tiny` (4 layers) is for trying out."""
 
 
+@checked
 @dataclass(frozen=True)
 class BirthSettings:
     """Settings of `reproduce birth-2603.10123`."""
 
-    size: str = "small"
+    size: Annotated[str, OneOf(*SIZES)] = "small"
     """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
-    n_positions: int = 256
+    n_positions: Annotated[int, Ge(20)] = 256
     """Context length N, >= 20 so that the last tenth has an interior."""
-    initialisations: int = 8
+    initialisations: Annotated[Count, Ge(2)] = 8
     """Random initialisations, each with a prompt of its own, >= 2."""
-    probes: int = 8
+    probes: Count = 8
     """Rademacher probes per Jacobian, >= 1."""
-    seed: int = 0
+    seed: Natural = 0
     """Initialisation k is drawn with seed + k; prompts, probes and bootstrap follow it too."""
-    tokenizer: str = "bytes"
+    tokenizer: Annotated[str, OneOf(*TOKENIZERS)] = "bytes"
     """How the corpus text becomes token ids: "bytes", or "demo" for the demo model's tokenizer (fetched if missing)."""
 
     def __post_init__(self) -> None:
-        check_choice("size", self.size, tuple(SIZES))
-        check_choice("tokenizer", self.tokenizer, TOKENIZERS)
-        for name, least in (("n_positions", 20), ("seed", 0)):
-            check_whole(name, getattr(self, name), least=least)
-        for name, least in (("initialisations", 2), ("probes", 1)):
-            check_size(name, getattr(self, name), REPEATS, least=least, numpy=True)
-        CELLS.check("initialisations x n_positions", self.initialisations * self.n_positions)
+        check_most("initialisations x n_positions", self.initialisations * self.n_positions, CELLS)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -14,16 +14,16 @@ Source: Wu et al., arXiv 2502.01951, section 5 and appendices J-L, after Reddy 2
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_size, checked
-from posbias.errors import UsageError
-from posbias.limits import CELLS
-from posbias.limits import ITEMS as MOST_ITEMS
+from posbias.checks import CELLS, Count, NonNegative, OneOf
+from posbias.errors import UsageError, check_most
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -45,35 +45,32 @@ STREAMS = 4
 """Evaluation streams per batch: trained classes, novel classes (the six sets too), places, and one that is not read."""
 
 
-@checked
 @SYNTHETIC_TASKS.register("in_context_retrieval")
 @dataclass(frozen=True)
 class InContextRetrieval(SyntheticTask):
     """Name the label of the query's class, which stands beside the items of that class in the context."""
 
-    answers: str = "any"
+    answers: Annotated[str, OneOf(*PLACES)] = "any"
     """Places from which training copies the query's item, each as likely as the others: any, first, middle, last or
     first_and_last. Middle is pair number pairs // 2, as in their code."""
-    pairs: int = 8
+    pairs: Annotated[Count, Ge(3)] = 8
     """Pairs of item and label (>= 3, so that first, middle and last differ)."""
-    features: int = 64
+    features: Count = 64
     """Features of an item or a label."""
-    classes: int = 2048
+    classes: Count = 2048
     """Classes of items, K (>= labels)."""
-    labels: int = 32
+    labels: Annotated[Count, Ge(3)] = 32
     """Labels, L (>= 3); every class gets one at random."""
-    burstiness: int = 4
+    burstiness: Count = 4
     """Times that every class of a context occurs in it (divides pairs)."""
-    noise: float = 0.75
+    noise: NonNegative = 0.75
     """Spread within a class against the spread of the centres (mixture), or weight of the direction that all class
     vectors share (fixed); >= 0."""
-    items: str = "mixture"
+    items: Annotated[str, OneOf(*ITEMS)] = "mixture"
     """mixture: (centre + noise * fresh) / sqrt(1 + noise^2); fixed: (centre + noise * shared) / sqrt(1 + noise^2)."""
 
     def __post_init__(self) -> None:
-        for parameter, least in (("pairs", 3), ("features", 1), ("labels", 3), ("classes", 1), ("burstiness", 1)):
-            check_size(f"{self.name}: {parameter}", getattr(self, parameter), MOST_ITEMS, least=least)
-        CELLS.check(f"{self.name}: classes x features", self.classes * self.features)
+        check_most(f"{self.name}: classes x features", self.classes * self.features, CELLS)
         if self.pairs % self.burstiness:
             raise UsageError(f"{self.name}: burstiness must divide pairs = {self.pairs}, got {self.burstiness}")
         if self.classes < self.labels:
@@ -82,10 +79,6 @@ class InContextRetrieval(SyntheticTask):
             raise UsageError(
                 f"{self.name}: a context holds {self.distinct_classes} different classes, got classes = {self.classes}"
             )
-        if isinstance(self.noise, bool) or not 0 <= self.noise < np.inf:
-            raise UsageError(f"{self.name}: noise must be a finite number >= 0, got {self.noise!r}")
-        check_choice(f"{self.name}: items", self.items, ITEMS)
-        check_choice(f"{self.name}: answers", self.answers, PLACES)
         self._follows(
             n_positions=2 * self.pairs + 1,  # items, labels and the query
             n_outputs=self.labels,

@@ -123,12 +123,12 @@ def test_workers_load_the_very_model_the_run_began_with(tiny_llama):
 @pytest.mark.parametrize(
     ("spelled", "message"),
     [
-        ("local(workers=0)", "workers must be a whole number in .1, 1025., got 0"),
-        ("local(threads=0)", "threads must be a whole number in .1, 1025., got 0"),
-        ("ray(retries=-1)", "retries must be a whole number >= 0, got -1"),
-        ("local(workers=True)", "workers must be a whole number in .1, 1025., got True"),
-        ("ray(gpus=-1)", "gpus must be a number >= 0, got -1"),
-        ("ray(workers=0)", "workers must be a whole number >= 1, got 0"),
+        ("local(workers=0)", "workers must be a whole number >= 1 and < 1,025, got 0"),
+        ("local(threads=0)", "threads must be a whole number >= 1 and < 1,025 or None, got 0"),
+        ("ray(retries=-1)", "retries must be a whole number >= 0"),
+        ("local(workers=True)", "workers must be a whole number >= 1 and < 1,025, got True"),
+        ("ray(gpus=-1)", "gpus must be a finite number >= 0, got -1"),
+        ("ray(workers=0)", "workers must be a whole number >= 1"),
         ("slurm", "unknown engine 'slurm'; known: local, ray"),
     ],
 )

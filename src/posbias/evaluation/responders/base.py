@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posbias.checks import check_size
+from posbias.checks import Steps, checked_value
 from posbias.errors import UsageError
-from posbias.limits import TOKENS
 from posbias.tasks.language import Span
 from posbias.tasks.language.locating import text_of
 
@@ -48,7 +47,7 @@ class Request:
     """Control tokens in the prompt are meant as such, see `Example.own_control`."""
 
     def __post_init__(self) -> None:
-        check_size("max_tokens", self.max_tokens, TOKENS)
+        checked_value("max_tokens", self.max_tokens, Steps)
         if isinstance(self.prompt, Mapping) or not self.prompt:
             raise UsageError(f"a prompt must be a text or a list of messages and not empty, got {self.prompt!r}")
         if self.answer is not None and not self.answer:

@@ -16,14 +16,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import Count, Natural, checked, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.endings import EncodedRequest, Ending, TokenIds
 from posbias.evaluation.responders.passes import Kept, Reading, Runner, Trust, cut, first, joined, passes_of
 from posbias.evaluation.responders.thoughts import opens_thoughts
-from posbias.limits import AT_ONCE
 from posbias.models.devices import free_bytes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model
@@ -53,12 +52,8 @@ CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 class LocalOptions:
     """Limits on the prompts of a local model that are run together."""
 
-    batch: int | None = None
+    batch: Count | None = None
     """Most prompts at a time (>= 1); None: as many as memory takes, at most MOST_ROWS."""
-
-    def __post_init__(self) -> None:
-        if self.batch is not None:
-            check_size("local responder: batch", self.batch, AT_ONCE)
 
 
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
@@ -107,7 +102,7 @@ def end_tokens_of(*settings: Any) -> frozenset[int]:
     for setting in settings:
         ends += [] if setting is None else setting if isinstance(setting, list | tuple) else [setting]
     for token in ends:
-        check_whole("eos_token_id of the model", token, least=0, below=2**63)
+        checked_value("eos_token_id of the model", token, Natural)
     return frozenset(ends)
 
 

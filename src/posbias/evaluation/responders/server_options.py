@@ -5,12 +5,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from posbias.checks import KEY_NAME, check_choice, check_number, check_size, checked
+from annotated_types import Interval
+
+from posbias.checks import KEY_NAME, Count, CountOrZero, OneOf, checked
 from posbias.errors import UsageError
-from posbias.limits import AT_ONCE, REPEATS
 from posbias.prompts.templates import check_template_options
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
@@ -21,6 +22,7 @@ OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprob
 """Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
 LONGEST = 86_400
 """No time is as long (seconds)."""
+Seconds = Annotated[float, Interval(gt=0, lt=LONGEST)]
 SECRET = 12
 """Characters from which a key is one: shorter ones are placeholders, such as `none`, that answers may well hold."""
 
@@ -30,14 +32,14 @@ SECRET = 12
 class ServerOptions:
     """Settings of a `ServerResponder`; all of them may stand in a record."""
 
-    kind: str = "chat"
+    kind: Annotated[str, OneOf(*KINDS)] = "chat"
     """"chat" (a text becomes a user's message) or "text" (the prompt is continued as it is)."""
-    concurrency: int = 4
+    concurrency: Count = 4
     """Requests under way at once (>= 1)."""
-    retries: int = 6
+    retries: CountOrZero = 6
     """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer. They
     are further apart each time, or as far as the server's `Retry-After` says, up to two minutes."""
-    timeout: float = 120.0
+    timeout: Seconds = 120.0
     """Longest wait for one answer, from the connection to its last byte (seconds, > 0); ten at most connect."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key (KEY, TOKEN or SECRET is a word of its name); unset: no key is sent."""
@@ -52,7 +54,6 @@ class ServerOptions:
     of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
 
     def __post_init__(self) -> None:
-        check_choice("server: kind", self.kind, tuple(KINDS))
         if not isinstance(self.key_variable, str) or not KEY_NAME.fullmatch(self.key_variable):
             # Not repeated: it may be a key, put here by mistake.
             raise UsageError(
@@ -68,9 +69,6 @@ class ServerOptions:
         check_template_options(self.template_options)
         if self.template_options and (self.kind != "chat" or TEMPLATE_FIELD in self.body):
             raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")
-        check_size("server: concurrency", self.concurrency, AT_ONCE)
-        check_size("server: retries", self.retries, REPEATS, least=0)
-        check_number("server: timeout", self.timeout, above=0.0, below=LONGEST)
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client, while requests are made.

@@ -1,14 +1,12 @@
 """`AttentionOptions`: which statistics of attention are measured and kept, and the memory that they may take."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import Count, Natural, Share, checked
 from posbias.errors import UsageError
-from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import show_bytes
 from posbias.registry import split_numbers
 
@@ -33,16 +31,16 @@ UNRECORDED = ("directory", "overwrite")
 class AttentionOptions:
     """Settings of `attention`: thresholds, the matrices that are kept, and their memory."""
 
-    sink_thresholds: Annotated[Sequence[float], partial(split_numbers, sort=float)] = (0.2, 0.3)
+    sink_thresholds: Annotated[tuple[Share, ...], partial(split_numbers, sort=float)] = (0.2, 0.3)
     """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
-    kernel_cells: int | None = None
+    kernel_cells: Count | None = None
     """Side of the kept mean kernels, 1 to N; N keeps every entry. None: N up to KERNEL_POSITIONS, else KERNEL_CELLS."""
     mean_content: bool | None = None
     """Keep the mean content logits of every head and pair; by default if they fit CONTENT_BYTES."""
-    block: int | None = None
+    block: Count | None = None
     """Most queries at a time, >= 1; long prompts take fewer. None: as suits the device. Never changes what is measured.
     """
-    memory_limit: int = MEMORY_LIMIT
+    memory_limit: Natural = MEMORY_LIMIT
     """Bytes that the kept matrices may take together, >= 0."""
     rollouts: bool = True
     """Roll the same attention out, too, if nothing else mixes positions."""
@@ -52,15 +50,8 @@ class AttentionOptions:
     """Replace finished work in the directory, which is refused otherwise."""
 
     def __post_init__(self) -> None:
-        thresholds = tuple(map(float, self.sink_thresholds))
-        if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
-            raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
-        object.__setattr__(self, "sink_thresholds", thresholds)
-        if self.block is not None:
-            check_size("block", self.block, AT_ONCE)
-        check_whole("memory_limit", self.memory_limit, least=0)
-        if self.kernel_cells is not None:
-            check_size("kernel_cells", self.kernel_cells, CELLS)
+        if not self.sink_thresholds:
+            raise UsageError("attention: sink_thresholds must be at least one number in (0, 1), got none")
 
     def cells(self, n_positions: int) -> int:
         """Side of the kept kernels for prompts of `n_positions` tokens."""

@@ -8,22 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import product
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
-from posbias.checks import check_choice, check_number, check_seed, check_size, checked
+from posbias.checks import Count, Natural, NonNegative, OneOf, Positive, Steps
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.limits import AT_ONCE, UPDATES
 from posbias.mitigation.fitting.calibration import best_of, check_samples
-from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
+from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
-from posbias.runs.records import plain
 from posbias.tasks.language import Example
 
 SHARING = ("none", "heads", "layers", "both")
@@ -38,42 +37,41 @@ FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
 
 
 @FIT_OPTIONS.register("options")
-@checked
 @dataclass(frozen=True)
 class FitOptions:
     """Settings of a fit by gradient, and the strengths from which any fit chooses."""
 
-    steps: int | None = None
+    steps: Steps | None = None
     """Steps of one batch each, >= 1; None: 60 for adapters, 300 for all others."""
-    batch: int | None = None
+    batch: Count | None = None
     """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
     adapters, 1 for all others."""
-    together: int | None = None
+    together: Count | None = None
     """Prompts of a batch that run at once, >= 1, with gradients accumulated; None: as many as fit."""
-    rate: float | None = None
+    rate: Positive | None = None
     """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
-    held_out: float | None = None
+    held_out: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
     probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
-    penalty: float = 1.0
+    penalty: NonNegative = 1.0
     """Weight of the divergence on ordinary text, and on everyday conversations if the task has such prompts, >= 0;
     unused if the bias acts from the question on."""
-    knots: Sequence[int] = (0, 1, 8, 64, 512)
+    knots: tuple[int, ...] = (0, 1, 8, 64, 512)
     """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
-    shared: str = "none"
+    shared: Annotated[str, OneOf(*SHARING)] = "none"
     """Heads or layers that have numbers in common: one of `SHARING`."""
     from_question: bool = False
     """The bias acts from the question on only."""
     scales: bool = True
     """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the order of prompts and windows."""
     begin: str = ""
     """Path of a recipe of the same form, whose numbers the fit starts from; empty: from no change."""
     checkpointing: bool = False
     """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
     tokens have one."""
-    strengths: Sequence[float] = ()
+    strengths: tuple[Annotated[float, Interval(ge=0, le=1)], ...] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
     @classmethod
@@ -82,20 +80,6 @@ class FitOptions:
         return FIT_OPTIONS.parse(f"options({text})")
 
     def __post_init__(self) -> None:
-        for name in ("knots", "strengths"):
-            object.__setattr__(self, name, tuple(map(plain, getattr(self, name))))
-        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE)):
-            if getattr(self, name) is not None:
-                check_size(f"fit: {name}", getattr(self, name), limit)
-        if self.rate is not None:
-            check_number("fit: rate", self.rate, above=0.0)
-        if self.held_out is not None:
-            check_number("fit: held_out", self.held_out, below=1.0)
-        check_number("fit: penalty", self.penalty)
-        check_choice("fit: shared", self.shared, SHARING)
-        check_seed(self.seed)
-        for strength in self.strengths:
-            check_strength("fit", strength)
         if len(set(self.strengths)) < len(self.strengths):
             raise UsageError(f"fit: give each of the strengths once, got {list(self.strengths)}")
         if self.knots:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_number
+from posbias.checks import NonNegative, checked_value
 from posbias.errors import UsageError
 from posbias.evaluation.changes import (
     MEAN,
@@ -146,7 +146,7 @@ def judge(
     Raises:
         UsageError: no method, one twice, scores of another shape, or a negative change.
     """
-    check_number("judge: smallest", smallest)
+    checked_value("judge: smallest", smallest, NonNegative)
     names = [arm.name for arm in methods]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"judging needs at least 1 method, and each only once, got {', '.join(names) or 'none'}")

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from posbias.checks import check_size
+from posbias.checks import Count
 from posbias.errors import UsageError
-from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections, named_projections
@@ -35,7 +34,7 @@ class Adapter(Mitigation):
     Source: LoRA, arXiv 2106.09685.
     """
 
-    rank: int = 4
+    rank: Count = 4
     """Rank of every update, >= 1."""
     targets: str = "q,k"
     """Projections by commas: q, k, v, o, gate, up, down; mlp: the last three; all."""
@@ -47,8 +46,6 @@ class Adapter(Mitigation):
     """The numbers: PATH.down [rank, features read] and PATH.up [features made, rank]."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size("adapter: rank", self.rank, REPEATS)
         _ = self.roles
         if self.updates and tensors_hash(self.updates) != self.weights:
             raise UsageError("adapter: its numbers are others than those that `weights` names")

@@ -9,12 +9,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Gt, Interval
 
-from posbias.checks import check_whole
+from posbias.checks import Natural, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
@@ -75,16 +76,13 @@ class Method(Presented):
     grid: ClassVar[Mapping[str, Sequence[float]]] = {}
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
-    strength: float = field(default=1.0, kw_only=True)
+    strength: Annotated[float, Interval(ge=0, le=1)] = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Give every method the short `repr`: `dataclass` writes its own, tables and all, only if a class has none."""
         super().__init_subclass__(**keywords)
         cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
-
-    def __post_init__(self) -> None:
-        check_strength(self.name, self.strength)
 
     def shown(self) -> Shown:
         """The parameters, in one line and in a table; of long tables the first numbers."""
@@ -343,13 +341,6 @@ def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
     return ""
 
 
-def check_strength(name: str, strength: object) -> None:
-    """Refuse a strength that is no share."""
-    is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not is_number or not 0 <= strength <= 1:  # type: ignore[operator]
-        raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
-
-
 def targets_of(name: str, targets: object, allowed: Sequence[str]) -> set[str]:
     """The targets of a method that are written by commas; none, another word or no text is refused."""
     asked = {word.strip() for word in targets.split(",")} if isinstance(targets, str) else set()
@@ -367,11 +358,11 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
         except (TypeError, ValueError):
             raise UsageError(f"{name}: a passage must be (first token, one past its last), got {span!r}") from None
         last = spans[-1][1] if spans else 0
-        check_whole(f"{name}: the begin of a passage", begin, least=0, numpy=True)
-        check_whole(f"{name}: the end of a passage", end, least=begin + 1, numpy=True)
+        begin = checked_value(f"{name}: the begin of a passage", begin, Natural)
+        end = checked_value(f"{name}: the end of a passage", end, Annotated[int, Gt(begin)])
         if end <= last or (spans and begin < spans[-1][0]):
             raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
-        spans.append((max(int(begin), last), int(end)))
+        spans.append((max(begin, last), end))
     return tuple(spans)
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from jaxtyping import Float
 
 from posbias.errors import UsageError
@@ -44,7 +45,6 @@ class KeyBiasMethod(Mitigation):
     to the power of s. They make attention sharper or flatter. None: 1."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "biases", KeyBiased(self.biases).biases)
         object.__setattr__(self, "scales", checked_scales(self.name, "scales", self.scales))
 
@@ -97,7 +97,6 @@ class ContextBias(Mitigation):
     """Factors of each head's logits, like those of `key_bias`, for queries from the question on."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "values", _by_head(self.name, "values", self.values))
         object.__setattr__(self, "scales", checked_scales(self.name, "scales", self.scales))
 
@@ -163,13 +162,8 @@ class Temperature(Mitigation):
     not_in_weights: ClassVar[str] = "its factor depends on the length of the prompt"
     grid: ClassVar[Mapping[str, Sequence[float]]] = {"scale": (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)}
 
-    scale: float = 0.15
+    scale: Annotated[float, Interval(gt=0, lt=100)] = 0.15
     """Per head's logits, in 1 / ln(tokens), > 0; 1 / ln 800 leaves the query at 800 as it is."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (isinstance(self.scale, int | float) and 0 < self.scale < 100):
-            raise UsageError(f"temperature: scale must lie in (0, 100), got {self.scale!r}")
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:

@@ -8,13 +8,14 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Lt
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.checks import check_number, check_whole
+from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
     Attended,
@@ -58,24 +59,16 @@ class AttentionCalibration(Mitigation):
     needs_passages = True
     shares_cache = False
 
-    temperature: float = 5e-5
+    temperature: Positive = 5e-5
     """Temperature of the softmax over documents, in attention per token, > 0."""
-    first_layer: int | None = None
+    first_layer: Natural | None = None
     """The first layer that is changed, 0 nearest the input; None: the upper half is."""
-    dummy: str | Sequence[int] = "This document is empty.\n"
+    dummy: str | tuple[int, ...] = "This document is empty.\n"
     """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
     together: bool = False
     """Use one pass in which all documents are dummies, not one pass for each."""
 
     in_every_layer: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("attention_calibration: temperature", self.temperature, above=0.0)
-        if self.first_layer is not None:
-            check_whole("attention_calibration: first_layer", self.first_layer, least=0)
-        if not isinstance(self.dummy, str):
-            object.__setattr__(self, "dummy", tuple(self.dummy))
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -300,6 +293,5 @@ def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Te
     ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
     if not ids:
         raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")
-    for token in ids:
-        check_whole("attention_calibration: a dummy's token", token, least=0, below=model.vocabulary_size)
+    checked_value("attention_calibration: dummy", ids, Sequence[Annotated[Natural, Lt(model.vocabulary_size)]])
     return model.token_tensor([ids])[0]

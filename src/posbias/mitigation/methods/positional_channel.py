@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posbias.checks import check_number, check_whole
+from posbias.checks import Natural
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
@@ -47,13 +47,13 @@ class PositionalChannel(Mitigation):
     needs_question: ClassVar[bool] = True
     not_in_weights: ClassVar[str] = "it changes some queries of a prompt, by their place"
 
-    channel: int
+    channel: Natural
     """Index in the hidden state, 0 ... width - 1; `fit_channel` finds one."""
     factor: float = 0.0
     """The channel is multiplied by; published: 0 or -1."""
-    first_layer: int | None = None
+    first_layer: Natural | None = None
     """0 nearest the input; None: layer 10 of 32, and as far up in other depths."""
-    last_layer: int | None = None
+    last_layer: Natural | None = None
     """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
     from_question: bool = False
     """Change all queries behind the last passage, which has to be known then."""
@@ -61,12 +61,6 @@ class PositionalChannel(Mitigation):
     """Change all queries: another method, with another effect, which is a change of weights and can be exported."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("positional_channel: channel", self.channel, least=0)
-        check_number("positional_channel: |factor|", abs(self.factor) if _is_number(self.factor) else self.factor)
-        for name in ("first_layer", "last_layer"):
-            if getattr(self, name) is not None:
-                check_whole(f"positional_channel: {name}", getattr(self, name), least=0)
         if self.every_query and self.from_question:
             raise UsageError("positional_channel: every_query and from_question exclude each other; set one")
 

@@ -12,14 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 
-from posbias.checks import check_size, check_whole
-from posbias.errors import UsageError
+from posbias.checks import Count, Natural
+from posbias.errors import UsageError, check_most
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder
-from posbias.limits import READ_BYTES, REPEATS
+from posbias.files import READ_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.tasks.language.answers import normalise_answer
 
@@ -50,21 +51,17 @@ class RepeatPrompt(PromptMitigation):
     (`before_cue`).
     """
 
-    times: int = 2
+    times: Annotated[Count, Ge(2)] = 2
     """How often the prompt stands there, >= 2."""
     cue: bool = False
     """Copies keep the cue of the answer: a model that completes text may copy that nothing follows it."""
 
     needs_passages: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(f"{self.name}: times", self.times, REPEATS, least=2)
-
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its text repeated."""
         copy = request.text if self.cue else before_cue(request.text)
-        READ_BYTES.check(f"{self.name}: a prompt {self.times} times", self.times * len(request.text))
+        check_most(f"{self.name}: a prompt {self.times} times", self.times * len(request.text), READ_BYTES, "bytes")
         before = (self.times - 1) * f"{copy}{BETWEEN}"
         passages = tuple((begin + len(before), end + len(before)) for begin, end in request.passages)
         return [request.reworded(before + request.text, passages)]
@@ -109,19 +106,14 @@ class SelfConsistency(PromptMitigation):
     then not known. Source: permutation self-consistency, arXiv 2310.07712.
     """
 
-    draws: int = 5
+    draws: Annotated[Count, Ge(2)] = 5
     """Shuffles, >= 2."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the shuffles, >= 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(f"{self.name}: draws", self.draws, REPEATS, least=2)
-        check_whole(f"{self.name}: seed", self.seed, least=0)
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its passages in every shuffle."""
-        READ_BYTES.check(f"{self.name}: a prompt {self.draws} times", self.draws * len(request.text))
+        check_most(f"{self.name}: a prompt {self.draws} times", self.draws * len(request.text), READ_BYTES, "bytes")
         texts = [request.text[begin:end] for begin, end in request.passages]
         canonical = sorted(range(len(texts)), key=texts.__getitem__)
         source = random.Random(f"self_consistency {self.seed} {[texts[index] for index in canonical]}")

@@ -14,7 +14,6 @@ from safetensors.numpy import load, save
 
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_whole, write_atomically
-from posbias.limits import NUMBERS_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, Method, difference, identity
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -24,6 +23,8 @@ RECIPE_SUFFIX = ".json"
 """The ending that tells a recipe's path from a method's spelling."""
 TENSORS_SUFFIX = ".safetensors"
 """The ending of the file beside it."""
+NUMBERS_BYTES = 1 << 32
+"""Most bytes of that file; an adapter of rank 64 to all projections of a model of 70 billion takes 3.3 GB."""
 SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer

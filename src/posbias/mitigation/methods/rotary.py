@@ -7,13 +7,14 @@ the wanted angle and the one they have. With a strength s, positions p become p 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posbias.checks import check_choice, check_number, check_whole
+from posbias.checks import Natural, OneOf, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
     Attended,
@@ -54,21 +55,17 @@ class MsPoe(Mitigation):
     reads_whole_text: ClassVar[bool] = True
     shares_cache: ClassVar[bool] = False
 
-    low: float = 1.2
+    low: Positive = 1.2
     """> 0; 1 leaves a head as it is."""
     high: float = 1.8
     """>= low."""
-    first_layer: int = 2
+    first_layer: Natural = 2
     """From 0."""
-    variant: str = "as_described"
+    variant: Annotated[str, OneOf(*VARIANTS)] = "as_described"
     """`as_described` or `as_released`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("ms_poe: low", self.low, above=0.0)
-        check_number("ms_poe: high", self.high, least=self.low)
-        check_whole("ms_poe: first_layer", self.first_layer, least=0)
-        check_choice("ms_poe: variant", self.variant, VARIANTS)
+        checked_value("ms_poe: high", self.high, Annotated[float, Ge(self.low)])
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:

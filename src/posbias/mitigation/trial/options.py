@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from posbias.checks import check_number, check_size, checked
+from annotated_types import Ge
+
+from posbias.checks import CountOrZero, NonNegative, OneOf, Steps, checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.requirements import Requirement
-from posbias.limits import EXAMPLES, TOKENS
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.registry import split_literals
@@ -30,20 +31,20 @@ class MitigateOptions:
     """Spellings, objects or paths of recipes, listed or with commas between them; `all`: every registered method that
     applies; `default`: those of `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any
     is fitted to the calibration samples."""
-    calibration: int = 12
+    calibration: CountOrZero = 12
     """Number of samples for fitting, which come first, >= 0."""
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
     """Settings of the test, whose samples follow those for fitting; the run sets the directory."""
-    by: str | None = None
+    by: Annotated[str, OneOf("accuracy", "starts", "logprob")] | None = None
     """Measure that decides: `accuracy` (the task's rule, such as that the right answer occurs), `starts` (that answers
     begin with it) or `logprob`; None: accuracy, unless it is near its floor or ceiling, or answers were cut off."""
-    documents: int = 16
+    documents: CountOrZero = 16
     """Windows of ordinary text on which loss (nats per token) is compared (local models), >= 0; 0: none."""
     text: str = "default"
     """Source of that text, as for `load_prompts`; of the default corpus, two files judge and fits read the others."""
-    length: int = 256
+    length: Annotated[Steps, Ge(2)] = 256
     """Tokens of each window, >= 2."""
-    tolerance: float = 0.02
+    tolerance: NonNegative = 0.02
     """Largest acceptable loss increase on ordinary text (nats per token), >= 0."""
     short: bool = True
     """Request the task's short forms, too, if it has any."""
@@ -58,15 +59,9 @@ class MitigateOptions:
         if isinstance(self.methods, str):
             methods = split_literals(self.methods)
             object.__setattr__(self, "methods", methods[0] if methods in ([ALL], [DEFAULT]) else methods)
-        check_size("mitigate: calibration", self.calibration, EXAMPLES, least=0)
-        check_size("mitigate: documents", self.documents, EXAMPLES, least=0)
-        check_size("mitigate: length", self.length, TOKENS, least=2)
-        check_number("mitigate: tolerance", self.tolerance)
         switched_on = dict.fromkeys(("accuracy", "starts"), self.evaluation.generate) | {
             "logprob": self.evaluation.score
         }
-        if self.by is not None and self.by not in switched_on:
-            raise UsageError(f"mitigate: by must be accuracy, starts or logprob, got {self.by!r}")
         if self.by is not None and not switched_on[self.by]:
             needed = "generated answers (generate)" if self.by != "logprob" else "scores of right answers (score)"
             raise UsageError(

@@ -5,16 +5,16 @@ decides which tensors exist and which operations run: models of one shape comput
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
 from posbias.architecture import Architecture, Causal, KeyEncoding, NoEncoding, Recurrent
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.architecture.encodings import Rope
-from posbias.checks import check_whole
-from posbias.errors import UsageError
-from posbias.limits import CELLS
+from posbias.checks import CELLS, checked_value
+from posbias.errors import UsageError, check_most
 
 CHOICES = {
     "attention": ("positional", "content"),
@@ -117,12 +117,13 @@ class ReferenceConfig:
         for name in (*COUNTS, *COUNTS_OF_READOUT):
             value = getattr(self, name)
             if value is not None:
-                check_whole(f"reference {name}", value, least=1)
+                checked_value(f"reference {name}", value, Annotated[int, Ge(1)])
         layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
         tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
         readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
         layer += self.architecture.heads * (self.trained_key_bias or 0)
-        CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
+        weights = self.architecture.depth * layer + self.width * (self.width + tables) + readout
+        check_most("reference weights", weights, CELLS)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
         for name in ("norm_epsilon", "initial_deviation"):
@@ -290,7 +291,7 @@ class ReferenceShape:
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     """The shape of a configuration at a context length (>= 1, within the table of learned positions)."""
-    check_whole("reference n_positions", n_positions, least=1)
+    checked_value("reference n_positions", n_positions, Annotated[int, Ge(1)])
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} were asked for")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)

@@ -15,10 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from posbias.checks import check_whole
-from posbias.errors import UsageError
+from posbias.checks import Count, Natural, checked_value
+from posbias.errors import UsageError, check_most
 from posbias.files import check_text, decoded, json_object, open_file, read_lines, read_whole
-from posbias.limits import EXAMPLES, ITEMS
 from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
 from posbias.tasks.language.answers import LETTERS
@@ -39,6 +38,11 @@ LEFT = {
 }
 """Tasks that posbias had, and what to do instead."""
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task", left=LEFT)
+
+MOST_ITEMS = 100_000
+"""Items in one prompt: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
+MOST_EXAMPLES = 1_000_000
+"""Examples of a task, samples times positions; records of a file."""
 
 BLANKS = " \t"
 MEASURED_SAMPLES = 4
@@ -190,10 +194,6 @@ class LanguageTask(ABC):
     fixed_order: ClassVar[bool] = False
     """True if the right answer depends on which passage stands where, so that nobody else may rearrange them."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.chat, bool):
-            raise UsageError(f"{self.name}: chat must be True or False, got {self.chat!r}")
-
     @property
     def n_items(self) -> int:
         """Positions that the moved item can take, >= 1."""
@@ -233,7 +233,7 @@ class LanguageTask(ABC):
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
         """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
-        ITEMS.check(f"{self.name}: a prompt", self.n_items)
+        check_most(f"{self.name}: a prompt", self.n_items, MOST_ITEMS, "items")
         if positions is None:
             return tuple(range(self.n_items))
         wrong = [position for position in positions if type(position) is not int or not 0 <= position < self.n_items]
@@ -312,10 +312,10 @@ class LanguageTask(ABC):
         Raises:
             UsageError: an argument out of range, or a file that does not hold what is asked (its line is named).
         """
-        check_whole(f"{self.name}: count", count, least=1)
-        check_whole(f"{self.name}: seed", seed, least=0)
+        checked_value(f"{self.name}: count", count, Count)
+        checked_value(f"{self.name}: seed", seed, Natural)
         columns = self.positions(positions)
-        EXAMPLES.check(f"{self.name}: count x positions", count * len(columns))
+        check_most(f"{self.name}: count x positions", count * len(columns), MOST_EXAMPLES, "examples")
         samples = self.draw(tokenizer, count=count, seed=seed)
         return (
             self._example(tokenizer, self.draft(sample, position), position, f"{seed}-{index}")
@@ -394,7 +394,7 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
         n_read += 1
         if n_read == count:
             return
-        EXAMPLES.check(f"{path!r}: what one file holds", n_read)
+        check_most(f"{path!r}: what one file holds", n_read, MOST_EXAMPLES, "examples")
     if count is not None:
         raise UsageError(f"{path!r} holds {n_read} examples; {count} asked")
 
@@ -406,12 +406,6 @@ def around(owner: str, template: str, slot: str) -> tuple[str, str]:
         raise UsageError(f"{owner}: template {template!r} must hold {{{slot}}} once and {{question}} at least once")
     before, _, after = text.partition(f"{{{slot}}}")
     return before, after
-
-
-def check_path(owner: str, parameter: str, value: object) -> None:
-    """Refuse a variant's file name that is neither a text nor None, or empty."""
-    if value is not None and not (isinstance(value, str) and value):
-        raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
 
 
 def file_sha256(task: object) -> str | None:

@@ -17,11 +17,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from posbias.checks import check_choice, check_size
+from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
-from posbias.limits import ITEMS
 from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
@@ -29,7 +28,6 @@ from posbias.tasks.language.base import (
     Draft,
     LanguageTask,
     around,
-    check_path,
     list_field,
     listed,
     published_lines,
@@ -92,20 +90,20 @@ class Documents(LanguageTask):
     Source: Liu et al. 2024, arXiv 2307.03172, section 2; 10, 20 and 30 documents, gold at 0, 4, 9 ... 29.
     """
 
-    documents: int = 10
+    documents: Count = 10
     """Documents in the prompt, >= 1, at most 40 generated ones; the gold one and the first others of a line."""
-    file: str | None = None
+    file: FileName | None = None
     """A .jsonl or .jsonl.gz file of one's own questions with passages, or a published one (both
     schemas: above); None: the generated corpus."""
-    setting: str = "gold"
+    setting: Annotated[str, OneOf(*CONDITIONS)] = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
-    order: str = "given"
+    order: Annotated[str, OneOf(*ORDERS)] = "given"
     """Order of the distractors: as `given` (published: by relevance) or `shuffled`, the same at all positions."""
     mention_order: bool = False
     """Say in the prompt that the documents are ordered randomly (published wording)."""
-    query: str = "after"
+    query: Annotated[str, OneOf(*QUERIES)] = "after"
     """Place of the question: `after` the documents (as published), `before`, or `both` (query-aware)."""
-    template: str | None = None
+    template: FileName | None = None
     """A text file with one's own prompt, `{documents}` once and `{question}` at least once; None: as published."""
     entry: str | None = None
     """How each document is listed: `{text}`, and before it, if wanted, `{number}` and then `{title}` (empty if there
@@ -116,18 +114,9 @@ class Documents(LanguageTask):
     counted: ClassVar[str] = "documents"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_path(self.name, "file", self.file)
-        check_size(f"{self.name}: documents", self.documents, ITEMS, numpy=True)
-        check_choice(f"{self.name}: setting", self.setting, CONDITIONS)
-        check_choice(f"{self.name}: order", self.order, ORDERS)
-        check_choice(f"{self.name}: query", self.query, QUERIES)
-        if not isinstance(self.mention_order, bool):
-            raise UsageError(f"{self.name}: mention_order must be True or False, got {self.mention_order!r}")
-        check_path(self.name, "template", self.template)
         if self.template is not None and (self.query != "after" or self.mention_order):
             raise UsageError(f"{self.name}: query and mention_order are for the published prompt, not for a template")
-        if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
+        if self.entry is not None and not ENTRY.fullmatch(self.entry):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
                 f"got {self.entry!r}"

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbias.errors import UsageError
+from posbias.errors import UsageError, check_most
 from posbias.files import parsed_json, read_lines, read_whole
-from posbias.limits import EXAMPLES
-from posbias.tasks.language.base import group_field, list_field, published_lines, text_field
+from posbias.tasks.language.base import MOST_EXAMPLES, group_field, list_field, published_lines, text_field
 from posbias.tasks.language.locating import Message
 from posbias.tasks.language.rules import Rule
 from posbias.tasks.language.transcripts import movable_blocks, movable_in_words, read_messages
@@ -89,7 +88,7 @@ def raw_records(path: str) -> list[tuple[str, dict[str, Any]]]:
     name, entries = Path(path).name, parsed_json(read_whole(path, "file of items"), Path(path).name)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{name}: need a list of objects; a file with one object per line is a .jsonl")
-    EXAMPLES.check(f"{path!r}: what one file holds", len(entries))
+    check_most(f"{path!r}: what one file holds", len(entries), MOST_EXAMPLES, "examples")
     return [(f"{name}, record {number}", entry) for number, entry in enumerate(entries, 1)]
 
 
@@ -226,5 +225,5 @@ def read_fillers(path: str) -> list[Unit]:
         if isinstance(value, Mapping) and "role" in value:
             value = [value]
         fillers.append(tuple(read_messages(value, where)) if isinstance(value, list) else _text_of(value, where))
-        EXAMPLES.check(f"{path!r}: what one file holds", len(fillers))
+        check_most(f"{path!r}: what one file holds", len(fillers), MOST_EXAMPLES, "examples")
     return fillers

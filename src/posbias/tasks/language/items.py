@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from posbias.checks import check_choice, check_size
+from annotated_types import Ge
+
+from posbias.checks import Count, CountOrZero, FileName, OneOf
 from posbias.errors import UsageError
-from posbias.limits import ITEMS, REPEATS
 from posbias.prompts.templates import DESCRIPTIONS
 from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
@@ -23,7 +24,6 @@ from posbias.tasks.language.base import (
     Draft,
     LanguageTask,
     around,
-    check_path,
     listed,
 )
 from posbias.tasks.language.item_files import TOOLS, ItemRecord, Unit, raw_records, read_fillers, read_record
@@ -53,32 +53,32 @@ class AskedRecord:
 class Items(LanguageTask):
     """Answer the questions of a file of one's own, in which one unit moves and the others keep their order."""
 
-    file: str
+    file: FileName
     """A .jsonl, .jsonl.gz or .json file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
     (`tasks/language/item_files.py`)."""
     rule: str = "contains"
     """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
     date, json_value, call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
-    template: str | None = None
+    template: FileName | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
     question, which comes first if letters are asked for. For units that are texts."""
     entry: str | None = None
     """How each unit is listed: `{text}` once, and before it, if wanted, `{number}` or `{letter}`; None: "[{number}]
     {text}", for letters "{letter}. {text}"."""
-    among: str = "alike"
+    among: Annotated[str, OneOf(*AMONG, TOOLS)] = "alike"
     """Places over which a message moves: `alike`, those of calls or of messages of its role; `turns`, with all up to
     the next message of the user; `results`, of calls made together; `tools`: a description moves among these."""
-    calls: str = "native"
+    calls: Annotated[str, OneOf(*CALLS)] = "native"
     """How calls, results and descriptions of tools are put to a model: `native`, as its template or server has them, or
     as `text`."""
-    depths: int | None = None
+    depths: Annotated[Count, Ge(2)] | None = None
     """Evenly spread places at which the moved unit is put, for records with different numbers of units (>= 2); None:
     every place."""
-    fillers: str | None = None
+    fillers: FileName | None = None
     """A .jsonl file of further units, which `filled` and lengths draw from."""
-    filled: int = 0
+    filled: CountOrZero = 0
     """Fillers among the other units of every record, drawn by the seed."""
-    repeats: int = 1
+    repeats: Count = 1
     """Times that each record is asked, from the second on with the other units in another order (>= 1); what is said
     of positions counts records then."""
 
@@ -86,20 +86,11 @@ class Items(LanguageTask):
     counted: ClassVar[str] = "filled"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for parameter in ("file", "template", "fillers"):
-            check_path(self.name, parameter, getattr(self, parameter))
-        check_choice(f"{self.name}: among", self.among, (*AMONG, TOOLS))
-        check_choice(f"{self.name}: calls", self.calls, CALLS)
-        check_size(f"{self.name}: filled", self.filled, ITEMS, least=0)
-        check_size(f"{self.name}: repeats", self.repeats, REPEATS)
-        if self.depths is not None:
-            check_size(f"{self.name}: depths", self.depths, ITEMS, least=2)
         if self.filled and self.fillers is None:
             raise UsageError(f"{self.name}: {LONGER}")
         if self.among == TOOLS and self.fillers is not None:
             raise UsageError(f"{self.name}: among='tools' takes no fillers")
-        if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
+        if self.entry is not None and not ENTRY.fullmatch(self.entry):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
                 f"got {self.entry!r}"

@@ -7,17 +7,17 @@ import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from posbias.checks import check_choice, check_size
+from annotated_types import Ge
+
+from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
-from posbias.limits import ITEMS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
     Draft,
     LanguageTask,
-    check_path,
     list_field,
     listed,
     published_lines,
@@ -37,22 +37,16 @@ class KeyValue(LanguageTask):
     Source: Liu et al. 2024, arXiv 2307.03172, section 3; 75, 140 and 300 pairs, 500 examples each.
     """
 
-    pairs: int = 75
+    pairs: Annotated[Count, Ge(2)] = 75
     """Pairs in the object, >= 2; each is a position for the asked one."""
-    file: str | None = None
+    file: FileName | None = None
     """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
-    query: str = "after"
+    query: Annotated[str, OneOf(*QUERIES)] = "after"
     """Place of the key: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
 
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "pairs"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_path(self.name, "file", self.file)
-        check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2, numpy=True)
-        check_choice(f"{self.name}: query", self.query, QUERIES)
 
     @property
     def short_forms(self) -> tuple[LanguageTask, ...]:

@@ -9,16 +9,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Interval
 
-from posbias.checks import check_size
+from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
-from posbias.limits import ITEMS, TOKENS
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
 from posbias.tasks.language.locating import encode
 from posbias.tasks.language.words import CITIES, LANDMARKS, PEOPLE
 
@@ -60,18 +60,18 @@ class Hidden:
 class Needle(LanguageTask):
     """Find the number of a city that one sentence of a long text states; that sentence moves through the text."""
 
-    tokens: int = 1024
+    tokens: Annotated[Steps, Ge(64)] = 1024
     """Length of the whole prompt: the text is cut at a word to fill it (tokens, >= 64)."""
-    depths: int = 11
+    depths: Annotated[Count, Ge(2)] = 11
     """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
-    needles: int = 1
+    needles: Count = 1
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
-    distractors: int = 0
+    distractors: Annotated[int, Interval(ge=0, lt=len(CITIES))] = 0
     """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
     literal: bool = True
     """False asks in words that the needle does not share: it names a landmark, the question the town it stands in,
     which a model must know (Modarressi et al. 2025, "NoLiMa"); the answer is a name. One needle then."""
-    corpus: str | None = None
+    corpus: FileName | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
     scoring: ClassVar[str] = "contains"
@@ -79,21 +79,11 @@ class Needle(LanguageTask):
     counted: ClassVar[str] = "depths"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_path(self.name, "corpus", self.corpus)
-        check_size(f"{self.name}: tokens", self.tokens, TOKENS, least=64, numpy=True)
-        check_size(f"{self.name}: distractors", self.distractors, ITEMS, least=0)
-        for parameter, least in (("depths", 2), ("needles", 1)):
-            check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least, numpy=True)
-        if not isinstance(self.literal, bool):
-            raise UsageError(f"{self.name}: literal must be True or False, got {self.literal!r}")
         if not self.literal and (self.needles > 1 or self.distractors >= len(LANDMARKS)):
             most = len(LANDMARKS) - 1
             raise UsageError(
                 f"{self.name}: literal=False takes one needle and at most {most} distractors, of other towns"
             )
-        if self.distractors >= len(CITIES):
-            raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "Needle":
         """The same depths in a text of another length, which needs no measuring."""

@@ -19,8 +19,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from annotated_types import Interval
+
+from posbias.checks import FileName
 from posbias.errors import UsageError
 from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
@@ -28,7 +31,6 @@ from posbias.tasks.language.base import (
     Draft,
     LanguageTask,
     around,
-    check_path,
     group_field,
     list_field,
     listed,
@@ -55,11 +57,11 @@ class Judged:
 class Judgement(LanguageTask):
     """Responses to a question that a judge is to compare, by criteria and in words of one's own if they are given."""
 
-    file: str | None = None
+    file: FileName | None = None
     """A .jsonl or .jsonl.gz file in the task's schema; None: generated."""
     rubric: str | None = field(default=None, kw_only=True)
     """Criteria that the judge is told."""
-    template: str | None = field(default=None, kw_only=True)
+    template: FileName | None = field(default=None, kw_only=True)
     """A file with the prompt in words of one's own: {responses} once, {question} at least once, and {rubric} if one is
     given."""
     pattern: str | None = field(default=None, kw_only=True)
@@ -75,11 +77,8 @@ class Judgement(LanguageTask):
     closing: ClassVar[str]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("file", "template"):
-            check_path(self.name, name, getattr(self, name))
         check_own(f"{self.name}: pattern", self.pattern, groups=1)
-        if self.rubric is not None and not (isinstance(self.rubric, str) and self.rubric.strip()):
+        if self.rubric is not None and not self.rubric.strip():
             raise UsageError(f"{self.name}: rubric must be a text with the criteria, got {self.rubric!r:.80}")
         if self.template is not None:
             object.__setattr__(self, "lead_in", "")  # the answer continues words of one's own
@@ -201,8 +200,8 @@ class Pairwise(Judgement):
 class Listwise(Judgement):
     """Rank several responses; the one that is put first counts, in as many rotated orders as there are responses."""
 
-    responses: int = field(default=4, kw_only=True)
-    """Responses to each question, 3 ... 8."""
+    responses: Annotated[int, Interval(ge=3, le=8)] = field(default=4, kw_only=True)
+    """Responses to each question (two: `pairwise`)."""
 
     counted: ClassVar[str] = "responses"
     max_tokens: ClassVar[int] = 32
@@ -210,11 +209,6 @@ class Listwise(Judgement):
     line: ClassVar[str] = "question (text), responses (texts) and best (the index of the best one)"
     instruction: ClassVar[str] = "{} responses to a question are given. Rank them from best to worst.\n\n"
     closing: ClassVar[str] = "\n\nAnswer with the letters from best to worst, such as B > A > C."
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.responses) is not int or not 3 <= self.responses <= 8:
-            raise UsageError(f"{self.name}: responses must be 3 ... 8 (two: pairwise), got {self.responses!r}")
 
     @cached_property
     def answer_rule(self) -> FirstRanked:

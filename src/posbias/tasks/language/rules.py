@@ -3,7 +3,6 @@
 A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 """
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,8 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from runpy import run_path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from annotated_types import Interval
+
+from posbias.checks import NonNegative
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.answers import LETTERS, checked_answers, first_line, normalise_answer
@@ -237,14 +239,10 @@ class Matches(Rule):
 class Number(ReadingRule):
     """The one number that the text gives is an accepted one: marked, labelled, alone in a line, or the only one."""
 
-    tolerance: float = 0.0
+    tolerance: NonNegative = 0.0
     """Largest difference that still counts as right, >= 0."""
 
     wanted: ClassVar[str] = "a number"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < math.inf:
-            raise UsageError(f"number: tolerance must be at least 0 and finite, got {self.tolerance!r}")
 
     def read(self, text: str) -> Any | None:
         """The number (`number_in`)."""
@@ -294,7 +292,7 @@ class Call(Rule):
 class Choice(NamingRule):
     """The text names the letter of the moved unit, which units are listed with."""
 
-    options: int = len(LETTERS)
+    options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTERS)
     """Options among which one is named."""
 
     of_place: ClassVar[bool] = True
@@ -324,7 +322,7 @@ class Verdict(NamingRule):
 class FirstRanked(NamingRule):
     """The text ranks one of several responses first (`first_ranked`)."""
 
-    responses: int
+    responses: Annotated[int, Interval(ge=1, le=len(LETTERS))]
     """Responses that are ranked, A, B, C ..."""
     pattern: str | None = None
     """A regular expression of one's own with one group, whose first letter is the best one's."""
@@ -348,7 +346,7 @@ class Python(Rule):
     begins: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.function, str) or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
+        if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
             raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
 
     @property

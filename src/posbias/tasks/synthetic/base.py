@@ -22,9 +22,8 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.limits import EXAMPLES
 from posbias.published import published_work
 from posbias.registry import Registry
 
@@ -181,7 +180,7 @@ class TaskStack(ABC):
 
         `examples` (>= 1) counts sequences per member and evaluation set; NaN for a member whose logits are not finite.
         """
-        check_size("examples of an evaluation", examples, EXAMPLES)
+        checked_value("examples of an evaluation", examples, Count)
         tally: dict[str, Tensor] = {}
         for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
             for name, total in self.scores(predict, index, min(EVALUATION_BATCH, examples - start)):
@@ -206,7 +205,7 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
     if len(seeds) != len(tasks):
         raise UsageError(f"{len(seeds)} seeds for {len(tasks)} tasks; one is needed for each")
     for seed in seeds:
-        check_whole("a seed", seed, least=0)
+        checked_value("a seed", seed, Natural)
     for task in tasks:
         if task.stack_key != tasks[0].stack_key:
             raise UsageError(f"{task} and {tasks[0]} cannot be drawn in one stack: their shapes differ")

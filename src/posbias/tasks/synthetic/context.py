@@ -13,14 +13,15 @@ answer's key.
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Int64
 from torch import Tensor
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.limits import ITEMS
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -35,23 +36,19 @@ from posbias.tasks.synthetic.base import (
 Tokens = Int64[Tensor, "member batch position"]
 
 
-@checked
 @SYNTHETIC_TASKS.register("position_copy")
 @dataclass(frozen=True)
 class PositionCopy(SyntheticTask):
     """Name the token at one position of a context of independent uniform tokens."""
 
-    target: int
+    target: Natural
     """Position to name (0 ... context - 1; the last position is its own)."""
-    context: int = 10
+    context: Count = 10
     """Tokens in the context (>= 1)."""
-    vocabulary: int = 10
+    vocabulary: Annotated[Count, Ge(2)] = 10
     """Different tokens (>= 2)."""
 
     def __post_init__(self) -> None:
-        check_size("position_copy: context", self.context, ITEMS)
-        check_size("position_copy: vocabulary", self.vocabulary, ITEMS, least=2)
-        check_whole("position_copy: target", self.target, least=0)
         if self.target >= self.context:
             raise UsageError(
                 f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
@@ -99,15 +96,13 @@ class Asked:
 class AskingTask(SyntheticTask):
     """Base of tasks with a context and, after it, a cue that asks for one of its positions."""
 
-    context: int = 16
+    context: Count = 16
     """Tokens in the context, and positions that may be asked for (>= 1)."""
-    vocabulary: int = 10
+    vocabulary: Annotated[Count, Ge(2)] = 10
     """Different answers (>= 2)."""
 
     def _asks(self, n_cues: int, vocabulary_size: int) -> None:
         """Check the sizes and set what follows from them, from `__post_init__`."""
-        check_size(f"{self.name}: context", self.context, ITEMS)
-        check_size(f"{self.name}: vocabulary", self.vocabulary, ITEMS, least=2)
         self._follows(
             n_positions=self.context + 1,
             n_outputs=self.vocabulary,
@@ -125,7 +120,6 @@ class AskingTask(SyntheticTask):
         return AskedStack(tasks[0], Draws.of(self.name, seeds, device))
 
 
-@checked
 @SYNTHETIC_TASKS.register("cued_copy")
 @dataclass(frozen=True)
 class CuedCopy(AskingTask):
@@ -134,13 +128,13 @@ class CuedCopy(AskingTask):
     Token number `vocabulary` + k stands for position k.
     """
 
-    cues: int | None = None
+    cues: Count | None = None
     """Different cues there are (>= context), which a model that reads several lengths needs; None: context."""
 
     def __post_init__(self) -> None:
         cues = self.context if self.cues is None else self.cues
         self._asks(cues, self.vocabulary + cues)
-        check_size(f"{self.name}: cues", cues, ITEMS, least=self.context)
+        checked_value(f"{self.name}: cues", cues, Annotated[int, Ge(self.context)])
 
     def asked(self, draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Independent uniform tokens."""
@@ -150,7 +144,6 @@ class CuedCopy(AskingTask):
         return Asked(tokens, cues, tokens, raw[..., -1:] % self.context)
 
 
-@checked
 @SYNTHETIC_TASKS.register("key_value_retrieval")
 @dataclass(frozen=True)
 class KeyValueRetrieval(AskingTask):
@@ -159,12 +152,12 @@ class KeyValueRetrieval(AskingTask):
     Token k * `vocabulary` + v is key k with value v, token keys * `vocabulary` + k asks for key k.
     """
 
-    keys: int | None = None
+    keys: Count | None = None
     """Different keys there are (>= context); None: context, so that every key stands somewhere."""
 
     def __post_init__(self) -> None:
         self._asks(self.n_keys, self.n_keys * (self.vocabulary + 1))
-        check_size(f"{self.name}: keys", self.n_keys, ITEMS, least=self.context)
+        checked_value(f"{self.name}: keys", self.n_keys, Annotated[int, Ge(self.context)])
 
     @property
     def n_keys(self) -> int:

@@ -7,13 +7,14 @@ backwards. Needed when logits have variance of order 1: query/key norms, very wi
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Float32, Float64
 
-from posbias.checks import check_size
+from posbias.checks import CELLS
 from posbias.errors import UsageError
-from posbias.limits import CELLS
 from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth, symmetric_root
 from posbias.theory.mean_field.recursion import LEVELS, Level, Setting
 from posbias.theory.mean_field.spec import AttentionSpec, NormSpec
@@ -52,11 +53,8 @@ class Batch:
 class SampledHeads(Level):
     """Any size of logits, by Monte Carlo over heads."""
 
-    heads: int = 2000
+    heads: Annotated[int, Interval(ge=1, le=CELLS)] = 2000
     """Heads drawn per layer going backwards (>= 1); the noise falls as 1/sqrt(heads), 1.5 % of a value by default."""
-
-    def __post_init__(self) -> None:
-        check_size("sampled: heads", self.heads, CELLS)
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """The kernel of the branch's output, by sampling."""

@@ -18,14 +18,14 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import checked
+from posbias.checks import OneOf, checked
 from posbias.errors import RunError, UsageError
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -196,7 +196,7 @@ def trace_model(
 class PowerRollout(ModelTheory):
     """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
 
-    form: str = "diagonal"
+    form: Annotated[str, OneOf(*FORMS)] = "diagonal"
     """Resolution of the energies: "diagonal" (per residual channel) or "isotropic" (one per position)."""
     key_path: bool = True
     """Let keys, which move the attention weights, carry influence beside the values."""
@@ -205,10 +205,6 @@ class PowerRollout(ModelTheory):
     form does not know directions and gives the same profile for all."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key_path, bool):
-            raise UsageError(f"power_rollout: key_path must be True or False, got {self.key_path!r}")
-        if self.form not in FORMS:
-            raise UsageError(f"unknown form {self.form!r} of the power rollout; known: {', '.join(FORMS)}")
         check_target(self.target)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
