@@ -18,7 +18,7 @@ from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.checks import OneOf, checked_value
 from posbias.errors import RunError, UsageError
 from posbias.measurement.several import MeasurePlan
-from posbias.models.attention import project_attention, query_blocks, rotated
+from posbias.models.attention_blocks import query_blocks
 from posbias.models.devices import in_float64
 from posbias.models.model import Model
 from posbias.models.reference.config import shape_of
@@ -116,11 +116,11 @@ def _of_described(
     kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
     for index, traced in enumerate(layers):
-        layer, inputs = traced.layer, traced.inputs
-        state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
-        for block in query_blocks(layer.parts, state, mask=layer.mask):
+        state = traced.state()
+        for block in query_blocks(state):
             kernels[index, block.queries, block.keys] = in_float64(block.weights).mean((0, 1)).cpu().numpy()
-        visible[index] = layer.mask.visible(len(ids))
+        position = np.arange(len(ids))
+        visible[index] = (position >= state.first.numpy()[:, None]) & (position <= position[:, None])
     return kernels, mixing.numpy(), visible
 
 

@@ -13,7 +13,7 @@ import torch
 from signed_walks import generators
 from variants import Experiment, run
 
-from posbias.models.attention import BLOCK_QUERIES
+from posbias.models.attention_blocks import BLOCK_QUERIES
 from posbias.theory.power_rollout.rollout import PromptTrace
 from posbias.theory.power_rollout.walk import Walk, draw_signs
 
@@ -84,7 +84,7 @@ class JunctionSigns:
 
 
 def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    parts, device = trace.description.layers[0].attention.parts, trace.state.device
+    parts, device = trace.description.layers[0].parts, trace.state.device
     n_positions = len(trace.embeddings)
     blocks = -(-n_positions // BLOCK_QUERIES)
     for variant, junctions in JUNCTIONS.items():

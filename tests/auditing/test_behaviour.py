@@ -10,7 +10,8 @@ import posbias as pb
 from posbias import UsageError
 from posbias.auditing import audit_behaviour
 from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation, corrected
-from posbias.evaluation.influence import BehaviourPlan, elsewhere, encoded_prompt, spans_of
+from posbias.evaluation.influence import BehaviourPlan, elsewhere
+from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt

@@ -22,7 +22,8 @@ from posbias import UsageError
 from posbias.architecture import SlidingWindow
 from posbias.interventions.attention import is_wired
 from posbias.measurement.blocks import checkpointed
-from posbias.models.attention import describe_attention
+from posbias.models.attention import attention_modules
+from posbias.models.branches import beyond_attention
 from posbias.models.families.layout import Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.families.support import replaceable
@@ -31,6 +32,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
+from posbias.theory.power_rollout import attention_rollout_prompt
 from tiny_families import (
     BLOOM,
     CLAMPED,
@@ -375,7 +377,8 @@ def test_unknown_families_run_but_are_not_described(token_ids: Tensor) -> None:
     assert not model.described
     assert model.last(model.embed(token_ids)).hidden.shape == (2, 32)
     with pytest.raises(UsageError, match=r"not in the table.*allowed: arcee, bamba"):
-        model.branch_norms(token_ids)
+        _ = model.family
+    assert bool((model.branch_norms(token_ids).branch > 0).all()), "branches are seen without a layout"
     with pytest.raises(UsageError, match="biogpt"):
         model.architecture_traits()
 
@@ -385,14 +388,16 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
     model = HuggingFaceModel(random_network(config, seed=0))
     assert not model.described
     with pytest.raises(UsageError, match="apply_residual_connection_post_layernorm"):
+        _ = model.family
+    with pytest.raises(UsageError, match="those of layers 0, 1, 2 do not"):
         model.branch_norms(token_ids)
     clamped = MIXTURES["olmoe"]()
     clamped.clip_qkv = 0.5
     with pytest.raises(UsageError, match="clip_qkv is set"):
-        HuggingFaceModel(random_network(clamped, seed=0)).branch_norms(token_ids)
+        _ = HuggingFaceModel(random_network(clamped, seed=0)).family
     after = UNLISTED["opt-350m"]()
     with pytest.raises(UsageError, match="do_layer_norm_before = False is set"):
-        HuggingFaceModel(random_network(after, seed=0)).branch_norms(token_ids)
+        _ = HuggingFaceModel(random_network(after, seed=0)).family
     model = HuggingFaceModel(random_network(UNLISTED["falcon_h1"](), seed=0))
     model.compare_inputs()
     assert model.reads_tokens is None, "embeddings are scaled all the same"
@@ -442,6 +447,21 @@ def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) 
     torch.testing.assert_close(continued.hidden, whole.hidden, rtol=1e-4, atol=1e-4)
 
 
+PARALLEL = ("gptj", "codegen")
+
+
+@pytest.mark.parametrize("name", ["apertus", "deepseek_v3", "llama4_text", "granite_swa", "recurrent_gemma", *PARALLEL])
+def test_branches_of_families_without_a_layout_are_what_attention_returns_and_is_added(name: str) -> None:
+    model = shaken_model(name)
+    returned: dict[int, Tensor] = {}
+    for layer, module in attention_modules(model.network).items():
+        module.register_forward_hook(lambda _m, _i, output, layer=layer: returned.update({layer: output[0]}))
+    norms = model.branch_norms(TOKEN_IDS)
+    scale = getattr(model.config, "residual_multiplier", 1.0)
+    for layer, branch in returned.items():
+        torch.testing.assert_close(norms.branch[layer], scale * branch.norm(dim=-1))
+
+
 @pytest.mark.parametrize("name", sorted(HYBRIDS))
 def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token_ids: Tensor) -> None:
     """A linear layer adds what its module returns, in attention's place."""
@@ -459,11 +479,11 @@ def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token
     norms = model.branch_norms(token_ids)
     for hook in hooks:
         hook.remove()
-    assert list(returned) == model.family.beyond_attention(model.network) == [0, 2]
+    assert list(returned) == beyond_attention(model.network) == [0, 2]
     for layer, branch in returned.items():
         torch.testing.assert_close(norms.branch[layer], branch.norm(dim=-1))
     with pytest.raises(UsageError, match="layers 0, 2 mix positions by linear layers, which have no attention"):
-        describe_attention(model, n_positions=POSITIONS, of_all="a theory")
+        attention_rollout_prompt(model, token_ids[0].numpy(), 0.5)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -12,6 +12,7 @@ from posbias import DecomposeOptions, RunError, UsageError, decompose, intervene
 from posbias.comparison import STATISTICS
 from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition, sources
 from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
+from posbias.interventions import resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts
@@ -92,12 +93,12 @@ def test_theories_are_what_their_names_say(model, prompts, decomposition):
     with intervened(model, "window(width=4)") as changed:
         again = power_rollout_prompt(changed, ids)
         np.testing.assert_allclose(window["power_rollout_rerun", "jacobian"][1], again, rtol=1e-12)
-        description = changed
     assert ("power_rollout", "probability") not in window  # it speaks of the first kind alone
-    kept = power_rollout_prompt(description, ids)  # the network is its old self again, the description is not
+    (narrowed,) = resolve_interventions("window(width=4)")
+    kept = power_rollout_prompt(model, ids, under=narrowed.change(model))
     np.testing.assert_allclose(window["power_rollout", "jacobian"][1], kept, rtol=1e-12)
     assert not np.allclose(kept, window["power_rollout_rerun", "jacobian"][1], rtol=1e-3)
-    found = attention_rollout_prompt(description, ids, mixing.tolist())
+    found = attention_rollout_prompt(model, ids, mixing.tolist(), under=narrowed.change(model))
     np.testing.assert_allclose(window["attention_rollout", "probability"][1], found, rtol=1e-12)
 
     residual = item(decomposition, "no_residual").profiles

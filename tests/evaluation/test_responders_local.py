@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import LocalOptions, Reply, Request, passes
+from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.passes import Runner
+from posbias.evaluation.responders.passes import Reading, Runner, passes_of
 from tiny_families import (
     CONFIGS,
     HYBRIDS,
@@ -160,6 +163,39 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
     assert processed() == floor + 2 * len(requests)
     monkeypatch.setattr(passes, "FIXED", 8)
     assert floor + 2 * len(requests) < processed() < plain
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_every_sequence_is_run_once_and_goes_on_from_the_one_before(
+    lists: list[list[int]], fixed: int, together: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "FIXED", fixed)
+        patch.setattr(passes, "FULL", 20)
+        planned = [*passes_of([reading(*pair) for pair in enumerate(lists)], together=together, accelerated=False)]
+    assert sorted(each.index for group, _ in planned for each in group) == list(range(len(lists)))
+    taken, before = 0, None
+    for group, shared in planned:
+        lengths = [len(each.token_ids) for each in group]
+        assert len(group) == 1 or (together and not shared and len(group) * max(lengths) <= 20)
+        assert max(lengths) - min(lengths) <= fixed
+        if shared:
+            assert before is not None
+            assert lists[before.index][:shared] == lists[group[0].index][:shared]
+            assert fixed < shared < lengths[0]
+            assert shared <= min(before.alike, group[0].alike)
+        before, taken = group[0], taken + fixed + len(group) * max(lengths) - shared
+    assert taken <= sum(fixed + len(item) for item in lists)
+
+
+def reading(index: int, prompt: list[int]) -> Reading:
+    """A prompt alone, whose first few tokens read the same everywhere."""
+    encoded = EncodedRequest(np.array(prompt, dtype=np.int64), np.array([], dtype=np.int64))
+    return Reading(index, Request("t0"), encoded, False, 5 + index % 3, (0, 0), True)
 
 
 @pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3)])

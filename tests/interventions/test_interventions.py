@@ -337,7 +337,7 @@ def test_with_one_layer_kept_activations_are_the_changed_networks_own(literal, t
         parameter.data.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     model = HuggingFaceModel(network)
     (intervention,) = resolve_interventions(literal)
-    found = attention_rollout_prompt(intervention.description(model, rerun=False), token_ids, 0.4)
+    found = attention_rollout_prompt(model, token_ids, 0.4, under=intervention.change(model))
     with intervened(model, literal) as changed:
         expected = dense_rollout(changed, token_ids, 0.4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
@@ -421,9 +421,6 @@ def test_bad_requests_are_refused(token_ids):
         last(changed, token_ids)
     with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
         power_rollout(changed, Prompts(token_ids[None]))
-    described = resolve_interventions(f"sink_masked(positions={POSITIONS})")[0].description(model, rerun=True)
-    with too_many:
-        power_rollout(described, Prompts(token_ids[None]))
 
 
 def test_one_intervention_at_a_time(token_ids):

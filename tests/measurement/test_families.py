@@ -39,12 +39,12 @@ def test_every_family_is_measured(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(UNLISTED) - {"gemma4_text"}))
-def test_models_without_a_row_are_measured_without_mixing_and_refused_by_theories_of_weights(name: str) -> None:
+def test_models_without_a_row_are_measured_and_refused_by_theories_of_weights(name: str) -> None:
     model = HuggingFaceModel(random_network(UNLISTED[name](), seed=0), origin=Origin("tiny", init_seed=0))
     model.compare_inputs()
     prompts = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (1, 12)))
     found = measure(model, prompts, kinds=["jacobian(probes=2)", "probability"])
-    assert found.mixing is None
+    assert (found.mixing is None) == name.startswith(("mamba2", "nemotron_h", "opt-350m"))
     assert all(np.all(profile.influence > 0) for profile in found.profiles.values())
     refused = r"evaluated and mitigated by adapters; allowed: |do_layer_norm_before = False is set"
     for theory in ("power_rollout", "mean_field"):

@@ -135,6 +135,7 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
         query_positions=positions,
         key_positions=positions,
         kernel=lambda *given: given,
+        plain=False,
         slots=n_tokens,
     )
     mask = Causal() if reach is None else SlidingWindow(reach)

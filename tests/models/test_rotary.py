@@ -10,15 +10,7 @@ import transformers
 import posbias as pb
 from posbias import UsageError
 from posbias.measurement.attention.streaming import working_precision
-from posbias.models.attention import (
-    AttentionInput,
-    AttentionLayer,
-    describe_attention,
-    project_attention,
-    query_blocks,
-    rotated,
-    watch_attention,
-)
+from posbias.models.attention_blocks import AttentionLayer, query_blocks, seen_layers, watch_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model
@@ -81,22 +73,21 @@ def test_what_is_kept_serves_only_lengths_of_the_same_angles(name: str, kept: in
 
 @torch.no_grad()
 def last_attention(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
-    """Recomputed attention of the last position, averaged over all heads of all layers."""
+    """Attention of the last position, averaged over all heads of all layers."""
     total = torch.zeros(len(token_ids), dtype=torch.float64)
-    layers = describe_attention(model, n_positions=len(token_ids))
+    layers = seen_layers(model, n_positions=len(token_ids))
 
-    def receive(layer: AttentionLayer, entering: AttentionInput) -> None:
-        state = rotated(project_attention(layer.parts, entering.read), entering.cosine, entering.sine)
-        last = next(query_blocks(layer.parts, state, mask=layer.mask, block=1))
+    def receive(layer: AttentionLayer) -> None:
+        last = next(query_blocks(layer.state(working_precision(model)), block=1))
         total[last.keys] += last.weights.mean((0, 1, 2)).double() / len(layers)
 
-    with watch_attention(layers, receive, dtype=working_precision(model)):
+    with watch_attention(model.network, receive):
         model.last(model.embed(model.token_tensor([list(token_ids)])))
     return total
 
 
 @pytest.mark.parametrize("n_positions", [20, 40])
-def test_recomputed_attention_has_the_angles_of_its_own_length(n_positions: int) -> None:
+def test_seen_attention_has_the_angles_of_its_own_length(n_positions: int) -> None:
     model = shaken_model("phi3-longrope", implementation="eager")
     tokens = torch.arange(3, 3 + n_positions)[None]
     for length in (40, n_positions):  # what ran before leaves nothing behind

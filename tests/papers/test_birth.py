@@ -84,6 +84,22 @@ def test_rope_off_turns_nothing_and_keeps_the_weights():
     assert not bool(sine.any())
 
 
+def test_without_rope_the_order_of_earlier_tokens_does_not_matter_to_one_layer():
+    """Attention of the last position over a set: a permutation of the earlier keys changes nothing in layer 0."""
+    off = without_rope(untrained("qwen2", "tiny", seed=1))
+    on = untrained("qwen2", "tiny", seed=1)
+    off.network.model.layers = off.network.model.layers[:1]
+    on.network.model.layers = on.network.model.layers[:1]
+    for model in (on, off):
+        model.network.config.num_hidden_layers = 1
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    swapped = torch.tensor([[9, 8, 5, 7, 6, 10]])
+    with torch.no_grad():
+        gaps = [float((m.network(tokens).logits - m.network(swapped).logits)[0, -1].abs().max()) for m in (on, off)]
+    assert gaps[1] < 1e-6
+    assert gaps[0] > 10 * gaps[1]
+
+
 def test_the_ones_probe_is_blind_on_gpt2_only():
     shares = ones_probe_share(TINY)
     assert shares["gpt2"] < 1e-12

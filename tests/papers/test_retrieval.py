@@ -82,6 +82,12 @@ def test_answers_come_from_the_places_asked_for_equally_often(answers: str, item
     assert torch.equal(right, batch.targets)
 
 
+def test_named_places_are_first_middle_and_last_pairs() -> None:
+    assert InContextRetrieval("first_and_last").answer_places == (0, 7)
+    assert InContextRetrieval("middle").answer_places == (4,)
+    assert InContextRetrieval("any").answer_places == tuple(range(8))
+
+
 @pytest.mark.parametrize("items", ["mixture", "fixed"])
 def test_items_and_labels_have_norm_1(items: str) -> None:
     stack = stacked(*(InContextRetrieval(items=items, classes=200),) * 40)

@@ -16,10 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posbias as pb
 from posbias import Architecture, RunError, load_prompts
-from posbias.models.attention import affine, norm_forward, rotary_forward
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.rotary import turned_by
+from posbias.theory.power_rollout.attention import attention_of
+from posbias.theory.power_rollout.local_maps import affine, norm_forward
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs
@@ -65,13 +67,17 @@ def energies(trace: PromptTrace, covector: torch.Tensor, *, draws: int, signs: o
 
 def head_outputs(layer: LayerDescription, kept: LayerTrace, *inputs: torch.Tensor) -> torch.Tensor:
     """What each head adds to the stream, [head, query, feature], from what its queries, keys and values read."""
-    parts = layer.attention.parts
+    parts, attention = layer.parts, attention_of(layer, kept)
+    assert attention.cosine is not None
+    assert attention.sine is not None
+    pairs = attention.cosine.shape[-1] // 2
+    turn = partial(turned_by, cosine=attention.cosine[:, :pairs], sine=attention.sine[:, :pairs])
     weights, biases = (parts.query, parts.key, parts.value), (parts.query_bias, parts.key_bias, parts.value_bias)
     query, key, value = (
         affine(norm_forward(layer.attention_norm, read), weight, bias).reshape(len(read), -1, parts.head_dim)
         for read, weight, bias in zip(inputs, weights, biases, strict=True)
     )
-    query, key = (rotary_forward(x.transpose(0, 1), kept.cosine, kept.sine) for x in (query, key))
+    query, key = (turn(x.transpose(0, 1)) for x in (query, key))
     logits = parts.scale * query @ key.transpose(1, 2)
     attention = logits.masked_fill(torch.ones_like(logits).triu(1).bool(), -torch.inf).softmax(-1)
     output = parts.output.reshape(WIDTH, parts.heads, parts.head_dim).permute(1, 2, 0)

@@ -8,10 +8,9 @@ import torch
 
 from operations import Operations
 from posbias import RunError, UsageError
-from posbias.architecture import Causal
 from posbias.measurement.prompt import mixing_of_layers
-from posbias.models import attention
-from posbias.models.attention import AttentionInput, AttentionLayer
+from posbias.models import attention_blocks
+from posbias.models.attention_blocks import AttentionState, KeptAttention
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
@@ -137,7 +136,7 @@ def test_profiles_are_means_over_prompts_with_intervals() -> None:
 
 def test_attention_is_recomputed_once_per_layer_for_all_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, forwards = 0, 0
-    original = attention.query_blocks
+    original = attention_blocks.query_blocks
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -169,16 +168,21 @@ def test_lengths_of_sums_over_heads_are_equal_by_pairs_of_heads_and_by_keys() ->
 
 @pytest.mark.parametrize(("n_positions", "launches"), [(64, 100), (2048, 600)])
 def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_nothing_back(
-    n_positions: int, launches: int
+    n_positions: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device that holds no values; a rollout's number of launches must not grow with pairs of heads."""
     heads, width = 32, 512
     with torch.device("meta"):
         maps = {name: torch.randn(width, width) for name in ("query", "key", "value", "output")}
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
-        inputs = AttentionInput(torch.randn(n_positions, width), None, None)
+        shared, alone = torch.randn(heads, 1, n_positions, 16), torch.randn(heads, n_positions, 16)
         norm = ScaledNorm(Norm("rms", torch.ones(width), None, 1e-6), torch.ones(n_positions))
-        traced = AttentionTraceLayer(AttentionLayer(0, torch.nn.Identity(), parts, Causal(), None), inputs, norm, None)
+        with torch.device("cpu"):
+            first = torch.zeros(n_positions, dtype=torch.int64)
+        state = AttentionState(shared, alone, alone, 0.25, first)
+        monkeypatch.setattr(AttentionTraceLayer, "state", lambda _: state)
+        kept = KeptAttention(0, torch.nn.Identity(), ((), {}))
+        traced = AttentionTraceLayer(kept, torch.float32, parts, norm, None)
         row = torch.zeros(n_positions, dtype=torch.float64)
         with Operations() as operations:
             rows = pull_layer(traced, dict(ROLLOUTS), dict.fromkeys(ROLLOUTS, row), mixing=0.3)

@@ -11,7 +11,7 @@ from posbias import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
-from posbias.theory.power_rollout.attention import attention_blocks, attention_pull, recompute_attention, unprepare
+from posbias.theory.power_rollout.attention import attention_blocks, attention_of, attention_pull, unprepare_keys
 from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull
 from posbias.theory.power_rollout.rollout import PromptTrace, ingredients_of, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
@@ -93,7 +93,7 @@ def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
 ) -> None:
     trace = traced(tiny_model(name), random_ids())
     layer, kept = trace.description.layers[1], trace.layers[1]
-    parts = layer.attention.parts
+    parts = layer.parts
     group = parts.heads // parts.key_heads
 
     def gains(output: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
 
     before = gains(parts.output)
     scale = (before.mean() / before).sqrt().repeat_interleave(parts.head_dim)
-    rescaled = replace(layer, attention=replace(layer.attention, parts=replace(parts, output=parts.output * scale)))
+    rescaled = replace(layer, parts=replace(parts, output=parts.output * scale))
     torch.testing.assert_close(gains(parts.output * scale), before.mean().expand(parts.heads))
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = attention_pull(rescaled, kept, energy, THEORY)
@@ -121,7 +121,8 @@ def test_without_squares_amplitudes_add_over_positions_heads_and_paths(
     """Full arrays: sqrt(energy) at a channel is the sum over queries, heads, values and keys of each one's own."""
     trace = traced(tiny_model(name), random_ids())
     layer, kept = trace.description.layers[1], trace.layers[1]
-    parts, state = layer.attention.parts, recompute_attention(layer, kept)
+    parts, attention = layer.parts, attention_of(layer, kept)
+    state = attention.state
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (block,) = attention_blocks(layer, state)
     slope = 1.0
@@ -134,7 +135,7 @@ def test_without_squares_amplitudes_add_over_positions_heads_and_paths(
     score = torch.einsum("kgic,kgijc->kgij", received, moved.square()).sqrt() * block.weights * slope * parts.scale
     values = torch.einsum("kgij,kgic->kjc", block.weights, received.sqrt()).square()
     keys = torch.einsum("kgij,kgic->kjc", score, state.query.abs()).square()
-    keys = unprepare(keys, state.raw_key, parts.key_norm, kept, 2)
+    keys = unprepare_keys(keys, attention, parts, 2)
     by_head = [
         (reached[head] @ weight.square().reshape(parts.key_heads, parts.head_dim, 32)[head]).sqrt()
         for reached, weight in ((values, parts.value), (keys, parts.key))

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from posbias.models.attention import blocks_of, norm_forward, rotary_forward
+from posbias.models.attention_blocks import blocks_of
 from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout import local_maps
 from posbias.theory.power_rollout.attention import (
     attention_blocks,
     attention_energy,
+    attention_of,
     attention_pull,
-    recompute_attention,
 )
-from posbias.theory.power_rollout.local_maps import PROBE_SEED, mlp_gain, mlp_pull, norm_pull, rotary_pull
+from posbias.theory.power_rollout.local_maps import PROBE_SEED, mlp_gain, mlp_pull, norm_forward, norm_pull, rotary_pull
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
@@ -89,7 +91,7 @@ def test_recomputed_attention_is_the_models_own(name: str, tiny_model: Build, ra
     for layer, kept, truth in zip(description.layers, trace.layers, expected, strict=True):
         recomputed = torch.zeros_like(truth[0], dtype=torch.float64)
         with blocks_of(4 * truth[0].shape[0] * len(ids)):  # four queries at a time, the last block a short one
-            for block in attention_blocks(layer, recompute_attention(layer, kept)):
+            for block in attention_blocks(layer, attention_of(layer, kept).state):
                 recomputed[:, block.queries, block.keys] = block.weights.flatten(0, 1)
         torch.testing.assert_close(recomputed, truth[0].double(), rtol=0, atol=1e-5)  # eager softmaxes in float32
         torch.testing.assert_close(recomputed.sum(-1), torch.ones_like(recomputed[..., 0]), rtol=1e-12, atol=0)
@@ -141,7 +143,9 @@ def test_rotary_pull_squares_the_rotation(rotary: int) -> None:
     angle = normal(3, rotary // 2).repeat(1, 2)
     cosine, sine = angle.cos(), angle.sin()
     energy = normal(3, 8, seed=5).square()
-    exact = jacobian(lambda x: rotary_forward(x, cosine, sine), normal(3, 8, seed=6)).reshape(24, 24)
+    pairs = rotary // 2
+    turned = partial(turned_by, cosine=cosine[:, :pairs], sine=sine[:, :pairs])
+    exact = jacobian(turned, normal(3, 8, seed=6)).reshape(24, 24)
     for power in (1, 2):
         expected = (exact.pow(power).T @ energy.flatten()).reshape(3, 8)
         torch.testing.assert_close(rotary_pull(energy, cosine, sine, power), expected)
@@ -184,7 +188,8 @@ def test_attention_pull_is_its_dense_formula(name: str, index: int, tiny_model: 
 
 
 def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: torch.Tensor, walk: Walk) -> torch.Tensor:
-    parts, state = layer.attention.parts, recompute_attention(layer, trace)
+    parts, attention = layer.parts, attention_of(layer, trace)
+    state = attention.state
     group = parts.heads // parts.key_heads
     if trace.attention_branch is not None:
         energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, 2)
@@ -194,20 +199,27 @@ def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: tor
     logits = (parts.scale * query @ key.transpose(1, 2)).requires_grad_(True)
     capped = logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)
     (slope,) = torch.autograd.grad(capped.sum(), logits)
-    added = 0 if parts.position_logits is None else parts.position_logits(N_POSITIONS).double()[:, None]
-    outside = ~torch.as_tensor(layer.attention.mask.visible(N_POSITIONS))
-    weights = (capped.detach() + added).masked_fill(outside, -torch.inf).softmax(-1)
+    index = torch.arange(N_POSITIONS)
+    outside = (index > index[:, None]) | (index < state.first[:, None])
+    given = capped.detach() + (0 if state.added is None else state.added) if state.logits is None else state.logits
+    weights = given.masked_fill(outside, -torch.inf).softmax(-1)
     reached = torch.einsum("hij,hic->hjc", weights.square(), received)
     pulled = torch.einsum("hjc,hcb->jb", reached, by_head(parts.value, parts).square())
     if walk.key:
         moved = value[:, None, :, :] - (weights @ value)[:, :, None, :]
         scores = (parts.scale * slope * weights).square() * torch.einsum("hic,hijc->hij", received, moved.square())
         keys = torch.einsum("hij,hic->hjc", scores, query.square())
-        if trace.cosine is not None:
+        if attention.cosine is not None:
             unit = torch.eye(parts.head_dim, dtype=torch.float64)[:, None].expand(-1, N_POSITIONS, -1)
-            rotation = rotary_forward(unit, trace.cosine, trace.sine)  # [feature in, position, feature out]
+            pairs = attention.cosine.shape[-1] // 2  # of [feature in, position, feature out]
+            rotation = turned_by(unit, attention.cosine[:, :pairs], attention.sine[:, :pairs])
             keys = torch.einsum("ajc,hjc->hja", rotation.square(), keys)
-        raw = state.raw_key.reshape(N_POSITIONS, parts.key_heads, -1).repeat_interleave(group, 1).transpose(0, 1)
+        raw = (
+            attention.raw(parts.key, parts.key_bias)
+            .reshape(N_POSITIONS, parts.key_heads, -1)
+            .repeat_interleave(group, 1)
+            .transpose(0, 1)
+        )
         keys = norm_pull(parts.key_norm, raw, keys, 2)
         pulled = pulled + torch.einsum("hjc,hcb->jb", keys, by_head(parts.key, parts).square())
     return norm_pull(layer.attention_norm, trace.stream, pulled, 2)
@@ -245,10 +257,10 @@ def test_isotropic_attention_is_the_frobenius_norm_of_every_path(
     """One query's energy reaches key j with sum_h A^2 ||W_O W_V diag(w)||^2 / (d sigma^2), built from full matrices."""
     whole = traced(tiny_model(name), random_ids())
     description, trace = whole.description, whole
-    layer, kept, parts = description.layers[1], trace.layers[1], description.layers[1].attention.parts
+    layer, kept, parts = description.layers[1], trace.layers[1], description.layers[1].parts
     energy = torch.zeros(N_POSITIONS, dtype=torch.float64)
     energy[-1] = 3.0
-    (last, *_) = attention_blocks(layer, recompute_attention(layer, kept))
+    (last, *_) = attention_blocks(layer, attention_of(layer, kept).state)
     weights = last.weights.flatten(0, 1)[:, -1]
     norm = layer.attention_norm
     assert norm is not None

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbias import RunError, UsageError
-from posbias.models.attention import blocks_of
+from posbias.models.attention_blocks import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import PowerRollout, attention_rollout, power_rollout_prompt, trace

@@ -1,9 +1,10 @@
 """Sources of a profile under an intervention: the model itself, or one of four readings of theory.
 
 `rollout_content` knows an architecture with measured mixing and content. `attention_rollout` and `power_rollout` read
-the unchanged model's activations and replace the ingredient in the description alone; `power_rollout_rerun` reads the
-activations of the changed model. All give one profile per prompt; the power rollout speaks of the first kind alone.
-Each is a piece that is computed once and found again on resuming; a source that does not apply leaves its reason.
+the unchanged model's activations and replace the ingredient in what each layer makes of them; `power_rollout_rerun`
+reads the activations of the changed model. All give one profile per prompt; the power rollout speaks of the first kind
+alone. Each is a piece that is computed once and found again on resuming; a source that does not apply leaves its
+reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class Examiner:
     mixing: Float64[np.ndarray, "count layers"]
     """Mean over tokens of |a| / (|x| + |a|), measured on the unchanged model."""
     content: Float64[np.ndarray, "count layers heads"] | None
-    """Diagonal less off-diagonal content logits, likewise; None if attention cannot be recomputed."""
+    """Diagonal less off-diagonal content logits, likewise; None if attention cannot be seen."""
     store: PartStore
 
     def changed(self, intervention: Intervention | None) -> AbstractContextManager[None]:
@@ -129,7 +130,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
 def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The residual rollout with each prompt's own mixing and content; the same for every kind."""
     if case.content is None:
-        raise UsageError("content logits need attention that can be recomputed")
+        raise UsageError("content logits need attention that can be seen")
     rows = []
     for mixing, content in zip(case.mixing, case.content, strict=True):
         architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
@@ -142,11 +143,11 @@ def architecture_profiles(case: Examiner, intervention: Intervention | None) -> 
 
 def attention_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The rollout of the model's own attention, its patterns replaced, its activations kept."""
-    stays = intervention is None or intervention.patterns_stay
-    model = case.model if stays else case.described(intervention, own=False)
+    replaced = None if intervention is None or intervention.patterns_stay else intervention
+    case.described(replaced, own=False)  # refuses what needs the changed network's own activations
     mixing = case.mixing if intervention is None else np.stack([intervention.mixing(row) for row in case.mixing])
     rows = [
-        attention_rollout_prompt(model, token_ids, shares.tolist())
+        attention_rollout_prompt(case.model, token_ids, shares.tolist(), under=case.changed(replaced))
         for token_ids, shares in zip(case.prompts.token_ids, mixing, strict=True)
     ]
     return {kind.name: np.stack(rows) for kind in case.kinds}
@@ -161,8 +162,9 @@ def power_profiles(case: Examiner, intervention: Intervention | None, *, rerun: 
         model, kind = case.described(intervention, own=rerun), case.kinds[0].name
         if kind not in TARGETS:
             raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
-        theory = PowerRollout(target=kind)
-        return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in case.prompts.token_ids])}
+        theory, under = PowerRollout(target=kind), partial(case.changed, None if rerun else intervention)
+        rows = [power_rollout_prompt(model, ids, theory, under=under()) for ids in case.prompts.token_ids]
+        return {kind: np.stack(rows)}
 
 
 Source = Callable[[Examiner, Intervention | None], dict[str, Profiles]]
@@ -184,7 +186,7 @@ def examiner_of(
     def read() -> Arrays:
         rows = [mixing_of_layers(model, token_ids, prompt=index) for index, token_ids in enumerate(prompts.token_ids)]
         arrays = {"mixing": np.stack([row.tokens for row in rows])}
-        with suppress(UsageError):  # attention cannot be recomputed
+        with suppress(UsageError):  # attention cannot be seen
             options = AttentionOptions(kernel_cells=1, mean_content=False)
             arrays["content"] = statistics_of(model, prompts, options).content.difference.per_prompt
         return arrays

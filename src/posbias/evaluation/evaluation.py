@@ -53,6 +53,16 @@ SCORES = "scores/"
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """One prompt that a server refused."""
+
+    sample: str
+    position: int | None
+    reason: str
+    """The server's words."""
+
+
+@dataclass(frozen=True)
 class Unjudged:
     """One prompt without an answer that could be judged."""
 
@@ -105,6 +115,8 @@ class Evaluation(Result):
     """Prompts: samples x positions."""
     skipped: Mapping[int, int] = field(default_factory=dict)
     """Examples that were too long, by position; only positions that lost some."""
+    refused: tuple[Refusal, ...] = ()
+    """Examples that a server refused, such as by a content filter."""
     unjudged: tuple[Unjudged, ...] = ()
     """Every prompt without an answer that could be judged, and why."""
     cut_off: int = 0
@@ -200,11 +212,6 @@ class Evaluation(Result):
     def local(self) -> bool:
         """True if the model ran in this process."""
         return self.responder.get("kind") == "local"
-
-    @property
-    def refused(self) -> tuple[Unjudged, ...]:
-        """Examples that a server refused, such as by a content filter."""
-        return tuple(entry for entry in self.unjudged if entry.reason == "refused")
 
     @property
     def answered(self) -> int:

@@ -108,8 +108,7 @@ def evaluate_responder(
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)
-    names = [sample.piece for sample in samples]
-    depends = {"evaluation": fingerprint({**settings, "samples": names, "seed": options.seed}), **(beside or {})}
+    depends = {"evaluation": _fingerprint(settings, samples, options), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
         evaluation = Evaluation.from_record(record)
         return replace(evaluation, found=True, reused=evaluation.count)
@@ -122,18 +121,9 @@ def evaluate_responder(
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
     _check_scored(pieces, options, described)
-    resolved = {
-        "title": f"{_source(described)}{method_words(described)}: {task}",
-        "command": "",
-        **_asked_for(task, options),
-        "file_sha256": data,
-        "scoring": task.answer_rule.name,
-        "count": len(samples),
-        **({"skip": options.skip} if options.skip else {}),
-        "responder": dict(described),
-        "fingerprint": fingerprint(depends),
-    }
-    record = Record("evaluate", {}, resolved, {"n_items": task.n_items}, seeds={"samples": options.seed})
+    record = Record("evaluate", {}, _resolved(task, options, described), seeds={"samples": options.seed})
+    record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": fingerprint(depends)}
+    record.scalars = {"n_items": task.n_items}
     record.scalars |= {
         **_scored(pieces, record, options),
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
@@ -212,10 +202,24 @@ def method_words(described: Mapping[str, Any]) -> str:
     return f" under {method if len(method) <= LONGEST_METHOD else method.partition('(')[0]}" if method else ""
 
 
-def _source(described: Mapping[str, Any]) -> str:
-    """Name of the model, for titles."""
+def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
+    """The request and the responder in plain values, for a record."""
     model = described.get("model")
-    return str((model.get("source") if isinstance(model, Mapping) else model) or "model")
+    source = model.get("source") if isinstance(model, Mapping) else model
+    return {
+        "title": f"{source or 'model'}{method_words(described)}: {task}",
+        "command": "",
+        "task": str(task),
+        "file_sha256": None,
+        "scoring": task.answer_rule.name,
+        "count": options.count,
+        **({"skip": options.skip} if options.skip else {}),
+        "positions": list(options.positions_of(task)),
+        "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
+        "responder": dict(described),
+    }
 
 
 def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) -> dict[str, Any]:
@@ -246,6 +250,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
             for position, lost in zip(positions, tables["too_long"].sum(axis=0), strict=True)
             if lost
         },
+        "refused": refused_in(outputs),
         "unjudged": unjudged_in(outputs),
         "measures": list(curves),
         "curves": {name: plain(asdict(curve)) for name, curve in curves.items()},
@@ -336,22 +341,20 @@ def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described:
         raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
 
 
-def _asked_for(task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:
-    """The request in plain values."""
-    return {
-        "task": str(task),
-        "positions": list(options.positions_of(task)),
-        "max_tokens": options.max_tokens or task.max_tokens,
-        "thinking_tokens": options.thinking_tokens,
-        "answer_pattern": options.answer_pattern,
-    }
+def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
+    """Fingerprint of everything an evaluation depends on; its intervals depend on the seed, too."""
+    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
 
 
 def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[str, Any]) -> dict[str, Any]:
     """Everything a piece depends on beside its own prompts, which its name stands for."""
     return {
         "verb": "evaluate",
-        **_asked_for(task, options),
+        "task": str(task),
+        "positions": list(options.positions_of(task)),
+        "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
         "generate": options.generate,
         "score": options.score,
         "responder": {name: value for name, value in responder.items() if name in DECIDING},

@@ -1,17 +1,15 @@
-"""One attention function of transformers through which interventions act, whatever kernel then does the work.
+"""What interventions do with a call of attention: keys with a bias, keys that are kept, and what a prompt has cached.
 
-A changed attention module is given a copy of its configuration that names this function; the network's own stays, and
-with it the masks that are made. Queries and keys arrive rotated, keys and values with everything that is cached, so
-caches, batches with padding, grouped heads and windows go on as they are.
+Calls come from the one place where attention is changed (`models.attention`), with the positions of their tokens.
+Queries and keys arrive rotated, keys and values with everything that is cached, so caches, batches with padding,
+grouped heads and windows go on as they are.
 """
 
-import copy
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Generic, TypeVar
 
@@ -22,79 +20,33 @@ from torch.nn.functional import pad
 
 from posbias.errors import UsageError
 from posbias.interventions.base import Intervention, around_calls, before_calls
+from posbias.models.attention import Attended as Attended
+from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 
-FUNCTION = "posbias"
-"""Name under which the function is registered with transformers."""
-SITE = "posbias_site"
-"""Attribute of a changed attention module."""
 CACHES = ("past_key_values", "layer_past")
 """Names of the argument that hands attention modules their cache."""
-GROUPS = "num_key_value_groups"
-"""Attribute of an attention module: the number of heads that share a key head."""
 ROOM = 64
 """Spare positions behind kept keys, beside a quarter of their number."""
 ALIGNMENT = 8
 """Features of a head are filled up to a multiple of this, at which kernels are quick."""
-PLAIN_KERNEL = "sdpa_attention_forward"
-"""The kernel of transformers that returns no weights."""
-
-Attended = tuple[Tensor, Tensor | None]
-"""Result of an attention function: [batch query head feature], and weights if the kernel returns them."""
 Attend = Callable[["AttentionCall"], Attended]
 """An intervention's own attention function, called in place of a layer's."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """One call of a layer's attention: arguments, positions of the tokens, and the kernel that does the work."""
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall(KernelCall):
+    """One call of a layer's attention, with the positions of its tokens."""
 
-    layer: int
-    module: nn.Module
-    query: Float[Tensor, "batch head query feature"]
-    """Rotated."""
-    key: Float[Tensor, "batch key_head key feature"]
-    """Rotated, with everything that is cached."""
-    value: Float[Tensor, "batch value_head key value_feature"]
-    """Has as many heads as the keys, unless an intervention has more keys cached."""
-    mask: Tensor | None
-    """The mask transformers made, additive or boolean; None if causality alone hides keys."""
-    options: dict[str, Any]
-    """All other arguments, `scaling` among them."""
     query_positions: Int[Tensor, "_ query"]
     """Position of every query in its prompt, 0 at the first token; one row for all prompts, or one for each if some
     are padded (padding counts as 0)."""
     key_positions: Int[Tensor, "_ key"]
-    kernel: Callable[..., Attended]
     slots: int
     """Slots of a prompt that were read so far, padding and those of the call included: positions are below."""
     cached_keys: Tensor | None = None
     """The tensor of keys that the layer's cache held before the call; None if there was none, or it is not known."""
-
-    @property
-    def scaling(self) -> float:
-        """Factor of q.k."""
-        scaling = self.options.get("scaling")
-        return float(self.query.shape[-1] ** -0.5 if scaling is None else scaling)
-
-    @property
-    def group(self) -> int:
-        """Heads that share a key head."""
-        return self.query.shape[1] // self.key.shape[1]
-
-    def run(self, **changed: Any) -> Attended:
-        """Run the kernel on the call, with some fields changed."""
-        call = replace(self, **changed)
-        options = {**call.options, "scaling": self.scaling}
-        module_groups = vars(call.module).get(GROUPS)
-        try:
-            if module_groups is not None:
-                setattr(call.module, GROUPS, call.group)  # kernels repeat key heads so many times
-            return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
-        finally:
-            if module_groups is not None:
-                setattr(call.module, GROUPS, module_groups)
 
     def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
         """Run with a number added to the logit of every key, for each head, times a share for every query.
@@ -144,7 +96,7 @@ class AttentionCall:
     ) -> Attended:
         """Run with keys for every head, or shared as values are; a single query reads shared values without a copy."""
         times = key.shape[1] // self.value.shape[1]
-        if times == 1 or query.shape[2] > 1 or getattr(self.kernel, "__name__", "") != PLAIN_KERNEL:
+        if times == 1 or query.shape[2] > 1 or not self.plain:
             return self.run(query=query, key=key, value=self.value.repeat_interleave(times, 1))
         logits = query @ key.mT * self.scaling
         if self.mask is not None:
@@ -300,19 +252,12 @@ def cache_of(named: Mapping[str, Any]) -> Any:
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
-class _Site:
-    """A layer's attention module under an intervention, with the slots it has read before its current call."""
+class _Reader:
+    """Follows one layer's attention module: the slots it has read before its current call, and its cached keys."""
 
-    def __init__(self, layer: int, module: nn.Module, attend: Attend, padding: Padding) -> None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        self.layer, self.attend, self.padding, self.past = layer, attend, padding, 0
+    def __init__(self, attend: Attend, padding: Padding) -> None:
+        self.attend, self.padding, self.past = attend, padding, 0
         self.cached_keys: Tensor | None = None
-        home = vars(sys.modules[type(module).__module__])
-        implementation: Any = module.config
-        self.kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
-            implementation._attn_implementation, home.get("eager_attention_forward")
-        )
 
     def read(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on the attention module, called before its cache is extended."""
@@ -321,49 +266,30 @@ class _Site:
         index: Any = module.layer_idx
         self.cached_keys = getattr(layers[index], "keys", None) if index < len(layers) else None
 
-    def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-    ) -> Attended:
-        total = self.past + query.shape[2]
-        first = max(0, total - key.shape[2])  # a window's cache holds no others; a static one has room behind
-        return self.attend(
-            AttentionCall(
-                layer=self.layer,
-                module=module,
-                query=query,
-                key=key,
-                value=value,
-                mask=mask,
-                options=options,
-                query_positions=self.padding.between(self.past, total, query.device),
-                key_positions=self.padding.between(first, first + key.shape[2], query.device),
-                kernel=self.kernel,
-                slots=total,
-                cached_keys=self.cached_keys,
-            )
+    def __call__(self, call: KernelCall) -> Attended:
+        total = self.past + call.query.shape[2]
+        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
+        device = call.query.device
+        placed = AttentionCall(
+            **vars(call),
+            query_positions=self.padding.between(self.past, total, device),
+            key_positions=self.padding.between(first, first + call.key.shape[2], device),
+            slots=total,
+            cached_keys=self.cached_keys,
         )
-
-
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> Attended:
-    """The function registered with transformers, which hands the call to the intervention on its module."""
-    site: _Site = getattr(module, SITE)
-    return site(module, query, key, value, attention_mask, **options)
+        return self.attend(placed)
 
 
 def has_sinks(model: HuggingFaceModel) -> bool:
     """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
-    blocks = model.family.attention_blocks(model.network)
-    return any(getattr(block.attention, "sinks", None) is not None for _, block in blocks)
+    return any(getattr(module, "sinks", None) is not None for module in attention_modules(model.network).values())
 
 
 def is_wired(model: HuggingFaceModel) -> bool:
-    """Tell whether every attention module calls a function registered with transformers, and caps no logits."""
-    modules = [block.attention for _, block in model.family.attention_blocks(model.network)]
-    homes = [vars(sys.modules[type(module).__module__]) for module in modules]
+    """Tell whether every attention module asks transformers' attention interface, and caps no logits."""
+    modules = attention_modules(model.network).values()
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-    return bool(modules) and not capped and all("ALL_ATTENTION_FUNCTIONS" in home for home in homes)
+    return bool(modules) and not capped and all(map(asks_interface, modules))
 
 
 @contextmanager
@@ -373,31 +299,16 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
     Raises:
         UsageError: on entry, the family's attention does not go through functions registered with transformers.
     """
-    from transformers import AttentionInterface
-
     if not is_wired(model):
         raise UsageError(
-            f"{intervention}: {model.family.name} models do not let attention be replaced; allowed are families whose "
+            f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
             "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    AttentionInterface.register(FUNCTION, _attention)
-    padding = Padding()
-    layers = {layer: block.attention for layer, block in model.family.attention_blocks(model.network)}
-    modules = list(layers.values())
-    sites = [_Site(layer, module, attend, padding) for layer, module in layers.items()]
-    configs: list[Any] = [module.config for module in modules]
-    try:
-        for module, site in zip(modules, sites, strict=True):
-            config: Any = copy.copy(module.config)
-            config._attn_implementation_internal = FUNCTION
-            module.config = config
-            setattr(module, SITE, site)
-        with padding.followed(model.network), before_calls(zip(modules, [site.read for site in sites], strict=True)):
-            yield
-    finally:
-        for module, config in zip(modules, configs, strict=True):
-            module.config = config
-            vars(module).pop(SITE, None)
+    padding, modules = Padding(), attention_modules(model.network)
+    readers = {layer: _Reader(attend, padding) for layer in modules}
+    hooks = [(module, readers[layer].read) for layer, module in modules.items()]
+    with padding.followed(model.network), before_calls(hooks), attention(model.network, readers):
+        yield
 
 
 class KeptKeys:
@@ -428,27 +339,6 @@ class KeptKeys:
         room[:, :, ready:total] = new
         self._kept[call.layer] = weakref.ref(call.key), mark, room
         return room[:, :, :total]
-
-
-def turned(
-    values: Float[Tensor, "batch head position feature"], angles: Float[Tensor, "_ head position pair"]
-) -> Float[Tensor, "batch head position feature"]:
-    """Turn queries or keys further by angles in radians, half against half; features beyond the pairs stay."""
-    return turned_by(values, angles.cos(), angles.sin())
-
-
-def turned_by(
-    values: Float[Tensor, "batch head position feature"],
-    cosine: Float[Tensor, "*shown pair"],
-    sine: Float[Tensor, "*shown pair"],
-) -> Float[Tensor, "batch head position feature"]:
-    """Turn queries or keys as `turned` does, by the cosines and sines of the angles."""
-    pairs = cosine.shape[-1]
-    precise = torch.promote_types(values.dtype, torch.float32)
-    whole = values.to(precise)
-    first, second, unturned = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
-    cosine, sine = cosine.to(whole), sine.to(whole)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
 
 
 def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:

@@ -137,14 +137,18 @@ def check_model(model: Any) -> HuggingFaceModel:
 
 
 def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
-    """Describe the model by a family like its own that answers some questions differently."""
+    """Describe the model, if its family is known, by one like it that answers some questions differently."""
+    if not model.described:
+        return model
     changed = copy.copy(model.family)
     vars(changed).update(answers)  # an instance precedes its class
     return model.described_by(changed)
 
 
 def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], AttentionParts]) -> HuggingFaceModel:
-    """Describe the model with its family's own `attention_parts`, changed."""
+    """Describe the model, if its family is known, with its own `attention_parts`, changed."""
+    if not model.described:
+        return model
     family = model.family
     return described(model, attention_parts=lambda block, config: change(family.attention_parts(block, config)))
 

@@ -1,30 +1,28 @@
 """Interventions on the attention branch: how strongly it is added, whether the stream passes beside it, what it reads.
 
-The branch is caught at the module whose output is what gets added to the stream: the output projection, or the norm
-after it if a family has one.
+Branch and stream are caught where a block adds them (`models.branches`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families.layout import Block, stream_read
+from posbias.interventions.base import INTERVENTIONS, Intervention, described, with_attention
+from posbias.models.attention import Attended, KernelCall, asks_interface, attention, attention_modules
+from posbias.models.attention_blocks import VANISHING
+from posbias.models.branches import Branches, branches
+from posbias.models.families.layout import Block
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
-
-SCALE = "scaling"
-"""Attribute of an attention module by which q.k is multiplied, in the families wired to the attention interface."""
-VANISHING = 1e-30
-"""In place of a scale of 0, which torch's fused attention turns into NaN; e^logit is 1 to every digit."""
 
 
 @INTERVENTIONS.register("attention_scaled")
@@ -44,16 +42,13 @@ class AttentionScaled(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Multiply what every branch adds."""
-
-        def scaled(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return output * self.factor
-
-        adding = [block.adds for block in model.family.blocks(model.network)]
-        with hooked(module.register_forward_hook(scaled) for module in adding):
+        with changed_branches(model, self, Branches(branch=lambda branch: branch * self.factor)):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
+        if not model.described:
+            return model
         family = model.family
         after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
 
@@ -101,22 +96,15 @@ class NoResidual(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
-        blocks = model.family.blocks(model.network)
-        if any(block.branch_scale == 0 for block in blocks):
-            raise UsageError(f"{self}: this model's branches are scaled by 0 and the stream is all there is")
-        with ExitStack() as hooks:
-            for block in blocks:
-                keep, subtract = _subtract_stream(block.branch_scale)
-                # Not the block itself: recomputing activations calls a block past its hooks.
-                reads = block.attention_norm or block.mixer.module
-                hooks.enter_context(reads.register_forward_pre_hook(keep, with_kwargs=True))
-                hooks.enter_context(block.adds.register_forward_hook(subtract))
+        """Let nothing stand in the stream's place where a branch is added to it."""
+        with changed_branches(model, self, Branches(stream=torch.zeros_like)):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
         whole = super().description(model, rerun=rerun)
+        if not model.described:
+            return whole
         return whole.described_by(model.family, misfit="its attention branches have no residual")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
@@ -141,18 +129,17 @@ class NoContent(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let the scale of the logits vanish while the context is open."""
-        family = model.family
-        modules = [block.attention for _, block in family.attention_blocks(model.network)]
-        if not all(isinstance(getattr(module, SCALE, None), float) for module in modules):
-            raise UsageError(f"{self}: attention of {family.name} models has no scale of q.k that could be changed")
-        before: list[Any] = [getattr(module, SCALE) for module in modules]
-        try:
-            for module in modules:
-                setattr(module, SCALE, VANISHING)
+        modules = attention_modules(model.network)
+        if not modules or not all(map(asks_interface, modules.values())):
+            raise UsageError(
+                f"{self}: attention of {model.model_type} models has no scale of q.k that could be changed"
+            )
+
+        def vanish(call: KernelCall) -> Attended:
+            return call.run(options={**call.options, "scaling": VANISHING})
+
+        with attention(model.network, dict.fromkeys(modules, vanish)):
             yield
-        finally:
-            for module, scale in zip(modules, before, strict=True):
-                setattr(module, SCALE, scale)
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
@@ -163,16 +150,16 @@ class NoContent(Intervention):
         return replace(architecture, content=0.0)
 
 
-def _subtract_stream(branch_scale: float) -> tuple[Callable[..., None], Callable[..., Tensor]]:
-    """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds."""
-    streams: list[Tensor] = []
+@contextmanager
+def changed_branches(model: HuggingFaceModel, intervention: Intervention, change: Branches) -> Iterator[None]:
+    """Within the context, blocks add their branches with a change; one that adds none to its input is refused."""
 
-    def keep(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        streams[:] = [stream_read(positional, named)]
+    def check(layer: int, _stream: Tensor, branch: Tensor | None) -> None:
+        if branch is None:
+            raise UsageError(
+                f"{intervention}: layer {layer} of this {model.model_type} model does not add a branch of attention to "
+                "its input; allowed are models whose every block does"
+            )
 
-    def subtract(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        (stream,) = streams
-        streams.clear()
-        return output - stream.reshape(output.shape) / branch_scale
-
-    return keep, subtract
+    with branches(model.network, replace(change, done=check)):
+        yield

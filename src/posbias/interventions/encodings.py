@@ -1,21 +1,23 @@
 """Interventions on what tells positions apart: rotary angles, learned positions, ALiBi.
 
-Rotary angles are changed inside the rotary module alone. Changing the network's own `position_ids` would be a trap:
-equal ids are taken for packed sequences, and attention becomes diagonal.
+Rotary angles are changed inside the rotary module, or where an attention module gets them. Changing the network's own
+`position_ids` would be a trap: equal ids are taken for packed sequences, and attention becomes diagonal.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
+from posbias.models.attention import attention_modules
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.rotary import changing_kinds
 
@@ -54,9 +56,26 @@ class NoRope(Intervention):
 
     ingredient: ClassVar[str] = "encoding"
 
-    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
-        """Factor 0."""
-        return rotary_scaled(model, self, 0.0)
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Factor 0, also where an attention module is handed angles of another pass."""
+
+        def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            angles = named.get("position_embeddings")
+            if angles is None:
+                return positional, named
+            whole = angles.abs() if isinstance(angles, Tensor) else torch.hypot(*angles)
+            unturned = torch.complex(whole, torch.zeros_like(whole)) if isinstance(angles, Tensor) else None
+            return positional, {
+                **named,
+                "position_embeddings": (whole, torch.zeros_like(whole)) if unturned is None else unturned,
+            }
+
+        with (
+            rotary_scaled(model, self, 0.0),
+            before_calls((module, still) for module in attention_modules(model.network).values()),
+        ):
+            yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Leave the model as it is if the activations carry the angles; otherwise no layer rotates."""
@@ -121,21 +140,19 @@ class NoAlibi(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Hand every attention module zeros for its biases."""
-        family = model.family
         _check_alibi(model, self)
-        argument = ALIBI_ARGUMENTS[family.name]
+        argument = ALIBI_ARGUMENTS[model.model_type]
 
         def without(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             return positional, {**named, argument: torch.zeros_like(named[argument])}
 
-        with before_calls((block.attention, without) for block in family.blocks(model.network)):
+        with before_calls((module, without) for module in attention_modules(model.network).values()):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """No logits by position, no encoding."""
+        """No encoding."""
         _check_alibi(model, self)
-        without = with_attention(model, lambda parts: replace(parts, position_logits=None))
-        return described(without, encoding=lambda config, layer: NoEncoding())
+        return described(model, encoding=lambda config, layer: NoEncoding())
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `alibi`."""
@@ -167,16 +184,16 @@ def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) ->
 
 def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
     """Modules that turn positions into cosines and sines; at least one."""
-    family = model.family
     modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-    if not modules or not any(
-        family.rotates(block.attention, model.config) for _, block in family.attention_blocks(model.network)
-    ):
-        raise UsageError(f"{intervention}: this {family.name} model has no rotary module to change")
+    takes = [signature(type(module).forward).parameters for module in attention_modules(model.network).values()]
+    config = model.config
+    unused = getattr(config, "alibi", False) or getattr(config, "position_embedding_type", "rope") != "rope"
+    if not modules or unused or not any("position_embeddings" in names for names in takes):
+        raise UsageError(f"{intervention}: this {model.model_type} model has no rotary module to change")
     return modules
 
 
 def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse a model without ALiBi, or one that hands it down in another way."""
-    if model.family.name not in ALIBI_ARGUMENTS:
-        raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.family.name} model")
+    if model.model_type not in ALIBI_ARGUMENTS:
+        raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.model_type} model")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
+from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, NoEncoding
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
     Attended,
@@ -26,9 +26,8 @@ from posbias.interventions.attention import (
     past_length,
 )
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
-from posbias.interventions.visibility import HIDDEN_SCORE, additive, check_maskable
-from posbias.models.families.layout import stream_read
-from posbias.models.families.parts import AttentionParts
+from posbias.interventions.visibility import additive, check_maskable, shown
+from posbias.models.attention import attention_modules, stream_read
 from posbias.models.hugging_face import HuggingFaceModel
 
 
@@ -98,29 +97,19 @@ class KeyBiased(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Add the bias in every attention module."""
-        family = model.family
-        heads = family.heads(model.config)
-        biases = self.layers(family.depth(model.config))
+        heads = model.sizes["heads"]
+        biases = self.layers(model.sizes["layers"])
         for bias in biases:
             bias.check_heads(heads)
         with biased(model, self, KeyLogits(lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads)))):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """The bias among the logits by position of every layer."""
-        family = model.family
-        blocks = family.blocks(model.network)
-        of_block = {id(block.module): bias for block, bias in zip(blocks, self.layers(len(blocks)), strict=True)}
-        biases = list(of_block.values())
-
-        def parts(block: Any, config: Any) -> AttentionParts:
-            whole, bias = family.attention_parts(block, config), of_block[id(block.module)]
-            return replace(whole, position_logits=lambda n: _logits(whole, bias, n))
-
-        def encoding(config: Any, layer: int) -> Any:
-            return added_to(family.encoding(config, layer), biases[layer])
-
-        return described(model, attention_parts=parts, encoding=encoding)
+        """The bias beside the encoding of every layer."""
+        if not model.described:
+            return model
+        family, biases = model.family, self.layers(model.sizes["layers"])
+        return described(model, encoding=lambda config, layer: added_to(family.encoding(config, layer), biases[layer]))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The key bias in place of encoding `none`."""
@@ -200,24 +189,23 @@ def biased(
     check_maskable(model, intervention)
     padding = Padding()
     hooks = [
-        (block.attention, _in_mask(partial(bias, layer), model.family.mask(model.config, layer), padding))
-        for layer, block in model.family.attention_blocks(model.network)
+        (module, _in_mask(partial(bias, layer), padding)) for layer, module in attention_modules(model.network).items()
     ]
     with padding.followed(model.network), before_calls(hooks):
         yield
 
 
-def _in_mask(bias: Callable[[int, Tensor], Tensor], layer_mask: Mask, padding: Padding) -> Callable[..., Arguments]:
-    """Make a hook that adds a layer's bias to the mask its attention module gets, or to the layer's own without one."""
+def _in_mask(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Callable[..., Arguments]:
+    """Make a hook that adds a layer's bias to the mask its attention module gets, or to a causal one without any."""
 
     def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         read, mask = stream_read(positional, named), named.get("attention_mask")
         past = past_length(module, named)
         total = past + read.shape[1]
         if mask is None:
-            mask = additive(layer_mask.visible(total)[past:]).to(read)
+            mask = additive(shown(None, total, read.device)[:, past:]).to(read)
         elif mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
+            mask = torch.cat([additive(row) for row in mask]).to(read)
         keys = mask.shape[-1]
         first = max(0, total - keys)  # a window's cache holds no others; a static one has room behind
         position = padding.positions(torch.arange(first, first + keys, device=read.device))
@@ -226,8 +214,3 @@ def _in_mask(bias: Callable[[int, Tensor], Tensor], layer_mask: Mask, padding: P
         return positional, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
 
     return hook
-
-
-def _logits(parts: AttentionParts, bias: KeyEncoding, n_positions: int) -> Tensor:
-    added = torch.as_tensor(bias.key_logits(n_positions, parts.heads)).to(parts.query)
-    return added if parts.position_logits is None else parts.position_logits(n_positions) + added

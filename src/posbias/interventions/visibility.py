@@ -7,32 +7,27 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
+from posbias.architecture import MASKS, Architecture, Full, SlidingWindow
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
-from posbias.models.families.layout import Block, stream_read
-from posbias.models.families.parts import AttentionParts
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
+from posbias.models.attention import attention_modules, stream_read
+from posbias.models.attention_blocks import HIDDEN_SCORE
 from posbias.models.hugging_face import HuggingFaceModel
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
 OWN_MASKS = ("gpt_neo", "mpt")
 """Families whose attention modules apply masks of their own."""
-BIASED_MASKS = ("falcon",)
-"""Families whose ALiBi, if configured, comes in the mask they hand down."""
-HIDDEN_SCORE = torch.finfo(torch.float16).min
-"""Number that hides a key from the network: every floating type holds it, and no logit outweighs it."""
-HIDDEN_LOGIT = -1e4
-"""Number that hides a key in a theory's logits: exp of it is 0, and the digits of logits it is added to survive."""
+
+Pairs = Bool[Tensor, "_ query key"]
+"""Keys that queries see, in all heads or each."""
 
 
 class Visibility(Intervention):
@@ -41,35 +36,33 @@ class Visibility(Intervention):
     ingredient: ClassVar[str] = "causal mask"
 
     @abstractmethod
-    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
-        """Keys that a layer with the mask `layer_mask` shows under the change; refused if the prompt is too short."""
+    def visible(self, before: Pairs) -> Pairs:
+        """What a layer shows under the change, from what it shows; refused if the prompt is too short."""
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Hand every attention module its new mask."""
-        family = model.family
         check_maskable(model, self)
-        masks: dict[tuple[Mask, int, torch.dtype, torch.device], Tensor] = {}
 
-        def replaced(layer_mask: Mask, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+        def replaced(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             read = stream_read(positional, named)
-            key = layer_mask, read.shape[1], read.dtype, read.device
-            if key not in masks:  # layers with equal masks share one
-                masks[key] = additive(self.visible(layer_mask, read.shape[1])).to(read)
-            return positional, {**named, "attention_mask": masks[key]}
+            visible = self.visible(shown(named.get("attention_mask"), read.shape[1], read.device))
+            return positional, {**named, "attention_mask": additive(visible).to(read)}
 
-        hooks = [
-            (block.attention, partial(replaced, family.mask(model.config, layer)))
-            for layer, block in family.attention_blocks(model.network)
-        ]
-        with before_calls(hooks):
+        with before_calls((module, replaced) for module in attention_modules(model.network).values()):
             yield
 
 
-def additive(visible: Bool[np.ndarray, "query key"]) -> Float[Tensor, "1 1 query key"]:
+def shown(mask: Tensor | None, n_positions: int, device: torch.device) -> Pairs:
+    """Keys that a mask shows to the last queries among so many positions; without a mask a layer is causal."""
+    if mask is None:
+        return torch.ones(1, n_positions, n_positions, dtype=torch.bool, device=device).tril()
+    return mask[0] if mask.dtype == torch.bool else mask[0] > HIDDEN_SCORE / 2
+
+
+def additive(visible: Pairs) -> Float[Tensor, "1 _ query key"]:
     """0 where visible, a large negative number elsewhere, as transformers writes masks."""
-    hidden = torch.as_tensor(~visible)
-    return torch.zeros(hidden.shape).masked_fill(hidden, HIDDEN_SCORE)[None, None]
+    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, HIDDEN_SCORE)[None]
 
 
 @INTERVENTIONS.register("bidirectional")
@@ -80,12 +73,12 @@ class Bidirectional(Visibility):
     In a theory: mask `full`. With uniform attention the profile is then flat after one layer of attention alone.
     """
 
-    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, before: Pairs) -> Pairs:
         """Everything."""
-        return Full().visible(n_positions)
+        return torch.ones_like(before)
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Full masks; theories that recompute causal attention refuse them."""
+        """Full masks; theories that read causal attention refuse them."""
         return described(model, mask=lambda config, layer: Full())
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
@@ -101,13 +94,14 @@ class Window(Visibility):
     width: Annotated[int, Ge(1)]
     """Visible keys, the query's own position included (positions, >= 1)."""
 
-    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, before: Pairs) -> Pairs:
         """The layer's own mask within the window."""
-        window = SlidingWindow(width=self.width).visible(n_positions)
-        return np.asarray(layer_mask.visible(n_positions) & window)
+        return before.triu(1 - self.width)
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Windows in place of longer masks."""
+        if not model.described:
+            return model
         family = model.family
         return described(model, mask=lambda config, layer: self._narrowed(family.mask(config, layer)))
 
@@ -141,29 +135,18 @@ class SinkMasked(Visibility):
     positions: Annotated[int, Ge(1)] = 1
     """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
 
-    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, before: Pairs) -> Pairs:
         """The layer's own mask without the first keys, but for their own queries."""
-        self._check_length(n_positions)
-        index = np.arange(n_positions)
-        hidden = (index[:, None] >= self.positions) & (index[None, :] < self.positions)
-        visible: np.ndarray = layer_mask.visible(n_positions) & ~hidden
+        n_positions = before.shape[-1]
+        if self.positions >= n_positions:
+            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
+        visible = before.clone()
+        visible[..., self.positions :, : self.positions] = False
         return visible
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """A logit so low at the first keys that later queries do not see them."""
-        return with_attention(model, lambda parts: replace(parts, position_logits=partial(self._logits, parts)))
-
-    def _check_length(self, n_positions: int) -> None:
-        if self.positions >= n_positions:
-            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
-
-    def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
-        self._check_length(n_positions)
-        device = parts.query.device
-        hidden = (torch.arange(n_positions, device=device) < self.positions) * HIDDEN_LOGIT
-        if parts.position_logits is None:
-            return torch.zeros(parts.heads, 1, device=device) + hidden
-        return parts.position_logits(n_positions) + hidden
+        """Leave the model as it is: what reads attention sees what it hides."""
+        return model
 
 
 @INTERVENTIONS.register("no_learned_sinks")
@@ -177,35 +160,34 @@ class NoLearnedSinks(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Set logits of -inf in the place of the sinks; the parameter itself comes back afterwards."""
+        modules = [module for module in attention_modules(model.network).values() if _learned(module) is not None]
+        if not modules:
+            raise UsageError(f"{self}: {model.model_type} models have no learned sinks")
         with ExitStack() as later:
-            for block in self._blocks(model):
-                learned = block.attention.get_parameter("sinks")
+            for module in modules:
+                learned = module.get_parameter("sinks")
                 nothing = nn.Parameter(torch.full_like(learned, -torch.inf), requires_grad=False)
-                block.attention.register_parameter("sinks", nothing)
-                later.callback(block.attention.register_parameter, "sinks", learned)
+                module.register_parameter("sinks", nothing)
+                later.callback(module.register_parameter, "sinks", learned)
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Describe attention without sinks."""
-        self._blocks(model)
-        return with_attention(model, lambda parts: replace(parts, sinks=None))
+        """Leave the model as it is: what reads attention sees no sinks."""
+        return model
 
-    def _blocks(self, model: HuggingFaceModel) -> list[Block]:
-        blocks = [block for _, block in model.family.attention_blocks(model.network)]
-        if not all("sinks" in dict(block.attention.named_parameters(recurse=False)) for block in blocks):
-            raise UsageError(f"{self}: {model.family.name} models have no learned sinks")
-        return blocks
+
+def _learned(module: nn.Module) -> Tensor | None:
+    return dict(module.named_parameters(recurse=False)).get("sinks")
 
 
 def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
     """Refuse attention that does not take a plain additive mask."""
-    family, config = model.family, model.config
-    if not family.attention_blocks(model.network):
-        raise UsageError(f"{intervention}: {family.name} models have no attention")
-    implementation = getattr(config, "_attn_implementation", None)
-    biased = family.name in BIASED_MASKS and not isinstance(family.encoding(config, 0), NoEncoding)
-    if family.name in OWN_MASKS or biased or implementation not in WIRED:
+    kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
+    if not attention_modules(model.network):
+        raise UsageError(f"{intervention}: {kind} models have no attention that posbias knows")
+    biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
+    if kind in OWN_MASKS or biased or implementation not in WIRED:
         raise UsageError(
-            f"{intervention}: {family.name} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
+            f"{intervention}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
             f"additive mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
         )

@@ -17,23 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from posbias.errors import UsageError
+from posbias.models.branches import named_blocks
 from posbias.models.model import Model
 from posbias.models.weights import dispatched
 
 WIDER = "; in a wider type it may be: --dtype float32 or float64"
 """What to do about gradients that overflow: a half precision model may run to a finite output all the same."""
-
-
-def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
-    """The network's blocks by module path, such as `model.layers.17`, nearest the input first.
-
-    They are the entries of its `nn.ModuleList` with the most parameters; empty if it has none.
-    """
-    lists = [named for named in network.named_modules() if isinstance(named[1], nn.ModuleList) and len(named[1])]
-    if not lists:
-        return {}
-    path, largest = max(lists, key=lambda named: sum(parameter.numel() for parameter in named[1].parameters()))
-    return {f"{path}.{name}".removeprefix("."): block for name, block in largest.named_children()}
 
 
 @contextmanager

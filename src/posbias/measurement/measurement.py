@@ -97,7 +97,7 @@ class Measurement(Result):
 
     @property
     def mixings(self) -> Mapping[str, Mixing]:
-        """Both mixings of every layer; none for a model without a family description."""
+        """Both mixings of every layer; none if blocks add no branches of attention."""
         return self.measured.mixing
 
     @property
@@ -348,7 +348,8 @@ def combine(
             norms.sum(axis=1) if options.averaging == "norms" else None,
             _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind) if kind.sampled else None,
         )
-    missing = [] if measured[0].mixing else ["mixing: the model's family has no description"]
+    none = "mixing: the model's blocks do not add a branch of attention to their input"
+    missing = [] if measured[0].mixing else [none]
     twice = [prompt for prompt in measured if prompt.full_precision]
     return Measurement(
         kinds=resolved,

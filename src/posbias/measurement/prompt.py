@@ -7,7 +7,7 @@ the same again in float32 for models below it.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -149,8 +149,8 @@ class PromptMeasurement:
     standard_errors: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """Errors of the norms, for sampled kinds only."""
     mixing: dict[str, Float64[np.ndarray, "layers"]] = field(default_factory=dict)
-    """By definition: "token_mean", the mean over tokens of |a| / (|x| + |a|), and "frobenius"; none for a model without
-    a family description."""
+    """By definition: "token_mean", the mean over tokens of |a| / (|x| + |a|), and "frobenius"; none if blocks add
+    no branches of attention."""
     details: dict[str, dict[str, float]] = field(default_factory=dict)
     depth: DepthInfluence | None = None
     full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class PromptMeasurement:
 def measure_prompt(
     model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions | None = None
 ) -> PromptMeasurement:
-    """Measure one prompt: every kind of influence, and the mixing where the model's family is described.
+    """Measure one prompt: every kind of influence, and the mixing where blocks add branches of attention.
 
     Kinds are distinct, as `resolve_kinds` returns them; the key is all that random probes depend on, both numbers >= 0.
 
@@ -194,13 +194,13 @@ def measure_together(
         alone = partial(measure_prompt, model, kinds=kinds, options=options)
         return [alone(tokens, key=key) for tokens, key in zip(token_ids, keys, strict=True)]
     watching: AbstractContextManager[BranchWatch | None] = nullcontext()
-    if isinstance(model, HuggingFaceModel) and model.described:  # the first pass gives the mixing, too
-        watching = watch_branches(model.family.blocks(model.network), once=model.network)
+    if isinstance(model, HuggingFaceModel):  # the first pass gives the mixing, too
+        watching = watch_branches(model.network, once=True)
     with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
         influences = influence_of_positions(model, token_ids, kinds=kinds, keys=keys, options=options)
     layers = () if options.layers is None else chosen_layers(model, options.layers)
     mixings: list[Mixing | None] = [None for _ in keys]
-    if model.described:
+    with suppress(UsageError):  # blocks that add no branches of attention
         norms = watch.norms() if watch is not None and watch.stream else None
         mixings = [*mixings_together(model, token_ids, prompts=[prompt for _, prompt in keys], norms=norms)]
     measured = []

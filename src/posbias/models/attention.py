@@ -1,331 +1,326 @@
-"""A layer's attention recomputed from what its attention module reads, in blocks of queries.
+"""Attention of a loaded network, seen and changed in one place: the attention interface of transformers.
 
-No matrix larger than heads x block x positions exists at any time, whatever attention implementation the model runs.
-`watch_attention` hands every layer's input over as the model's own forward pass reaches it.
+A module that attends is given a copy of its configuration that names our function; the network's own stays, and with it
+the masks that are made. So queries and keys arrive after norms and rotation, keys and values with everything that is
+cached, beside mask, scale, soft cap and learned sinks, whatever kernel then does the work. Families that do not ask the
+interface (`EAGER`) are seen at the products and the softmax of their eager attention, a whole matrix at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
+from inspect import signature, unwrap
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
-from posbias.architecture import Mask
 from posbias.errors import UsageError
-from posbias.models.families.layout import stream_read
-from posbias.models.families.parts import AttentionParts, Norm
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.model import Model
 
-BLOCK_ELEMENTS = 1 << 20
-"""Attention weights held at once on a CPU (4 MB in float32, near its caches): queries times all heads times keys."""
-BLOCK_QUERIES = 128
-"""Most queries in a block there: shorter blocks skip more of the masked half, longer ones multiply faster."""
-FILLING_ELEMENTS = 1 << 24
-"""Attention weights of a block that keeps an accelerator busy for longer than its operations take to start."""
-MEMORY_SHARE = 1 / 128
-"""Largest share of an accelerator's memory for the weights of a block, of which several copies exist."""
-BLOCKS = 8
-"""Blocks of long prompts on an accelerator, unless memory asks for more: 9/16 of the square are computed, not all."""
-Turn = Float[Tensor, "position rotary"] | None
-"""RoPE cosines or sines of a layer; None if it has no RoPE."""
-_block_elements: ContextVar[int | None] = ContextVar("block_elements", default=None)
+PLAIN_KERNEL = "sdpa_attention_forward"
+"""The kernel of transformers that returns no weights."""
+FUNCTION = "posbias"
+"""Name under which the function is registered with transformers."""
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+"""What the forward pass of a module calls if its attention goes through the interface."""
+SITE = "posbias_site"
+"""Attribute of an attention module whose calls are handed over."""
+GROUPS = "num_key_value_groups"
+"""Attribute of an attention module: the number of heads that share a key head."""
+EAGER: Mapping[str, Callable[[Any], float]] = {
+    "BloomAttention": lambda module: module.inv_norm_factor,
+    "CodeGenAttention": lambda module: 1 / float(module.scale_attn),
+    "FalconAttention": lambda module: module.inv_norm_factor,
+    "GPTJAttention": lambda module: 1 / float(module.scale_attn),
+    "GPTNeoSelfAttention": lambda module: 1.0,
+    "MptAttention": lambda module: module.softmax_scale,
+}
+"""Modules that attend without the interface, and the factor of q.k in them."""
+PRODUCTS = (Tensor.__matmul__, Tensor.matmul, torch.matmul, torch.bmm, Tensor.bmm, Tensor.baddbmm, torch.baddbmm)
 
-
-@dataclass(frozen=True)
-class AttentionState:
-    """Queries, keys and values of one layer and prompt, heads grouped by the key head they share."""
-
-    query: Float[Tensor, "key_head group position head_dim"]
-    """After q/k norm; as the dot product sees them once `rotated`."""
-    key: Float[Tensor, "key_head position head_dim"]
-    raw_query: Float[Tensor, "position query_features"]
-    """Queries as projected, before q/k norm."""
-    raw_key: Float[Tensor, "position key_features"]
-    parts: AttentionParts
-    read: Float[Tensor, "position feature"]
-    """Input of the attention module."""
-
-    def on(self, device: torch.device) -> "AttentionState":
-        """The state with queries and keys on a device; values stay with the maps that make them."""
-        return replace(self, query=self.query.to(device), key=self.key.to(device))
-
-    @cached_property
-    def value(self) -> Float[Tensor, "key_head position value_dim"]:
-        """Values, projected when they are first asked for."""
-        parts = self.parts
-        value = affine(self.read, parts.value, parts.value_bias)
-        return value.reshape(len(value), parts.key_heads, parts.value_dim).transpose(0, 1)
+Attended = tuple[Tensor, Tensor | None]
+"""Result of an attention function: [batch query head feature], and weights if the kernel returns them."""
 
 
 @dataclass(frozen=True)
-class AttentionBlock:
-    """Attention weights of a run of queries over the keys they may see."""
+class KernelCall:
+    """One call of a layer's attention, and the kernel that does the work."""
 
-    queries: slice
-    keys: slice
-    weights: Float[Tensor, "key_head group query key"]
-    """Rows sum to 1, or to what a learned sink leaves."""
-    sink: Float[Tensor, "key_head group query"] | None = None
-    """Share of every row that a learned sink takes; None if there is no sink."""
-
-    def among_keys(self) -> Float[Tensor, "key_head group query key"]:
-        """The weights with every row summing to 1: how a query shares out what a learned sink leaves."""
-        if self.sink is None:
-            return self.weights
-        return self.weights / self.weights.sum(-1, keepdim=True).clamp_min(torch.finfo(self.weights.dtype).tiny)
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """One layer's attention: where it is and what it does."""
-
-    index: int
-    """The block's, counted from the input."""
+    layer: int
     module: nn.Module
-    parts: AttentionParts
-    mask: Mask
-    """Causal: no query looks ahead."""
-    angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None
-    """Its rotary cosines and sines, from the named arguments of a call; None if nothing is rotated."""
+    query: Float[Tensor, "batch head query feature"]
+    """Rotated."""
+    key: Float[Tensor, "batch key_head key feature"]
+    """Rotated, with everything that is cached."""
+    value: Float[Tensor, "batch value_head key value_feature"]
+    """Has as many heads as the keys, unless an intervention has more keys cached."""
+    mask: Tensor | None
+    """The mask transformers made, additive or boolean; None if causality alone hides keys."""
+    options: dict[str, Any]
+    """All other arguments, `scaling` among them."""
+    kernel: Callable[..., Attended]
+    plain: bool
+    """The kernel is torch's fused one, which returns no weights."""
+    logits: Float[Tensor, "head query key"] | None = None
+    """All that the softmax gets, of attention without the interface; None elsewhere."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of q.k."""
+        scaling = self.options.get("scaling")
+        return float(self.query.shape[-1] ** -0.5 if scaling is None else scaling)
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    def run(self, **changed: Any) -> Attended:
+        """Run the kernel on the call, with some fields changed."""
+        call = replace(self, **changed)
+        scaling = call.options.get("scaling")
+        options = {**call.options, "scaling": self.scaling if scaling is None else scaling}
+        module_groups = vars(call.module).get(GROUPS)
+        try:
+            if module_groups is not None:
+                setattr(call.module, GROUPS, call.group)  # kernels repeat key heads so many times
+            return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
+        finally:
+            if module_groups is not None:
+                setattr(call.module, GROUPS, module_groups)
 
 
-@dataclass(frozen=True)
-class AttentionInput:
-    """The input of an attention module for one prompt, in the precision that attention is recomputed in."""
-
-    read: Float[Tensor, "position feature"]
-    """The stream after the norm before the branch, if the family has one."""
-    cosine: Turn
-    sine: Turn
+Receive = Callable[[KernelCall], None]
+Attend = Callable[[KernelCall], Attended]
 
 
-def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> list[AttentionLayer]:
-    """Attention of every layer that has any, for prompts of `n_positions` tokens.
+def attention_modules(network: nn.Module) -> dict[int, nn.Module]:
+    """The modules of a network that attend, by layer, counted from 0 at the input; layers without attention have none.
 
-    Raises:
-        UsageError: the family is not described, its attention cannot be recomputed, its weights cannot be read
-            (quantised or offloaded), or a layer is not causal; no layer has attention, or one has none and `of_all`
-            names what needs it in all.
+    Each has its configuration and its layer's number.
     """
-    if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
-    family, config = model.family, model.config
-    reason = family.not_recomputable(config)
-    if reason is not None:
-        raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
-    attending, layers = family.attention_blocks(model.network), []
-    without = family.beyond_attention(model.network)
-    if not attending or (of_all and without):
-        raise UsageError(
-            f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, without))} mix "
-            "positions by linear layers, which have no attention matrix, or not at all; allowed are models with "
-            + ("attention alone in every layer" if attending else "attention in some layer")
-        )
-    for index, block in attending:
-        mask = family.mask(config, index)
-        if mask.mutual_prefix(n_positions) > 1:
-            raise UsageError(f"recomputed attention needs causal layers, layer {index} has the mask {mask}")
-        layers.append(
-            AttentionLayer(
-                index=index,
-                module=block.attention,
-                parts=block.attention_added(family.attention_parts(block, config)),
-                mask=mask,
-                angles=partial(family.angles, block.attention) if family.rotates(block.attention, config) else None,
-            )
-        )
-    return layers
+    found: dict[int, nn.Module] = {}
+    for module in network.modules():
+        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+        if isinstance(layer, int) and (asks_interface(module) or type(module).__name__ in EAGER):
+            found[layer] = module
+    return dict(sorted(found.items()))
+
+
+def asks_interface(module: nn.Module) -> bool:
+    """Tell whether a module's forward pass calls a function that is registered with transformers."""
+    code = getattr(unwrap(type(module).forward), "__code__", None)
+    return code is not None and INTERFACE in code.co_names
+
+
+def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
+    """The stream that a block, or its attention, is about to read, among the arguments of its call."""
+    stream: Tensor = positional[0] if positional else named["hidden_states"]
+    return stream
 
 
 @contextmanager
-def watch_attention(
-    layers: Sequence[AttentionLayer], receive: Callable[[AttentionLayer, AttentionInput], None], *, dtype: torch.dtype
-) -> Iterator[None]:
-    """Within the context, call `receive` with every layer's input, in `dtype`, as the model runs on a single prompt.
+def attention(network: nn.Module, attend: Mapping[int, Attend]) -> Iterator[None]:
+    """Within the context, the functions compute the attention of their layers, all of which ask the interface.
 
-    It is called once per layer and forward pass, in the order of the layers, and may keep nothing.
+    Contexts stand one in the other: what the later one runs is the earlier one's.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    def hook_of(layer: AttentionLayer) -> Callable[..., None]:
-        def hook(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            read = stream_read(positional, named)
-            cosine = sine = None
-            if layer.angles is not None:
-                cosine, sine = (part.detach().to(dtype) for part in layer.angles(named))
-            receive(layer, AttentionInput(read[0].detach().to(dtype), cosine, sine))
+    AttentionInterface.register(FUNCTION, _attention)
+    AttentionMaskInterface.register(FUNCTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])  # or it would run unmasked
+    modules = attention_modules(network)
+    before: list[tuple[nn.Module, Any, Any]] = []
+    try:
+        for layer, function in attend.items():
+            module = modules[layer]
+            site, config = _Site(layer, module, function), copy.copy(module.config)
+            before.append((module, module.config, vars(module).get(SITE)))
+            config._attn_implementation_internal = FUNCTION  # type: ignore[union-attr]
+            module.config = config
+            setattr(module, SITE, site)
+        yield
+    finally:
+        for module, config, outer in reversed(before):
+            module.config = config
+            vars(module).pop(SITE, None)
+            if outer is not None:
+                setattr(module, SITE, outer)
 
-        return hook
 
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.module.register_forward_pre_hook(hook_of(layer), with_kwargs=True).remove)
+@contextmanager
+def seen_attention(network: nn.Module, receive: Mapping[int, Receive]) -> Iterator[None]:
+    """Within the context, each function gets what the kernel of its layer gets, in every pass of a single prompt."""
+    modules, plain = attention_modules(network), {}
+    with ExitStack() as later:
+        for layer, function in receive.items():
+            if asks_interface(modules[layer]):
+                plain[layer] = _run
+            else:
+                later.enter_context(_eagerly(modules[layer], layer, function))
+        later.enter_context(attention(network, {layer: f for layer, f in plain.items() if not _site(modules[layer])}))
+        for layer in plain:
+            site = _site(modules[layer])
+            while isinstance(site.kernel, _Site):
+                site = site.kernel
+            later.callback(setattr, site, "received", site.received)
+            site.received = receive[layer]
         yield
 
 
-def project_attention(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> AttentionState:
-    """Queries, keys and values of a layer before any rotation, from what its attention module reads."""
-    raw_query = affine(read, parts.query, parts.query_bias)
-    raw_key = affine(read, parts.key, parts.key_bias)
-
-    def heads(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
-        # A q/k norm works on each head, or on all features at once.
-        normed = norm_forward(norm, raw.reshape(len(raw), -1, raw.shape[-1] if norm is None else norm.gain.shape[-1]))
-        return normed.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
-
-    query = heads(raw_query, parts.query_norm)
-    return AttentionState(
-        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
-        key=heads(raw_key, parts.key_norm),
-        raw_query=raw_query,
-        raw_key=raw_key,
-        parts=parts,
-        read=read,
-    )
+def _run(call: KernelCall) -> Attended:
+    return call.run()
 
 
-def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
-    """Turn queries and keys by position; they stay as they are if the layer has no RoPE."""
-    return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
+def _site(module: nn.Module) -> Any:
+    return vars(module).get(SITE)
 
 
-def block_ranges(
-    heads: int, n_positions: int, *, mask: Mask, device: torch.device, block: int | None = None
-) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
+class _Site:
+    """A layer's attention module whose calls are handed over, and the kernel below."""
 
-    Blocks have at most `block` queries, and as many as the device's caches or memory are made for.
-    """
-    reach = mask.reach(n_positions)
-    most, keys = block or n_positions, n_positions
-    if reach < n_positions:
-        most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
-        keys = min(n_positions, most + reach)
-    rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
-    for start in reversed(range(0, n_positions, rows)):
-        end = min(start + rows, n_positions)
-        yield slice(start, end), slice(max(0, start - reach + 1), end)
+    received: Receive | None = None
+
+    def __init__(self, layer: int, module: nn.Module, attend: Attend) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        self.layer, self.attend = layer, attend
+        home: Any = vars(sys.modules[type(module).__module__])
+        config: Any = module.config
+        self.kernel = _site(module) or ALL_ATTENTION_FUNCTIONS.get_interface(
+            config._attn_implementation, home.get("eager_attention_forward")
+        )
+        self.plain: bool = self.kernel.plain if isinstance(self.kernel, _Site) else self.kernel.__name__ == PLAIN_KERNEL
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Attended:
+        call = KernelCall(self.layer, module, query, key, value, mask, options, self.below, self.plain)
+        return self.attend(call)
+
+    def below(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Attended:
+        if self.received is not None:
+            self.received(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
+        attended: Attended = self.kernel(module, query, key, value, mask, **options)
+        return attended
 
 
-def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:
-    """Attention weights of a block of queries that see so many keys on a device; of a single query if no more fit."""
-    queries = min(keys, block or keys, BLOCK_QUERIES if device.type == "cpu" else keys)
-    elements = elements_at_once(device)
-    if device.type != "cpu":
-        elements = min(elements, max(FILLING_ELEMENTS, heads * keys * -(-keys // BLOCKS)))
-    return max(heads * keys, min(elements, heads * keys * queries))
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Attended:
+    """The function registered with transformers, which hands a module's call to its site."""
+    return _site(module)(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
 
 
-def elements_at_once(device: torch.device) -> int:
-    """Attention weights that may be held at once on a device."""
-    chosen = _block_elements.get()
-    if chosen is not None:
-        return chosen
-    if device.type == "cpu":
-        return BLOCK_ELEMENTS
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return FILLING_ELEMENTS
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return int(memory * MEMORY_SHARE) // torch.float32.itemsize
+class _Products(TorchFunctionMode):
+    """Sees eager attention: a product of queries and keys, a softmax, and a product with values."""
+
+    def __init__(self, module: nn.Module, layer: int, receive: Receive) -> None:
+        super().__init__()
+        self._module, self._layer, self._receive = module, layer, receive
+        self._product: tuple[Tensor, ...] = ()
+        self._logits: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is scaled_dot_product_attention:
+            query, key, value = args[:3]
+            self._hand_over(query, key, value, named.get("attn_mask"), None)
+        elif getattr(func, "__name__", "") == "softmax":
+            self._logits = args[0]
+        elif func in PRODUCTS:
+            left, right = (named["batch1"], named["batch2"]) if "batch1" in named else args[:2]
+            if self._logits is not None:
+                query, key = self._product
+                self._hand_over(query, key.mT, right, None, self._logits)
+                self._logits = None
+            self._product = left, right
+        return func(*args, **named)
+
+    def _hand_over(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Tensor | None) -> None:
+        module: Any = self._module
+        query, key, value = (part.reshape(1, -1, *part.shape[-2:]) for part in (query, key, value))
+        options = {"scaling": EAGER[type(module).__name__](module)}
+        whole = None if logits is None else logits.reshape(-1, *logits.shape[-2:])
+        self._receive(KernelCall(self._layer, module, query, key, value, mask, options, _run, False, whole))
 
 
 @contextmanager
-def blocks_of(elements: int | None) -> Iterator[None]:
-    """Hold that many attention weights at once within the context (None: as suits the device); results are equal."""
-    token = _block_elements.set(elements)
+def _eagerly(module: nn.Module, layer: int, receive: Receive) -> Iterator[None]:
+    """Within the context, a module without the interface hands over what it multiplies."""
+    plain = module.forward
+
+    def forward(*positional: Any, **named: Any) -> Any:
+        with _Products(module, layer, receive):
+            return plain(*positional, **named)
+
+    module.forward = forward
     try:
         yield
     finally:
-        _block_elements.reset(token)
+        del module.forward
 
 
-def query_blocks(
-    parts: AttentionParts, state: AttentionState, *, mask: Mask, block: int | None = None
-) -> Iterator[AttentionBlock]:
-    """A layer's attention weights, a block of queries at a time, as `block_ranges` has them.
+class EnoughError(Exception):
+    """All that was wanted of a call is known."""
 
-    The state is as the dot product sees it. Hidden keys have weight zero.
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a module's call."""
+
+
+@torch.no_grad()
+def unturned(module: nn.Module, layer: int, arguments: Arguments) -> KernelCall:
+    """Queries and keys of an attention module's call before rotation, whatever is changed in it.
+
+    The module computes them once more with cosines of 1 and sines of 0, so that no convention of rotation matters.
+
+    Raises:
+        UsageError: the module gets its angles in no known way.
     """
-    n_positions, device = state.key.shape[1], state.key.device
-    added = None
-    if parts.position_logits is not None:
-        added = parts.position_logits(n_positions).to(state.key, non_blocking=True)
-    for queries, keys in block_ranges(parts.heads, n_positions, mask=mask, device=device, block=block):
-        logits = (state.query[:, :, queries] * parts.scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
-        logits = logits.reshape(parts.key_heads, -1, queries.stop - queries.start, keys.stop - keys.start)
-        if parts.softcap is not None:
-            logits = logits.div_(parts.softcap).tanh_().mul_(parts.softcap)
-        if added is not None:
-            # Less the last query's own: only differences between keys count, and small numbers keep their digits. A
-            # learned sink stands beside every query's own position, so each row is set against its own.
-            diagonal = added[:, queries.stop - 1 : queries.stop] if parts.sinks is None else added[:, queries]
-            fall = added[:, None, keys] - diagonal[..., None]
-            logits += fall.reshape(parts.key_heads, -1, *fall.shape[1:])
-        hide(logits, queries, keys, mask=mask, value=-torch.inf)
-        if parts.sinks is None:
-            yield AttentionBlock(queries, keys, logits.softmax(-1))
-            continue
-        learned = parts.sinks.to(logits).reshape(parts.key_heads, -1, 1, 1).expand(*logits.shape[:-1], 1)
-        shares = torch.cat([logits, learned], -1).softmax(-1)
-        yield AttentionBlock(queries, keys, shares[..., :-1], shares[..., -1])
+    positional, named = arguments
+    angles = named.get("position_embeddings")
+    if "position_embeddings" in signature(type(module).forward).parameters and "position_embeddings" not in named:
+        raise UsageError(f"{type(module).__name__} of layer {layer} gets its rotary angles in no way posbias knows")
+    if isinstance(angles, Tensor):  # complex numbers of modulus 1
+        named = {**named, "position_embeddings": torch.ones_like(angles)}
+    elif angles is not None:
+        named = {**named, "position_embeddings": _unit(angles)}
+    caught: list[KernelCall] = []
+
+    def catch(call: KernelCall) -> Any:
+        caught.append(call)
+        raise EnoughError
+
+    table = vars(module).get("_buffers", {}).get("embed_positions")
+    with ExitStack() as later:
+        for part in module.modules():
+            if type(part).__name__.endswith("RotaryEmbedding"):
+                later.enter_context(part.register_forward_hook(lambda _module, _inputs, output: _unit(output)))
+        if table is not None:  # sines, then cosines
+            sine, cosine = table.chunk(2, -1)
+            later.callback(setattr, module, "embed_positions", table)
+            module.embed_positions = torch.cat([torch.zeros_like(sine), torch.ones_like(cosine)], -1)
+        forward: Callable[..., Any] = module.forward
+        if asks_interface(module):
+            later.enter_context(attention(module, {layer: catch}))
+        else:
+            forward = partial(type(module).forward, module)
+            later.enter_context(_Products(module, layer, catch))
+        later.enter_context(suppress(EnoughError))
+        forward(*positional, **named)
+    return caught[0]
 
 
-def hide(
-    values: Shaped[Tensor, "*heads query key"],
-    queries: slice,
-    keys: slice,
-    *,
-    mask: Mask,
-    value: float,
-    itself: bool = False,
-) -> None:
-    """Write `value` in place wherever a query does not see the key, or the key is the query `itself` if that is asked.
-
-    Queries and keys are of `block_ranges`. Only the keys from the first query on, and those that leave a window, are
-    touched: all others are seen by all.
-    """
-    rows, start = queries.stop - queries.start, queries.start - keys.start
-    pairs = partial(torch.ones, dtype=torch.bool, device=values.device)
-    values[..., start:].masked_fill_(pairs(rows, rows).triu(0 if itself else 1), value)
-    reach = mask.reach(queries.stop)
-    left = queries.stop - reach - keys.start
-    if left > 0:
-        values[..., :left].masked_fill_(pairs(rows, left).tril(start - reach), value)
-
-
-def affine(
-    values: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None
-) -> Float[Tensor, "*rows out"]:
-    """y = W x + b in the values' floating type, whatever the model's."""
-    dtype = values.dtype
-    return torch.nn.functional.linear(values, weight.to(dtype), None if bias is None else bias.to(dtype))
-
-
-def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
-    """The norm itself; the identity if there is none."""
-    if norm is None:
-        return values
-    if norm.kind == "layer":
-        values = values - values.mean(-1, keepdim=True)
-    size = (values.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
-    normed = values * size * norm.gain.to(values)
-    return normed if norm.bias is None else normed + norm.bias.to(values)
-
-
-def rotary_forward(
-    values: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "*angles position rotary"] | None,
-    sine: Float[Tensor, "*angles position rotary"] | None,
-) -> Float[Tensor, "*heads position feature"]:
-    """Rotate the first `rotary` features by position, half against half."""
-    if cosine is None or sine is None:
-        return values
-    rotary = cosine.shape[-1]
-    turned, unturned = values[..., :rotary], values[..., rotary:]
-    first, second = turned.chunk(2, -1)
-    return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, unturned], -1)
+def _unit(angles: Any) -> tuple[Tensor, Tensor]:
+    cosine, sine = angles
+    return torch.ones_like(cosine), torch.zeros_like(sine)

@@ -8,6 +8,7 @@ values of a prompt's beginning for the prompts that share it.
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,14 +163,18 @@ class HuggingFaceModel(Model):
         """Counts by the family's description, or by the usual names if the family is not described."""
         family, config = self._family, self.config
         if family is not None:
-            counts = family.depth(config), family.heads(config), family.key_heads(config)
-            return dict(zip(("layers", "heads", "key heads"), counts, strict=True))
+            described = family.depth(config), family.heads(config), family.key_heads(config)
+            return dict(zip(("layers", "heads", "key heads"), described, strict=True))
         usual = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "key heads": "num_key_value_heads"}
-        return {name: getattr(config, entry) for name, entry in usual.items() if hasattr(config, entry)}
+        counts: dict[str, int] = {}
+        for name, entry in usual.items():
+            with suppress(AttributeError, ValueError, RuntimeError):  # absent, or others in every layer
+                counts[name] = getattr(config, entry)
+        return counts
 
     def facts(self) -> Mapping[str, str]:
         """The rows of every model, with the differences between what runs and what the name promises."""
-        caveats = self._caveats()
+        caveats = self.caveats()
         return {**super().facts(), **({"caveats": "\n".join(caveats)} if caveats else {})}
 
     @property
@@ -207,7 +212,8 @@ class HuggingFaceModel(Model):
             )
         return self._outputs(embeddings, positions, cache=cache, padding=padding)
 
-    def _caveats(self) -> list[str]:
+    def caveats(self) -> list[str]:
+        """Differences between what runs and what the model's name promises."""
         caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
         if self._stretched_from is not None:
             caveats.append(
@@ -279,7 +285,7 @@ class HuggingFaceModel(Model):
     @torch.no_grad()
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
         """|block input| and |attention branch as added|, every layer and position, in one forward pass."""
-        with watch_branches(self.family.blocks(self.network)) as watch:
+        with watch_branches(self.network) as watch:
             self.logits(token_ids, [token_ids.shape[1] - 1])
         return watch.norms()
 
@@ -325,7 +331,7 @@ class HuggingFaceModel(Model):
             "config_sha256": config_sha256(self.network),
             "intervention": self.intervention,
             "transformers": transformers.__version__,
-            "caveats": self._caveats(),
+            "caveats": self.caveats(),
         }
         if options := template_options_of(self.tokenizer):
             description["template_options"] = options

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 CHANGING_ROPE = ("dynamic", "longrope")
 """Kinds of RoPE whose frequencies depend on the length of the prompt."""
@@ -84,3 +86,17 @@ def _settings(config: Any) -> dict[str, Mapping[str, Any]]:
     if not isinstance(parameters, Mapping):
         return {}
     return {name: rope for name, rope in parameters.items() if isinstance(rope, Mapping)} or {"": parameters}
+
+
+def turned_by(
+    values: Float[Tensor, "*rows feature"],
+    cosine: Float[Tensor, "*shown pair"],
+    sine: Float[Tensor, "*shown pair"],
+) -> Float[Tensor, "*rows feature"]:
+    """Turn queries or keys by angles, half against half; features beyond the pairs stay."""
+    pairs = cosine.shape[-1]
+    precise = torch.promote_types(values.dtype, torch.float32)
+    whole = values.to(precise)
+    first, second, unturned = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
+    cosine, sine = cosine.to(whole), sine.to(whole)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)

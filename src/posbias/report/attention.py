@@ -59,8 +59,14 @@ def _verdict(run: AttentionStatistics) -> list[str]:
         f"would look back {run.even_distance.mean():.0f}.",
         f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
         f"{run.first_sink(-1).text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-        f"Attention contributes {run.mixing.tokens.overall.text('.2f')} of a layer's output; the residual stream "
-        "carries the rest.",
+        *(
+            []
+            if run.mixing is None
+            else [
+                f"Attention contributes {run.mixing.tokens.overall.text('.2f')} of a layer's output; the residual "
+                "stream carries the rest."
+            ]
+        ),
     ]
 
 
@@ -77,8 +83,11 @@ def _whole_table(run: AttentionStatistics) -> Table:
         ("similarity, off-diagonal", similarity.off_diagonal, 3, "1 (all equal)"),
         ("diagonal entries outside the bins", similarity.diagonal_outside, 3, ""),
         ("off-diagonal entries outside the bins", similarity.off_diagonal_outside, 3, ""),
-        ("mixing, token mean", mixing.tokens, 3, ""),
-        ("mixing, Frobenius", mixing.frobenius, 3, ""),
+        *(
+            [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
+            if mixing
+            else []
+        ),
         ("prefixes whose mass rises", monotonicity.violated, 3, "0 (monotone)"),
         ("mean rise of those", monotonicity.gap, 4, "0 (monotone)"),
     ]
@@ -101,7 +110,7 @@ def _layer_table(run: AttentionStatistics) -> Table:
         "content diff": (run.content.difference, 2),
         "sim diag": (run.similarity.diagonal, 3),
         "sim off": (run.similarity.off_diagonal, 3),
-        "mixing": (run.mixing.tokens, 3),
+        **({} if run.mixing is None else {"mixing": (run.mixing.tokens, 3)}),
         "monotone rise": (run.monotonicity.violated, 3),
     }
     header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]

@@ -24,16 +24,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.architecture import Mask
 from posbias.measurement.attention.statistics import MeanSimilarity, PrefixMonotonicity
-from posbias.models.attention import (
-    AttentionBlock,
-    AttentionLayer,
-    AttentionState,
-    block_ranges,
-    hide,
-    query_blocks,
-)
+from posbias.models.attention_blocks import AttentionBlock, AttentionState, block_ranges, hide, query_blocks
 
 CELLS = 8192
 """Cells of the fine histograms: a head whose B is ten times the model's range of logits has 2 cells for each bin."""
@@ -145,31 +137,25 @@ class LayerStatistics:
 
 
 def reduce_layer(
-    layer: AttentionLayer,
-    state: AttentionState,
-    *,
-    thresholds: Sequence[float],
-    block: int | None,
-    kernels: KernelSums,
+    state: AttentionState, *, thresholds: Sequence[float], block: int | None, kernels: KernelSums
 ) -> LayerStatistics:
-    """Recompute one layer's attention on one prompt, keep its sums and add its kernels.
+    """Form one layer's attention on one prompt, keep its sums and add its kernels.
 
-    Every query but the first must see at least 2 keys; `state` is as the dot product sees it, `thresholds` are those of
-    the sink score, `block` the most queries at a time. Nothing is read back from an accelerator.
+    Every query but the first must see at least 2 keys; `thresholds` are those of the sink score, `block` the most
+    queries at a time. Nothing is read back from an accelerator.
     """
     n_positions, device = state.key.shape[1], state.key.device
-    position = torch.arange(n_positions, device=device)
-    before = layer.mask.keys_before(position, n_positions)
-    visible = before.double() + 1
+    position, first = torch.arange(n_positions, device=device), state.first.to(device)
+    visible = (position - first).double() + 1
     # The first query sees itself alone: its entropy is 0 of log 1 = 0 and it is left out.
     entropy_weights = torch.where(visible > 1, 1 / visible.log(), 0.0)
     distance = torch.zeros(state.query.shape[:2], dtype=torch.float64, device=device)
     entropy = torch.zeros_like(distance)
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
-    sink_mass = None if layer.parts.sinks is None else torch.zeros_like(distance)
+    sink_mass = None if state.sinks is None else torch.zeros_like(distance)
     prefix = PrefixWatch(n_positions, device)
     row_error = torch.zeros((), dtype=torch.float64, device=device)
-    for part in query_blocks(layer.parts, state, mask=layer.mask, block=block):
+    for part in query_blocks(state, block=block):
         weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
         # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
         back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
@@ -191,12 +177,12 @@ def reduce_layer(
         if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
             mass = mass * mean.double().sum(-1, keepdim=True)
         kernels.add(part, mass)
-    queries_of_key = torch.searchsorted(position - before, position, right=True) - position
+    queries_of_key = torch.searchsorted(first, position, right=True) - position
     violated, gap = prefix.result()
     return LayerStatistics(
         distance=(distance / n_positions).flatten(),
         entropy=(entropy / (visible > 1).sum()).flatten(),
-        sinks=counts / (layer.parts.heads * queries_of_key),
+        sinks=counts / (state.heads * queries_of_key),
         learned_sink=None if sink_mass is None else (sink_mass / n_positions).flatten(),
         violated=violated,
         gap=gap,
@@ -231,22 +217,15 @@ class LayerContent:
     bound: Float64[Tensor, "heads"]
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs of a layer that count, and the most queries that are looked at together."""
-
-    mask: Mask
-    block: int | None
-
-
 def reduce_content(
-    state: AttentionState, *, scale: float, pairs: Pairs, into: Float[Tensor, "heads query key"] | None
+    state: AttentionState, *, block: int | None, into: Float[Tensor, "heads query key"] | None
 ) -> LayerContent:
-    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` if given.
+    """Diagonal, mean and histogram of scale * q_i.k_j before rotation; the logits are added `into` if given.
 
     Queries are scaled by head so that logits are counted in cells, and four more features add half the cells: what a
     product gives is a cell, once truncated. What is not finite is counted as zero, and shows in the bound.
     """
+    scale = state.scale
     key_length = state.key.norm(dim=-1).amax(-1)
     bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).clamp_min(SMALLEST_BOUND)
     finite = bound.isfinite()[..., None, None]
@@ -254,20 +233,19 @@ def reduce_content(
     query = torch.nn.functional.pad(torch.where(finite, state.query * unit, 0), (0, SHIFT_FEATURES), value=1.0)
     key = torch.where(finite.all(1), state.key, 0)
     key = torch.nn.functional.pad(key, (0, SHIFT_FEATURES), value=CELLS / 2 / SHIFT_FEATURES).transpose(1, 2)
-    heads, n_positions = bound.numel(), state.key.shape[1]
+    heads = bound.numel()
     counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=bound.device)
-    ranges = block_ranges(heads, n_positions, mask=pairs.mask, device=bound.device, block=pairs.block)
-    for queries, keys in ranges:
+    for queries, keys in block_ranges(heads, state.first, device=bound.device, block=block):
         shape = (heads, queries.stop - queries.start, keys.stop - keys.start)
         cells = (query[:, :, queries].flatten(1, 2) @ key[..., keys]).to(torch.int64).view(shape)
-        add_cells(counts, cells, queries, keys, mask=pairs.mask)
+        add_cells(counts, cells, queries, keys, first=state.first)
         if into is not None:
             logits = (state.query[:, :, queries] * scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
             into[:, queries, keys] += logits.view(shape).to(into)
     diagonal = (state.query.double() * state.key.double()[:, None]).sum(-1).flatten(0, 1) * scale
     return LayerContent(
         diagonal=diagonal,
-        off_diagonal=off_diagonal_mean(state, scale=scale, mask=pairs.mask),
+        off_diagonal=off_diagonal_mean(state),
         counts=in_cells(counts),
         bound=bound.double().flatten(),
     )
@@ -276,19 +254,20 @@ def reduce_content(
 def reduce_mean_content(
     mean: Float[Tensor, "heads n_positions n_positions"],
     *,
-    pairs: Pairs,
+    first: Int64[Tensor, "n_positions"],
+    block: int | None,
     diagonal: Float64[Tensor, "heads n_positions"],
 ) -> LayerContent:
     """Diagonal, mean and histogram of content logits averaged over prompts; entries that no query sees do not matter.
 
     `diagonal` has the precise values at j = i.
     """
-    heads, n_positions, device = len(mean), mean.shape[-1], mean.device
-    ranges = partial(block_ranges, heads, n_positions, mask=pairs.mask, device=device, block=pairs.block)
+    heads, device = len(mean), mean.device
+    ranges = partial(block_ranges, heads, first, device=device, block=block)
     bound, total = diagonal.abs().amax(1).to(mean), torch.zeros(heads, dtype=torch.float64, device=device)
     for queries, keys in ranges():
         logits = mean[:, queries, keys].clone()
-        hide(logits, queries, keys, mask=pairs.mask, value=0.0, itself=True)
+        hide(logits, queries, keys, first=first, value=0.0, itself=True)
         bound = torch.maximum(bound, logits.abs().amax((1, 2)))
         total += logits.sum((1, 2), dtype=torch.float64)
     bound = bound.clamp_min(SMALLEST_BOUND)
@@ -296,8 +275,8 @@ def reduce_mean_content(
     counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=device)
     for queries, keys in ranges():
         cells = (mean[:, queries, keys] * unit + CELLS / 2).clamp(0, CELLS).to(torch.int64)
-        add_cells(counts, cells, queries, keys, mask=pairs.mask)
-    return LayerContent(diagonal, total / _visible_pairs(n_positions, pairs.mask), in_cells(counts), bound.double())
+        add_cells(counts, cells, queries, keys, first=first)
+    return LayerContent(diagonal, total / _visible_pairs(first), in_cells(counts), bound.double())
 
 
 def add_cells(
@@ -306,10 +285,10 @@ def add_cells(
     queries: slice,
     keys: slice,
     *,
-    mask: Mask,
+    first: Int64[Tensor, "n_positions"],
 ) -> None:
     """Count the visible entries j < i of every head by their cell; the slot HIDDEN takes the others."""
-    hide(cells, queries, keys, mask=mask, value=HIDDEN, itself=True)
+    hide(cells, queries, keys, first=first, value=HIDDEN, itself=True)
     one = torch.ones(1, 1, dtype=counts.dtype, device=counts.device)
     counts.scatter_add_(1, cells.flatten(1), one.expand(len(cells), cells[0].numel()))
 
@@ -320,25 +299,23 @@ def in_cells(counts: Float64[Tensor, "heads slots"]) -> Float64[Tensor, "heads c
     return counts[:, :CELLS]
 
 
-def off_diagonal_mean(state: AttentionState, *, scale: float, mask: Mask) -> Float64[Tensor, "heads"]:
+def off_diagonal_mean(state: AttentionState) -> Float64[Tensor, "heads"]:
     """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; some query sees a key before its own.
 
     sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{f-1}), K the cumulative sum, f the first visible key: order N d, no pair
     is formed.
     """
-    n_positions = state.key.shape[1]
     before = torch.nn.functional.pad(state.key.double().cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
     earlier = before[:, :-1]
-    if mask.reach(n_positions) < n_positions:
-        position = torch.arange(n_positions, device=before.device)
-        earlier = earlier - before[:, position - mask.keys_before(position, n_positions)]
+    if bool(state.first.any()):
+        earlier = earlier - before[:, state.first.to(before.device)]
     total = torch.einsum("kgic,kic->kg", state.query.double(), earlier)
-    return total.flatten() * (scale / _visible_pairs(n_positions, mask))
+    return total.flatten() * (state.scale / _visible_pairs(state.first))
 
 
-def _visible_pairs(n_positions: int, mask: Mask) -> int:
+def _visible_pairs(first: Int64[Tensor, "n_positions"]) -> int:
     """Pairs j < i that are seen."""
-    return int(mask.keys_before(np.arange(n_positions), n_positions).sum())
+    return int((np.arange(len(first)) - first.numpy()).sum())
 
 
 def similarity_of(layers: Sequence[LayerContent]) -> tuple[dict[str, Float64[Tensor, "layers heads"]], Tensor]:

@@ -74,7 +74,8 @@ class AttentionStatistics(Result):
     """Sinks of every layer, mean over prompts."""
     monotonicity: Monotonicity
     kernels: MeanKernels
-    mixing: MixingStatistics
+    mixing: MixingStatistics | None
+    """None if the blocks do not add branches to their input."""
     row_error: float
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
     left_out: tuple[str, ...]
@@ -165,7 +166,8 @@ class AttentionStatistics(Result):
         for number, threshold in enumerate(self.sink_thresholds):
             share = self.first_sink(number).text(".1f", scale=100, unit=" %")
             facts[f"queries that give position 0 more than {threshold:g}"] = share
-        facts["attention's share of a layer's output (mixing)"] = self.mixing.tokens.overall.text()
+        if self.mixing is not None:
+            facts["attention's share of a layer's output (mixing)"] = self.mixing.tokens.overall.text()
         left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
         return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
 
@@ -196,8 +198,8 @@ def _per_prompt(statistics: AttentionStatistics) -> dict[str, PerPrompt]:
         **{f"similarity/{name}": getattr(statistics.similarity, name) for name in SIMILARITIES},
         "monotonicity/violated": monotonicity.violated,
         "monotonicity/gap": monotonicity.gap,
-        "mixing/tokens": mixing.tokens,
-        "mixing/frobenius": mixing.frobenius,
+        "mixing/tokens": None if mixing is None else mixing.tokens,
+        "mixing/frobenius": None if mixing is None else mixing.frobenius,
     }
     return {name: statistic for name, statistic in named.items() if statistic is not None}
 
@@ -214,8 +216,9 @@ def _arrays(statistics: AttentionStatistics) -> dict[str, np.ndarray]:
         "content/scale": statistics.content.scale,
         "similarity/edges": similarity.edges,
         "sinks/by_layer": statistics.sinks_by_layer,
-        "mixing/by_position": statistics.mixing.by_position,
     }
+    if statistics.mixing is not None:
+        arrays["mixing/by_position"] = statistics.mixing.by_position
     for stem, single in (("similarity/of_mean", similarity.of_mean), ("monotonicity/of_mean", monotonicity.of_mean)):
         if single is not None:
             arrays |= {f"{stem}/{name}": values for name, values in vars(single).items()}
@@ -259,7 +262,9 @@ def _of_record(record: Record) -> AttentionStatistics:
             PrefixMonotonicity(**monotone) if monotone else None,
         ),
         kernels=MeanKernels(*(arrays[f"kernels/{name}"] for name in ("mean", "squared", "bounds"))),
-        mixing=MixingStatistics(share("mixing/tokens"), share("mixing/frobenius"), arrays["mixing/by_position"]),
+        mixing=MixingStatistics(share("mixing/tokens"), share("mixing/frobenius"), arrays["mixing/by_position"])
+        if "mixing/by_position" in arrays
+        else None,
         row_error=scalars["row_error"],
         left_out=tuple(map(str, scalars["left_out"])),
         caveats=tuple(map(str, scalars["caveats"])),

@@ -23,21 +23,21 @@ def attention(
 ) -> AttentionStatistics:
     """Measure a model's attention: distance, entropy, sinks, content logits, kernels, mixing and rollouts.
 
-    Attention is recomputed in float32 (float64 for float64 models) from the inputs of each attention module, whatever
-    its implementation: a model in half precision gives the inputs, and nothing more is rounded. Pairs that a window
-    hides do not count.
+    Attention is formed in float32 (float64 for float64 models) from the queries and keys that each layer's kernel gets,
+    whatever its implementation, and of families with eager attention alone from its matrices. Pairs that a mask hides
+    do not count.
 
     Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
     head, and about as much again for the rollouts. Memory: blocks of weights (heads x queries x N), fine histograms
     (layers x heads x 8192 numbers), and the kept matrices, which `options.memory_limit` bounds.
 
     Args:
-        model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
+        model: A decoder, loaded; or a hub id, a path, "demo" or a model of transformers.
         prompts: Equally long prompts of at least 3 tokens.
         options: Settings, among them what is kept, and the directory of the record.
 
     Raises:
-        UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
+        UsageError: no attention that can be seen, an argument outside its range, or matrices beyond the memory limit.
         RunError: attention that is not finite.
     """
     options = options or AttentionOptions()

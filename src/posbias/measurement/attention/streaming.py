@@ -19,7 +19,6 @@ from posbias.measurement.attention.layer_statistics import (
     KernelSums,
     LayerContent,
     LayerStatistics,
-    Pairs,
     prefix_monotonicity,
     reduce_content,
     reduce_layer,
@@ -40,14 +39,7 @@ from posbias.measurement.attention.statistics import (
     Similarity,
 )
 from posbias.measurement.prompt import Mixing, check_prompts, mixing_from_norms
-from posbias.models.attention import (
-    AttentionInput,
-    AttentionLayer,
-    describe_attention,
-    project_attention,
-    rotated,
-    watch_attention,
-)
+from posbias.models.attention_blocks import AttentionLayer, reach_of, seen_layers, watch_attention
 from posbias.models.branches import watch_branches
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
@@ -65,16 +57,12 @@ class Accumulators:
     Kernels and content logits are in the working precision, the rest in float64; all on the CPU for a device without.
     """
 
-    def __init__(
-        self, model: Model, layers: Sequence[AttentionLayer], options: AttentionOptions, *, n_positions: int
-    ) -> None:
-        depth, heads, dtype = len(layers), layers[0].parts.heads, working_precision(model)
+    def __init__(self, model: Model, layers: Sequence[int], options: AttentionOptions, *, n_positions: int) -> None:
+        depth, heads, dtype = len(layers), model.sizes["heads"], working_precision(model)
         size = dtype.itemsize
         options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
         cells = options.cells(n_positions)
-        self.row = {layer.index: row for row, layer in enumerate(layers)}
-        """Places of layers among those that have attention."""
-        self.layers, self.options, self.n_positions = layers, options, n_positions
+        self.layers, self.options, self.n_positions, self.heads = layers, options, n_positions, heads
         self.device = float64_device(model.device)
         zeros = partial(torch.zeros, dtype=dtype, device=self.device)
         self.bounds = -(-torch.arange(cells + 1, device=self.device) * n_positions // cells)
@@ -83,16 +71,17 @@ class Accumulators:
         self.content_sum = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
         self.diagonal = torch.zeros(depth, heads, n_positions, dtype=torch.float64, device=self.device)
         """Of the content logits, summed if these are kept."""
+        self.first = torch.zeros(depth, n_positions, dtype=torch.int64)
+        """The oldest key that each query sees, by layer."""
+        self.scale = np.zeros(depth)
         self.sinks_by_layer = np.zeros((len(options.sink_thresholds), depth, n_positions))
         self.mixing_by_position = np.zeros((depth, n_positions))
+        self.no_mixing = ""
+        """Why the branches cannot be set beside the stream; empty if they can."""
         self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
         self.row_error = 0.0
 
-    def pairs(self, layer: AttentionLayer) -> Pairs:
-        """The content logits of a layer that count."""
-        return Pairs(mask=layer.mask, block=self.options.block)
-
-    def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
+    def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing | None) -> None:
         """Add a prompt's numbers, which are read from the device here, all at once."""
         similarity, edges = similarity_of(content)
 
@@ -111,10 +100,12 @@ class Accumulators:
         if self.content_sum is not None:
             self.diagonal += stacked(layer.diagonal for layer in content)
         self.sinks_by_layer += sinks
-        self.mixing_by_position += mixing.by_position
         self.row_error = max(self.row_error, float(stacked(layer.row_error for layer in layers).max()))
         rows = {name: values.numpy(force=True) for name, values in new.items()}
-        rows |= {"sinks": sinks.mean(axis=1), "tokens": mixing.tokens, "frobenius": mixing.frobenius}
+        rows["sinks"] = sinks.mean(axis=1)
+        if mixing is not None:
+            rows |= {"tokens": mixing.tokens, "frobenius": mixing.frobenius}
+            self.mixing_by_position += mixing.by_position
         for name, row in rows.items():
             self.rows[name].append(row)
 
@@ -128,7 +119,7 @@ class Accumulators:
 
 
 def working_precision(model: Model) -> torch.dtype:
-    """The precision in which attention is recomputed: float64 for float64 models, float32 otherwise."""
+    """The precision in which attention is formed: float64 for float64 models, float32 otherwise."""
     return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
@@ -140,10 +131,9 @@ def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> 
             f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
         )
     check_prompts(model, prompts)
-    layers = describe_attention(model, n_positions=prompts.n_positions)
-    if any(layer.mask.reach(prompts.n_positions) == 1 for layer in layers):
-        raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
-    assert isinstance(model, HuggingFaceModel)  # or it would not have been described
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be seen; a Hugging Face model is needed")
+    layers = seen_layers(model, n_positions=prompts.n_positions)
     sums = Accumulators(model, layers, options, n_positions=prompts.n_positions)
     for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
         _reduce_prompt(sums, model, token_ids, prompt=index)
@@ -155,33 +145,40 @@ def _reduce_prompt(
     sums: Accumulators, model: HuggingFaceModel, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
 ) -> None:
     """Run one forward pass and reduce every layer when the pass reaches it."""
-    options = sums.options
+    options, dtype = sums.options, working_precision(model)
     layers: list[LayerStatistics] = []
     content: list[LayerContent] = []
     finite: list[Tensor] = []
 
-    def receive(layer: AttentionLayer, inputs: AttentionInput) -> None:
-        unrotated, row = project_attention(layer.parts, inputs.read), sums.row[layer.index]
-        place = float64_device(inputs.read.device)
+    def receive(layer: AttentionLayer) -> None:
+        row, state = sums.layers.index(layer.index), layer.state(dtype)
+        if state.heads != sums.heads:
+            raise UsageError(
+                f"layer {layer.index} has {state.heads} heads, others {sums.heads}; equally many are allowed"
+            )
+        if reach_of(state.first) == 1:
+            raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
+        sums.first[row], sums.scale[row] = state.first, state.scale
+        place = float64_device(state.query.device)
         into = None if sums.content_sum is None else sums.content_sum[row]
-        logits = reduce_content(unrotated.on(place), scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
-        state = rotated(unrotated, inputs.cosine, inputs.sine).on(place)
-        kernels = KernelSums(sums.bounds, sums.mean[sums.row[layer.index]], sums.squared[sums.row[layer.index]])
-        result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
+        logits = reduce_content(layer.before_rotation(state).on(place), block=options.block, into=into)
+        kernels = KernelSums(sums.bounds, sums.mean[row], sums.squared[row])
+        result = reduce_layer(state.on(place), thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
         numbers = (result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(1), logits.bound)
         finite.append(torch.cat(numbers).isfinite().all().to(sums.device))
         layers.append(result)
         content.append(logits)
 
-    blocks = [block for _, block in model.family.attention_blocks(model.network)]
-    with watch_branches(blocks) as branches, watch_attention(sums.layers, receive, dtype=working_precision(model)):
-        model.last(model.embed(model.token_tensor([token_ids.tolist()])))
+    with watch_branches(model.network) as watch, watch_attention(model.network, receive):
+        model.logits(model.token_tensor([token_ids.tolist()]), [len(token_ids) - 1])
     flags = torch.stack(finite).tolist()
     if not all(flags):
-        raise RunError(
-            f"attention on prompt {prompt} is not finite, first in layer {sums.layers[flags.index(False)].index}"
-        )
-    sums.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
+        raise RunError(f"attention on prompt {prompt} is not finite, first in layer {sums.layers[flags.index(False)]}")
+    try:
+        norms = watch.norms(sums.layers)
+    except UsageError as error:
+        sums.no_mixing = str(error)
+    sums.add(layers, content, None if sums.no_mixing else mixing_from_norms(norms, prompt=prompt))
 
 
 def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
@@ -195,16 +192,18 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
         left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
     if sums.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
-    before = [layer.mask.keys_before(np.arange(n_positions), n_positions) for layer in sums.layers]
+    if sums.no_mixing:
+        left_out.append(sums.no_mixing)
+    seen_before = torch.arange(n_positions) - sums.first
     return AttentionStatistics(
         distance=sums.by_heads("distance"),
-        even_distance=np.array([float(keys.mean()) / 2 for keys in before]),
+        even_distance=(seen_before.double().mean(1) / 2).numpy(),
         entropy=sums.by_heads("entropy"),
         learned_sink=sums.by_heads("learned_sink") if "learned_sink" in sums.rows else None,
         content=ContentLogits(
             diagonal=sums.by_heads("diagonal"),
             off_diagonal=sums.by_heads("off_diagonal"),
-            scale=np.array([layer.parts.scale for layer in sums.layers]),
+            scale=sums.scale,
         ),
         similarity=_similarity(sums, count),
         sink_thresholds=tuple(sums.options.sink_thresholds),
@@ -212,22 +211,24 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
         sinks_by_layer=sums.sinks_by_layer / count,
         monotonicity=Monotonicity(sums.average("violated"), sums.average("gap"), monotonicity),
         kernels=_kernels(sums, count),
-        mixing=MixingStatistics(sums.average("tokens"), sums.average("frobenius"), sums.mixing_by_position / count),
+        mixing=None
+        if sums.no_mixing
+        else MixingStatistics(sums.average("tokens"), sums.average("frobenius"), sums.mixing_by_position / count),
         row_error=sums.row_error,
         left_out=tuple(left_out),
-        caveats=(*model.family.caveats(model.config, model.dtype), *_rows_of(sums.layers, model)),
+        caveats=(*model.caveats(), *_rows_of(sums.layers, model)),
     )
 
 
-def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[str, ...]:
+def _rows_of(layers: Sequence[int], model: HuggingFaceModel) -> tuple[str, ...]:
     """The layers that are counted, if some have no attention, or something beside it."""
-    if not model.family.beyond_attention(model.network):
+    depth = model.sizes["layers"]
+    if len(layers) == depth:
         return ()
-    counted = ", ".join(str(layer.index) for layer in layers)
-    depth = model.family.depth(model.config)
+    counted = ", ".join(map(str, layers))
     return (
-        f"layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers, beside "
-        "attention or in its place, and layers that mix no positions are not counted",
+        f"layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers in its "
+        "place, and layers that mix no positions are not counted",
     )
 
 
@@ -235,8 +236,8 @@ def _similarity(sums: Accumulators, count: int) -> Similarity:
     of_mean = None
     if sums.content_sum is not None:
         mean = [
-            reduce_mean_content(total / count, pairs=sums.pairs(layer), diagonal=diagonal / count)
-            for layer, total, diagonal in zip(sums.layers, sums.content_sum, sums.diagonal, strict=True)
+            reduce_mean_content(total / count, first=first, block=sums.options.block, diagonal=diagonal / count)
+            for first, total, diagonal in zip(sums.first, sums.content_sum, sums.diagonal, strict=True)
         ]
         of_mean = MeanSimilarity(*(values.numpy(force=True) for values in similarity_of(mean)[0].values()))
     parts = {part.name: sums.by_heads(f"similarity/{part.name}") for part in fields(MeanSimilarity)}

@@ -13,18 +13,17 @@ from torch import Tensor
 from posbias.architecture import Mask
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
-    PLAIN_KERNEL,
     Attended,
     AttentionCall,
     KeptKeys,
     attending,
     has_sinks,
-    turned_by,
 )
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.passage_attention import in_one_place, windows_of
 from posbias.mitigation.methods.rotary import Frequencies, check_masks, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.rotary import turned_by
 
 BLOCK = 128
 """Queries that attend at once."""
@@ -112,7 +111,7 @@ class _Documents:
             blocks.append(self._block(precise, rows, queries[rows], keys, moved[:, :, rows]))
         outputs, weights = zip(*blocks, strict=True)
         output = torch.cat(outputs, 1).to(call.query.dtype)
-        if getattr(call.kernel, "__name__", "") == PLAIN_KERNEL:
+        if call.plain:
             return output, None
         return output, torch.cat(weights, 2).to(call.query.dtype)
 

@@ -23,12 +23,11 @@ from posbias.interventions.attention import (
     PerCache,
     attending,
     rotary_frequencies,
-    turned_by,
 )
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.passage_attention import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.rotary import changing_kinds
+from posbias.models.rotary import changing_kinds, turned_by
 
 VARIANTS = ("as_described", "as_released")
 AWARE = 3.0

@@ -1,11 +1,10 @@
 """ALiBi as BLOOM, MPT and, where configured, Falcon run it in transformers.
 
-Their slopes as our encoding, and the logits they add as their code computes them, with its factors and roundings.
+Their slopes as our encoding, with the factors and roundings of their code.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
-from posbias.models.families.parts import AttentionParts
-
-Logits = Callable[[int], Float[Tensor, "heads n_positions"]] | None
 
 
 @dataclass(frozen=True)
@@ -25,23 +21,8 @@ class AddedAlibi:
 
     encoding: Callable[[Any], Encoding]
     """The slopes as an encoding, of a configuration."""
-    logits: Callable[[Any, AttentionParts], Logits]
-    """The logits by key that are added, as `AttentionParts.position_logits`; None if the configuration has none."""
     caveats: Callable[[Any, torch.dtype], tuple[str, ...]]
     """Differences between what runs and what is published."""
-
-
-def alibi_logits(
-    slopes: Float[Tensor, "heads"], n_positions: int, *, dtype: torch.dtype
-) -> Float[Tensor, "heads n_positions"]:
-    """slope * key, multiplied in the slopes' own floating type and rounded to `dtype`, as implementations do it."""
-    return (slopes[:, None] * torch.arange(n_positions, device=slopes.device)).to(dtype)
-
-
-def _bloom_logits(config: Any, parts: AttentionParts) -> Logits:
-    """The published slopes, added in the weights' type."""
-    slopes = torch.tensor(published_alibi_slopes(parts.heads), dtype=torch.float32)
-    return partial(alibi_logits, slopes, dtype=parts.query.dtype)
 
 
 def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
@@ -52,7 +33,7 @@ def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     exact = 2 ** (1 - round(np.log2(torch.finfo(dtype).eps)))
     return (
         f"BLOOM adds ALiBi in {name}: past position {exact} biases, and the logits they are added to, are rounded "
-        "to whole steps; recomputed attention follows the rounding of the biases alone",
+        "to whole steps",
     )
 
 
@@ -71,12 +52,6 @@ def _mpt_encoding(config: Any) -> Encoding:
     if np.allclose(slopes, published_alibi_slopes(len(slopes)), rtol=1e-12, atol=0):
         return Alibi()  # the short spelling
     return Alibi(slopes=tuple(slopes.tolist()))
-
-
-def _mpt_logits(config: Any, parts: AttentionParts) -> Logits:
-    """Added in float32."""
-    slopes = torch.tensor(_mpt_slopes(parts.heads), dtype=torch.float32)
-    return partial(alibi_logits, slopes, dtype=torch.float32)
 
 
 def _mpt_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
@@ -120,15 +95,6 @@ def _falcon_encoding(config: Any) -> Encoding:
     return Alibi(slopes=tuple((slopes / _falcon_root(config)).tolist()))
 
 
-def _falcon_logits(config: Any, parts: AttentionParts) -> Logits:
-    """The product rounds to bfloat16; dividing it rounds to the weights' type."""
-    if not config.alibi:
-        return None
-    times, root = _falcon_times(config), _falcon_root(config)
-    slopes, dtype = _falcon_slopes(parts.heads), parts.query.dtype
-    return lambda n: alibi_logits(slopes, n, dtype=dtype) / root * times
-
-
 def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     """Tell how the ALiBi that runs differs from the published one."""
     if not config.alibi:
@@ -142,6 +108,6 @@ def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-BLOOM_ALIBI = AddedAlibi(lambda config: Alibi(), _bloom_logits, _bloom_caveats)
-MPT_ALIBI = AddedAlibi(_mpt_encoding, _mpt_logits, _mpt_caveats)
-FALCON_ALIBI = AddedAlibi(_falcon_encoding, _falcon_logits, _falcon_caveats)
+BLOOM_ALIBI = AddedAlibi(lambda config: Alibi(), _bloom_caveats)
+MPT_ALIBI = AddedAlibi(_mpt_encoding, _mpt_caveats)
+FALCON_ALIBI = AddedAlibi(_falcon_encoding, _falcon_caveats)

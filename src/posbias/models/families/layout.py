@@ -34,8 +34,6 @@ Angles = tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"
 """Cosines and sines of a layer for a single prompt."""
 Path = str | tuple[str, ...] | None
 """A dotted path within a block, the first that is there of several, or None for a part that no block has."""
-KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
-"""transformers' own attention implementations; one registered by someone else may compute anything."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +107,6 @@ class Block:
             return parts
         bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
         return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
-
-
-def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
-    """The stream that a block, or its attention, is about to read, among the arguments of its call."""
-    stream: Tensor = positional[0] if positional else named["hidden_states"]
-    return stream
 
 
 def grouped_heads(config: Any) -> int:
@@ -330,7 +322,7 @@ class Layout:
         if self.turns_neighbours:
             turned = int(parts.head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
             parts = neighbours_as_halves(parts, turned)
-        return parts if self.alibi is None else replace(parts, position_logits=self.alibi.logits(config, parts))
+        return parts
 
     def normalises(self, config: Any) -> bool:
         """Tell whether queries and keys are normalised, in a family that can."""
@@ -406,10 +398,3 @@ class Layout:
         buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
         buffer = next((buffers[name] for name in names if name in buffers), None)
         return None if buffer is None else np.asarray(buffer.detach().cpu().double().numpy())
-
-    def not_recomputable(self, config: Any) -> str | None:
-        """Why attention cannot be recomputed from the input of the attention module; None if it can."""
-        implementation = getattr(config, "_attn_implementation", None)
-        if implementation in KNOWN_ATTENTION:
-            return None
-        return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"

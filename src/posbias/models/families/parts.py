@@ -3,12 +3,12 @@
 `nn.Linear` stores [out, in], GPT-2's `Conv1D` [in, out]; here every map is [out, in], so that y = W x + b.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
@@ -41,7 +41,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """The maps of one attention layer: logits = softcap(scale q.k) + position_logits, then mask and softmax.
+    """The maps of one attention layer: logits = softcap(scale q.k), beside what positions add.
 
     Rotary positions turn the first features of a head, half against half. Where a model turns neighbours instead
     (Cohere), the query and key features of each head are listed in that order, which changes no logit.
@@ -65,10 +65,8 @@ class AttentionParts:
     key_bias: Float[Tensor, "key_features"] | None = None
     value_bias: Float[Tensor, "value_rows"] | None = None
     output_bias: Float[Tensor, "width"] | None = None
-    position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
-    """Numbers added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
-    factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
-    learned sinks, which would, a query's own position counts 0."""
+    order: Int64[Tensor, "head_dim"] | None = None
+    """The model's own feature at each place of a head, where neighbours are listed as halves; None: as they are."""
     sinks: Float[Tensor, "heads"] | None = None
     """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
 
@@ -197,6 +195,7 @@ def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
 
     return replace(
         parts,
+        order=order,
         query=listed(parts.query),
         key=listed(parts.key),
         query_bias=None if parts.query_bias is None else listed(parts.query_bias),

@@ -1,14 +1,14 @@
 """Rollouts of a model's own attention: the published alternatives, with which the power rollout is compared.
 
-One forward pass is kept as the input of every attention module (layers x positions x features numbers, no attention
+One forward pass is kept as the arguments of every attention module (layers x positions x features numbers, no attention
 matrix), the size of each branch beside the stream, and the divisors of the norms around it. Then the last row of
-T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants come from one recomputation of each
-layer's attention (docs/theory, sections 1 and 5). Any described family; only the power rollout needs more (trace.py).
+T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants come from one look at each layer's
+attention (docs/theory, sections 1 and 5). Any decoder; rollouts that read weights need a family of the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,23 +19,20 @@ from torch import Tensor, nn
 
 from posbias.architecture.mixing import resolve_mixing
 from posbias.checks import checked
-from posbias.errors import RunError
-from posbias.models.attention import (
+from posbias.errors import RunError, UsageError
+from posbias.models.attention_blocks import (
     AttentionBlock,
-    AttentionInput,
-    AttentionLayer,
     AttentionState,
-    describe_attention,
+    KeptAttention,
     elements_at_once,
-    norm_forward,
-    project_attention,
+    kept_attention,
     query_blocks,
-    rotated,
-    watch_attention,
+    seen_layers,
 )
-from posbias.models.branches import watch_branches
+from posbias.models.branches import beyond_attention, watch_branches
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.families.parts import Norm
+from posbias.models.families.layout import Block
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -63,65 +60,77 @@ class ScaledNorm:
 class AttentionTraceLayer:
     """One layer on one prompt."""
 
-    layer: AttentionLayer
-    inputs: AttentionInput
-    """Input of the attention module, with its rotary cosines and sines."""
-    before: ScaledNorm | None
+    kept: KeptAttention
+    dtype: torch.dtype
+    """Type that attention is formed in."""
+    parts: AttentionParts | None = None
+    """The maps of attention; None if they cannot be read."""
+    before: ScaledNorm | None = None
     """The norm the branch reads through; None if there is none."""
-    after: ScaledNorm | None
+    after: ScaledNorm | None = None
     """The norm between the output projection and the stream; None if there is none."""
+
+    def state(self) -> AttentionState:
+        """The layer's attention before its softmax."""
+        return self.kept.again().state(self.dtype)
 
 
 @torch.no_grad()
 def trace_attention(
     model: Model, token_ids: Int[Tensor, "position"]
 ) -> tuple[list[AttentionTraceLayer], Float64[Tensor, "layers"]]:
-    """Run one prompt forward; keep each attention module's input, and the mean over tokens of |a| / (|x| + |a|).
+    """Run one prompt forward; keep what each attention module reads, and the mean over tokens of |a| / (|x| + |a|).
 
     Raises:
-        UsageError: the model's family is not described, or its attention cannot be recomputed.
+        UsageError: no Hugging Face model, its attention or its branches cannot be seen, or some layer mixes positions
+            by something else.
         RunError: the norms of stream and branch are not finite, or both vanish.
     """
-    layers = describe_attention(model, n_positions=len(token_ids), of_all="the rollout of attention")
-    assert isinstance(model, HuggingFaceModel), "no other has a description of its attention"
-    inputs: dict[int, AttentionInput] = {}
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be seen; a Hugging Face model is needed")
+    seen_layers(model, n_positions=len(token_ids))
+    if without := beyond_attention(model.network):
+        raise UsageError(
+            f"the rollout of attention of this {model.model_type} model: its layers {', '.join(map(str, without))} mix "
+            "positions by linear layers, which have no attention matrix, or not at all; allowed are models with "
+            "attention alone in every layer"
+        )
     powers: dict[nn.Module | None, ScaledNorm] = {}
-    blocks = model.family.blocks(model.network)
-    around = [norm for block in blocks for norm in (block.attention_norm, block.attention_post_norm) if norm]
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-
-    def receive(layer: AttentionLayer, read: AttentionInput) -> None:
-        inputs[layer.index] = read
+    blocks = _blocks_with_weights(model)
 
     def keep(norm: Norm, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep a norm's divisor."""
         values = args[0].reshape(-1, args[0].shape[-1]).to(dtype)
         powers[module] = ScaledNorm(norm, gain_and_power(norm, values, values)[1])
 
-    with (
-        watch_attention(layers, receive, dtype=dtype),
-        watch_branches(blocks) as watch,
-        ExitStack() as hooks,
-    ):
-        for module in around:
-            hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
-        model.last(model.embed(token_ids[None]))
+    with kept_attention(model.network) as kept, watch_branches(model.network) as watch, ExitStack() as hooks:
+        for block, _ in blocks:
+            for module in filter(None, (block.attention_norm, block.attention_post_norm)):
+                hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
+        model.logits(token_ids[None], [len(token_ids) - 1])
     share = torch.from_numpy(watch.norms().share())
-    traced = [
-        AttentionTraceLayer(
-            layer,
-            inputs[layer.index],
-            before=powers.get(block.attention_norm),
-            after=powers.get(block.attention_post_norm),
-        )
-        for layer, block in zip(layers, blocks, strict=True)
-    ]
+    traced = [AttentionTraceLayer(layer, dtype) for layer in kept]
+    if blocks:
+        traced = [
+            replace(
+                layer,
+                parts=parts,
+                before=powers.get(block.attention_norm),
+                after=powers.get(block.attention_post_norm),
+            )
+            for layer, (block, parts) in zip(traced, blocks, strict=True)
+        ]
     return traced, share.mean(1)
 
 
-def _beyond_attention(model: HuggingFaceModel) -> bool:
-    """True if some layer mixes positions by something else than attention, or gates what attention returns."""
-    return bool(model.family.beyond_attention(model.network)) or model.family.gated_queries
+def _blocks_with_weights(model: HuggingFaceModel) -> list[tuple[Block, AttentionParts]]:
+    """Every block and the maps of its attention; none if the layout is not known, or the maps cannot be read."""
+    try:
+        blocks = model.family.blocks(model.network)
+        return [(block, block.attention_added(model.family.attention_parts(block, model.config))) for block in blocks]
+    except UsageError:
+        return []
 
 
 Transition = Callable[[AttentionBlock], Shares]
@@ -183,7 +192,8 @@ def power_transition(traced: AttentionTraceLayer, state: AttentionState) -> Tran
 
     Source: docs/theory, section 5, isotropic form, its value path alone.
     """
-    gain, _ = value_gains(traced.layer.parts, _gain(traced.before, state.value), _gain(traced.after, state.value))
+    assert traced.parts is not None, "rules that read weights are left out without a row of the table"
+    gain, _ = value_gains(traced.parts, _gain(traced.before, state.value), _gain(traced.after, state.value))
     undivided = torch.ones_like(state.value[0, :, 0])
     norms = (traced.after, traced.before)
     sent, received = (undivided if norm is None else norm.power.to(undivided) for norm in norms)
@@ -197,7 +207,9 @@ def power_transition(traced: AttentionTraceLayer, state: AttentionState) -> Tran
 
 def _head_products(traced: AttentionTraceLayer, state: AttentionState) -> Float[Tensor, "head other position"]:
     """f_h(x_j) . f_h'(x_j) of every position."""
-    parts, value = traced.layer.parts, state.value
+    parts, value = traced.parts, state.value
+    assert parts is not None, "rules that read weights are left out without a row of the table"
+    value = value[..., : parts.value_dim]  # without what a key bias fills up
     output = parts.output.to(value) * _gain(traced.after, value).reshape(-1, 1)
     output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
     rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
@@ -251,14 +263,14 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     prompt has its own mixing.
 
     Raises:
-        UsageError: another family, or one whose attention cannot be recomputed.
+        UsageError: attention or its branches cannot be seen.
         RunError: activations are not finite.
 
     Source: `rollout`: arXiv 2602.16837, section 3, with the prompt's own attention; `attention_only`: Abnar and Zuidema
         (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
-    if isinstance(model, HuggingFaceModel) and _beyond_attention(model):
+    if isinstance(model, HuggingFaceModel) and beyond_attention(model.network):
         return AttentionRollouts(
             {},
             np.empty((prompts.count, 0)),
@@ -270,7 +282,10 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         rules, shares = dict(ROLLOUTS), measured.tolist()
-        if any(traced.before is None and traced.after is None for traced in layers):
+        if any(traced.parts is None for traced in layers):
+            del rules["norm_weighted"], rules["power"]
+            left_out = ("norm_weighted and power: they read weights, of the families in the table of layouts",)
+        elif any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
             left_out = ("power: the model normalises the stream itself, after adding to it",)
         for name, row in _pull(layers, rules, shares).items():
@@ -301,24 +316,25 @@ def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | 
 
 
 def attention_rollout_prompt(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], mixing: Sequence[float] | float
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    mixing: Sequence[float] | float,
+    *,
+    under: AbstractContextManager[None] | None = None,
 ) -> Row:
-    """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1."""
+    """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1.
+
+    `under` is a change of the model that lasts while attention is formed, and not while the prompt is read.
+    """
     layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
+    with under or nullcontext():
+        return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
 
 def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:
     """The rollout of a prompt that was traced before, without a pass of its own."""
-    layers = [
-        AttentionTraceLayer(
-            layer.attention,
-            AttentionInput(norm_forward(layer.attention_norm, caught.stream), caught.cosine, caught.sine),
-            before=None,
-            after=None,
-        )
-        for layer, caught in zip(trace.description.layers, trace.layers, strict=True)
-    ]
+    dtype = trace.description.dtype
+    layers = [AttentionTraceLayer(caught.kept, dtype) for caught in trace.layers if caught.kept is not None]
     return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
 
@@ -329,12 +345,11 @@ def pull_layer(
     *,
     mixing: float,
 ) -> dict[str, Float64[Tensor, "position"]]:
-    """Each rule's row pulled through one layer, all by one recomputation of its attention; rows sum to 1."""
-    layer, inputs = traced.layer, traced.inputs
-    state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
+    """Each rule's row pulled through one layer, all by one look at its attention; rows sum to 1."""
+    state = traced.state()
     transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
     reached = {name: torch.zeros_like(row) for name, row in rows.items()}
-    for block in query_blocks(layer.parts, state, mask=layer.mask):
+    for block in query_blocks(state):
         matrices = {prepare: in_float64(transition(block)) for prepare, transition in transitions.items()}
         for name, rule in rules.items():
             reached[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
@@ -351,7 +366,7 @@ def _pull(
     layers: Sequence[AttentionTraceLayer], rules: dict[str, RolloutRule], mixing: Sequence[float]
 ) -> dict[str, Row]:
     """The last row of each product, normalised."""
-    read = layers[0].inputs.read
+    read = layers[0].kept.read
     last = torch.zeros(len(read), dtype=torch.float64, device=float64_device(read.device))
     last[-1] = 1
     rows = dict.fromkeys(rules, last)

@@ -1,4 +1,4 @@
-"""One layer's attention, recomputed from its kept input in blocks of queries, and the pulls that go through it.
+"""One layer's attention, seen again in blocks of queries from what its module read, and the pulls that go through it.
 
 No matrix larger than heads x block x positions exists at any time. Besides the value path, attention is reached through
 the softmax: moving a key moves the weights of every query that sees it (docs/theory, section 5, "key path"). In the
@@ -6,22 +6,16 @@ isotropic form too: one energy per position.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.attention import (
-    AttentionBlock,
-    AttentionState,
-    norm_forward,
-    project_attention,
-    query_blocks,
-    rotary_forward,
-)
+from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
 from posbias.models.families.parts import AttentionParts, Norm
-from posbias.theory.power_rollout.local_maps import gain_and_power, norm_pull, rotary_pull
+from posbias.models.rotary import turned_by
+from posbias.theory.power_rollout.local_maps import affine, gain_and_power, norm_forward, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import Energy, Power, Walk
 
@@ -30,20 +24,76 @@ ByKeyHead = Float[Tensor, "*batch key_head position _feature"]
 ByQueryHead = Float[Tensor, "*batch key_head group position _feature"]
 
 
-def recompute_attention(layer: LayerDescription, trace: LayerTrace) -> AttentionState:
-    """Queries, keys and values of a layer as the dot product sees them, from its kept input."""
-    state = project_attention(layer.attention.parts, norm_forward(layer.attention_norm, trace.stream))
-    query = rotary_forward(state.query.flatten(0, 1), trace.cosine, trace.sine).reshape(state.query.shape)
-    return replace(state, query=query, key=rotary_forward(state.key, trace.cosine, trace.sine))
+@dataclass(frozen=True)
+class LayerAttention:
+    """One layer's attention on one prompt, and what a pull through it undoes."""
+
+    state: AttentionState
+    """Queries and keys may have more than `head_dim` features: those behind hold a key bias."""
+    cosine: Float[Tensor, "*heads position rotary"] | None
+    """Of its rotation; None without."""
+    sine: Float[Tensor, "*heads position rotary"] | None
+    read: Float[Tensor, "position feature"]
+
+    def raw(
+        self, weight: Float[Tensor, "features width"], bias: Float[Tensor, "features"] | None
+    ) -> Float[Tensor, "position features"]:
+        """Queries or keys as projected, before their norm."""
+        return affine(self.read, weight, bias)
+
+
+def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
+    """The attention of a layer as the dot product sees it, with an intervention that lasts."""
+    parts = layer.parts
+    if trace.kept is None:
+        return _of_maps(layer, trace)
+    seen = trace.kept.again()
+    state = seen.state(trace.stream.dtype)
+    shared = len(state.key) // parts.key_heads  # Falcon repeats its keys for every head
+    state = replace(
+        state,
+        query=state.query.reshape(parts.key_heads, -1, *state.query.shape[2:]),
+        key=state.key[::shared],
+        value=state.value[::shared, :, : parts.value_dim],
+    )
+    if parts.order is not None:
+        further = torch.arange(parts.head_dim, state.key.shape[-1])
+        order = torch.cat([parts.order, further])
+        state = replace(state, query=state.query[..., order], key=state.key[..., order])
+    cosine = sine = None
+    if layer.angles is not None:
+        cosine, sine = (part.to(trace.stream) for part in layer.angles(seen.arguments[1]))
+    return LayerAttention(state, cosine, sine, trace.kept.read.to(trace.stream))
+
+
+def _of_maps(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
+    """A reference model's attention, from the maps of its block."""
+    parts, read = layer.parts, norm_forward(layer.attention_norm, trace.stream)
+
+    def heads(weight: Tensor, bias: Tensor | None, count: int) -> Float[Tensor, "head position feature"]:
+        return affine(read, weight, bias).reshape(len(read), count, -1).transpose(0, 1)
+
+    query = heads(parts.query, parts.query_bias, parts.heads)
+    key = heads(parts.key, parts.key_bias, parts.key_heads)
+    if trace.cosine is not None and trace.sine is not None:
+        pairs = trace.cosine.shape[-1] // 2
+        query, key = (turned_by(side, trace.cosine[..., :pairs], trace.sine[..., :pairs]) for side in (query, key))
+    state = AttentionState(
+        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
+        key=key,
+        value=heads(parts.value, parts.value_bias, parts.key_heads),
+        scale=parts.scale,
+        first=torch.zeros(len(read), dtype=torch.int64),
+    )
+    return LayerAttention(state, trace.cosine, trace.sine, read)
 
 
 def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:
     """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
-    parts = layer.attention.parts
     if layer.bias is None:
-        yield from query_blocks(parts, state, mask=layer.attention.mask)
+        yield from query_blocks(state)
         return
-    logits = (state.query * parts.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
+    logits = (state.query * state.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
     everything = slice(0, state.key.shape[1])
     weights = torch.softmax(logits.reshape(layer.bias.shape) + layer.bias, dim=-1)
     yield AttentionBlock(everything, everything, weights)
@@ -58,8 +108,8 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
     for its key, every (head, query) one for its query.
     """
-    parts, power = layer.attention.parts, walk.power
-    state = recompute_attention(layer, trace)
+    parts, power, attention = layer.parts, walk.power, attention_of(layer, trace)
+    state = attention.state
     energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power, even=walk.even_norms)
     received = energy @ parts.output.to(energy.dtype).pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
@@ -68,12 +118,10 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
     paths = [_project(values, parts.value, walk)]
-    if walk.key and parts.scale != 0:
-        raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
-        paths.append(_project(raw, parts.key, walk))
-    if walk.query and parts.scale != 0:
-        raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
-        paths.append(_project(raw, parts.query, walk))
+    if walk.key and state.scale != 0:
+        paths.append(_project(unprepare_keys(keys, attention, parts, power), parts.key, walk))
+    if walk.query and state.scale != 0:
+        paths.append(_project(unprepare_queries(queries.flatten(-4, -3), attention, parts, power), parts.query, walk))
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
 
 
@@ -84,10 +132,11 @@ def _pull_blocks(
 
     With `walk.amplitudes` square roots are summed, over queries and over the heads that share a key head.
     """
-    power, scale = walk.power, layer.attention.parts.scale
-    query, key = state.query * scale, state.key * scale  # every logit's slope, once per key or query path
+    power, scale = walk.power, state.scale
+    head_dim = layer.parts.head_dim
+    # Every logit's slope, once per key or query path.
+    query, key = state.query[..., :head_dim] * scale, state.key[..., :head_dim] * scale
     values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
-    head_dim = layer.attention.parts.head_dim
     keys, queries = (zeros.new_zeros(*zeros.shape[:-1], head_dim) for zeros in (values, received))
     for block in attention_blocks(layer, state):
         weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
@@ -101,7 +150,7 @@ def _pull_blocks(
             continue
         value = state.value[:, block.keys]
         through = _centred(rows, value, weights @ value, power).mul_(first)
-        slope = softcap_slope(layer, state, block)
+        slope = softcap_slope(state, block)
         if slope is not None:
             through.mul_(slope.pow(power))
         if walk.key:
@@ -143,20 +192,17 @@ def _centred(
     return (of_row @ of_key.transpose(1, 2)).add_(constant).clamp_min_(0)  # a sum of squares, below 0 only by round-off
 
 
-def softcap_slope(
-    layer: LayerDescription, state: AttentionState, block: AttentionBlock
-) -> Float[Tensor, "key_head row key"] | None:
+def softcap_slope(state: AttentionState, block: AttentionBlock) -> Float[Tensor, "key_head row key"] | None:
     """d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2; None if logits are not capped."""
-    parts = layer.attention.parts
-    if parts.softcap is None:
+    if state.softcap is None:
         return None
     logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
-    return 1 - (logits * (parts.scale / parts.softcap)).tanh().square()
+    return 1 - (logits * (state.scale / state.softcap)).tanh().square()
 
 
 def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_head group 1 1"]:
     """Factors to the layer's mean value gain, 1' N_post^2 W_O^2 W_V^2 N_in^2 1 with the norms' gains."""
-    parts = layer.attention.parts
+    parts = layer.parts
 
     def gain(norm: Norm | None) -> Tensor | float:
         return 1.0 if norm is None else norm.gain.to(dtype).square()
@@ -168,17 +214,23 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
     return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
 
 
-def unprepare(
-    energy: ByHead,
-    raw: Float[Tensor, "position features"],
-    norm: Norm | None,
-    trace: LayerTrace,
-    power: Power,
-) -> ByHead:
-    """Pull from queries or keys as the dot product sees them to the projection's output: RoPE and q/k norm undone."""
-    energy = rotary_pull(energy, trace.cosine, trace.sine, power)
-    if norm is None:
+def unprepare_keys(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
+    """Pull from keys as the dot product sees them to their projection's output: RoPE and norm undone."""
+    energy = rotary_pull(energy, attention.cosine, attention.sine, power)
+    if parts.key_norm is None:
         return energy
+    return _norm_undone(energy, attention.raw(parts.key, parts.key_bias), parts.key_norm, power)
+
+
+def unprepare_queries(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
+    """Pull from queries likewise."""
+    energy = rotary_pull(energy, attention.cosine, attention.sine, power)
+    if parts.query_norm is None:
+        return energy
+    return _norm_undone(energy, attention.raw(parts.query, parts.query_bias), parts.query_norm, power)
+
+
+def _norm_undone(energy: ByHead, raw: Float[Tensor, "position features"], norm: Norm, power: Power) -> ByHead:
     merged = _merged(energy)
     grouped = merged.reshape(*merged.shape[:-1], -1, norm.gain.shape[-1])
     pulled = norm_pull(norm, raw.reshape(grouped.shape[-3:]), grouped, power)
@@ -208,13 +260,14 @@ def attention_energy(
 
     sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and the energy that comes by the keys.
     """
-    parts, state = layer.attention.parts, recompute_attention(layer, trace)
+    parts, attention = layer.parts, attention_of(layer, trace)
+    state = attention.state
     post_gain, post_size = gain_and_power(layer.attention_post_norm, trace.attention_branch, trace.stream)
     gain, size = gain_and_power(layer.attention_norm, trace.stream, trace.stream)
     head_gain, gram = value_gains(parts, gain, post_gain)
     sent = energy / post_size
     pulled = torch.zeros_like(energy)
-    keys = torch.zeros_like(state.key)
+    keys = torch.zeros_like(state.key[..., : parts.head_dim])
     for block in attention_blocks(layer, state):
         received = block.weights.square() * sent[block.queries, None]
         if layer.heads_agree:
@@ -223,12 +276,14 @@ def attention_energy(
         else:
             pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
         if walk.key:
-            slope = softcap_slope(layer, state, block)
+            slope = softcap_slope(state, block)
             if slope is not None:
                 received = received * slope.square().reshape(received.shape)
-            keys[:, block.keys] += _key_energy(block, state, gram / len(parts.output), received) * parts.scale**2
+            keys[:, block.keys] += (
+                _key_energy(block, state, gram / len(parts.output), received, parts.head_dim) * state.scale**2
+            )
     if walk.key:
-        raw = unprepare(keys, state.raw_key, parts.key_norm, trace, 2)
+        raw = unprepare_keys(keys, attention, parts, 2)
         by_feature = (parts.key.to(energy.dtype) * gain).square().sum(-1).reshape(parts.key_heads, 1, parts.head_dim)
         pulled += (raw * by_feature).sum((0, 2))
     return pulled / size
@@ -253,6 +308,7 @@ def _key_energy(
     state: AttentionState,
     gram: Float[Tensor, "key_head group value_dim value_dim"],
     received: Float[Tensor, "key_head group query key"],
+    head_dim: int,
 ) -> Float[Tensor, "key_head key head_dim"]:
     """sum_i E_i A_ij^2 ||W_O (v_j - o_i)||^2 q_i^2 / d over the block's queries and a key head's group."""
     value = state.value[:, block.keys].unsqueeze(1)
@@ -261,5 +317,5 @@ def _key_energy(
     distance = (value_side * value).sum(-1)[:, :, None, :] + (output_side * output).sum(-1)[..., None]
     distance = distance - 2 * output_side @ value.transpose(2, 3)
     through = received * distance.clamp_min(0)
-    query = state.query[:, :, block.queries].square()
+    query = state.query[:, :, block.queries, :head_dim].square()
     return torch.einsum("kgij,kgic->kjc", through, query)

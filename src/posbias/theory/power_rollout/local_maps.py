@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.attention import affine, norm_forward
 from posbias.models.families.parts import MlpParts, Norm
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
@@ -22,6 +21,25 @@ part of the method, not of the data: their seed is fixed, so that a prompt alway
 
 Hidden = Float[Tensor, "position hidden"]
 Table = Float[Tensor, "position feature"]
+
+
+def affine(
+    values: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None
+) -> Float[Tensor, "*rows out"]:
+    """y = W x + b in the values' floating type, whatever the model's."""
+    dtype = values.dtype
+    return torch.nn.functional.linear(values, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
+    """The norm itself; the identity if there is none."""
+    if norm is None:
+        return values
+    if norm.kind == "layer":
+        values = values - values.mean(-1, keepdim=True)
+    size = (values.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
+    normed = values * size * norm.gain.to(values)
+    return normed if norm.bias is None else normed + norm.bias.to(values)
 
 
 def norm_pull(

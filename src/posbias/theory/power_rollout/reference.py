@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posbias.architecture import Causal
 from posbias.errors import RunError
-from posbias.models.attention import AttentionLayer
 from posbias.models.families.layout import Block, Mixer
 from posbias.models.reference.attention import logit_bias
 from posbias.models.reference.config import shape_of
@@ -44,7 +42,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
             LayerDescription(
                 index=index,
                 block=Block(block, softmax=Mixer(block, block), mlp=block),
-                attention=AttentionLayer(index, block, parts, mask=Causal(), angles=None),
+                parts=parts,
                 mlp=mlp_parts(block),
                 attention_norm=norm_of(block, "attention", where="pre"),
                 attention_post_norm=None,
@@ -86,8 +84,16 @@ def trace_reference(
         middle = normalise(shape, weights, "attention", total) if shape.norm == "post" else total
         mlp_sum = with_mlp(bare, weights, fixed, middle) if shape.mlp_width else middle
         cosine, sine = (_of_pairs(block, fixed[name][0]) if shape.rotary else None for name in ("cosine", "sine"))
-        sums = {"attention_sum": total[0, 0], "mlp_sum": mlp_sum[0, 0]}
-        layers.append(LayerTrace(stream[0, 0], middle[0, 0], cosine, sine, **sums))
+        layers.append(
+            LayerTrace(
+                stream[0, 0],
+                middle[0, 0],
+                cosine=cosine,
+                sine=sine,
+                attention_sum=total[0, 0],
+                mlp_sum=mlp_sum[0, 0],
+            )
+        )
         stream = normalise(shape, weights, "mlp", mlp_sum) if shape.norm == "post" and shape.mlp_width else mlp_sum
         stream = stream @ weights["rotation"][:, None] if shape.rotate_stream else stream
     final = stream[0, :, -1:]

@@ -16,7 +16,7 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -251,8 +251,11 @@ def power_rollout_prompt(
     theory: PowerRollout | None = None,
     *,
     description: Description | None = None,
+    under: AbstractContextManager[None] | None = None,
 ) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
+
+    `under` is a change of the model that lasts while attention is formed, and not while the prompt is read.
 
     Returns:
         Non-negative, sums to 1.
@@ -262,7 +265,9 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     theory = theory or PowerRollout()
-    return theory.profile_of(trace_model(model, token_ids, target=theory.target, description=description))
+    trace = trace_model(model, token_ids, target=theory.target, description=description)
+    with under or nullcontext():
+        return theory.profile_of(trace)
 
 
 @checked

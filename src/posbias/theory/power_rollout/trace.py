@@ -1,14 +1,13 @@
 """A model taken apart, and one forward pass of a described one, kept so that every local map can be rebuilt.
 
-Everything comes from `posbias.models`: a model is supported when its family is described and its attention can be
-recomputed. Kept per layer: the stream before attention and before the MLP, the branches before a post-norm, the rotary
-cosines and sines the attention module received and, within a bound, the MLP's hidden layer. Queries, keys, values and
-attention are recomputed from these, layer by layer, so nothing of size layers x heads x positions x positions ever
-exists (docs/theory, section 5).
+Everything comes from `posbias.models`: a model is supported when its family has a row in the table. Kept per layer: the
+stream before attention and before the MLP, the branches before a post-norm, what the attention module read and, within
+a bound, the MLP's hidden layer. Queries, keys, values and attention are seen again when a pull comes to them, layer by
+layer, so nothing of size layers x heads x positions x positions ever exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError
-from posbias.models.attention import (
-    AttentionInput,
-    AttentionLayer,
-    describe_attention,
-    watch_attention,
-)
+from posbias.models.attention_blocks import KeptAttention, kept_attention, seen_layers
 from posbias.models.families.layout import Block
-from posbias.models.families.parts import MlpParts, Norm
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED
@@ -52,7 +46,7 @@ class LayerDescription:
 
     index: int
     block: Block
-    attention: AttentionLayer
+    parts: AttentionParts
     mlp: MlpParts | None
     """The block's MLP; None if it has attention alone."""
     attention_norm: Norm | None
@@ -73,8 +67,10 @@ class LayerDescription:
     """Factor of the stream beside the MLP branch."""
     rotation: Float[Tensor, "feature feature"] | None = None
     """An orthogonal matrix that the block's output is multiplied by."""
+    angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None = None
+    """Rotary cosines and sines, from the named arguments of its attention module; None if nothing is rotated."""
     bias: Float[Tensor, "key_head group query key"] | None = None
-    """Logits by position with the mask as -inf, in place of `attention.mask`."""
+    """Logits by position with the mask as -inf (reference models)."""
     heads_agree: bool = False
     """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
 
@@ -129,8 +125,10 @@ class LayerTrace:
     """The block's input."""
     middle: Float[Tensor, "position feature"]
     """Input of the MLP branch: the stream after the attention branch was added, or `stream` in parallel blocks."""
+    kept: KeptAttention | None = None
+    """What the attention module read; None in reference models, which have none."""
     cosine: Float[Tensor, "*heads position rotary"] | None = None
-    """RoPE cosines of this layer, or of each of its heads; None without RoPE."""
+    """RoPE cosines of this layer of a reference model, or of each of its heads; None without RoPE."""
     sine: Float[Tensor, "*heads position rotary"] | None = None
     attention_branch: Float[Tensor, "position feature"] | None = None
     mlp_branch: Float[Tensor, "position feature"] | None = None
@@ -164,6 +162,8 @@ class _Caught:
 
     layers: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     """Activations by block and by field of `LayerTrace`."""
+    attention: list[KeptAttention] = field(default_factory=list)
+    """What the attention modules read, in the order of the blocks."""
     final_stream: Tensor | None = None
     state: Tensor | None = None
 
@@ -172,7 +172,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     """Take a Hugging Face model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: it is no dense decoder of the table, attention cannot be recomputed, a layer is not causal, the
+        UsageError: it is no dense decoder of the table, attention cannot be seen, a layer is not causal, the
             model does not take so many tokens, or its weights lie on several devices.
     """
     if not isinstance(model, HuggingFaceModel):
@@ -194,13 +194,14 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         return LayerDescription(
             index=index,
             block=block,
-            attention=attention[index],
+            parts=block.attention_added(family.attention_parts(block, model.config)),
+            angles=partial(family.angles, block.attention) if family.rotates(block.attention, model.config) else None,
             mlp=block.mlp_added(family.mlp_parts(block, model.config)),
             parallel=family.is_parallel(model.config),
             **norms,
         )
 
-    attention = describe_attention(model, n_positions=n_positions)
+    seen_layers(model, n_positions=n_positions)
     return Description(
         layers=[describe(index, block) for index, block in enumerate(family.blocks(network))],
         final_norm=family.norm(network.get_submodule(family.final_norm)),
@@ -236,10 +237,10 @@ def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradie
     """The trace of one prompt from the activations that the hooks caught."""
     assert caught.state is not None
     layers = []
-    for layer in description.layers:
+    for layer, kept in zip(description.layers, caught.attention, strict=True):
         values = caught.layers[layer.index]
         values.setdefault("middle", values["stream"])
-        layers.append(LayerTrace(**values))
+        layers.append(LayerTrace(**values, kept=kept))
     state = caught.state[0, -1].detach().to(description.dtype)
     return Trace(embeddings[0].to(description.dtype), layers, caught.final_stream, state, gradient)
 
@@ -280,9 +281,6 @@ def _hooks(
     def keep_output(index: int, name: str, _module: nn.Module, _args: object, output: Tensor) -> None:
         keep(index, name, output)
 
-    def keep_attention(layer: AttentionLayer, read: AttentionInput) -> None:
-        caught.layers[layer.index] |= {"cosine": read.cosine, "sine": read.sine}
-
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         caught.final_stream = args[0][0, -1].detach().to(dtype)
 
@@ -299,8 +297,7 @@ def _hooks(
             for name, module in layer.hidden_maps().items():
                 hook = partial(keep_output, layer.index, name)
                 hooks.callback(module.register_forward_hook(hook).remove)
-        watched = [layer.attention for layer in description.layers]
-        hooks.enter_context(watch_attention(watched, keep_attention, dtype=dtype))
+        caught.attention = hooks.enter_context(kept_attention(model.network))
         hooks.callback(final.register_forward_pre_hook(keep_final).remove)
         unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
         hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)

@@ -1,0 +1,393 @@
+"""Attention weights of one layer and prompt from what its kernel gets, in blocks of queries.
+
+No matrix larger than heads x block x positions exists at any time, unless the family's own eager attention makes one.
+Every query sees a run of keys that ends at its own: causal layers, with a window, within chunks, or without the first.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+from posbias.memory import check_room
+from posbias.models.attention import (
+    Arguments,
+    EnoughError,
+    KernelCall,
+    asks_interface,
+    attention_modules,
+    seen_attention,
+    stream_read,
+    unturned,
+)
+from posbias.models.hugging_face import HuggingFaceModel
+
+BLOCK_ELEMENTS = 1 << 20
+"""Attention weights held at once on a CPU (4 MB in float32, near its caches): queries times all heads times keys."""
+BLOCK_QUERIES = 128
+"""Most queries in a block there: shorter blocks skip more of the masked half, longer ones multiply faster."""
+FILLING_ELEMENTS = 1 << 24
+"""Attention weights of a block that keeps an accelerator busy for longer than its operations take to start."""
+MEMORY_SHARE = 1 / 128
+"""Largest share of an accelerator's memory for the weights of a block, of which several copies exist."""
+BLOCKS = 8
+"""Blocks of long prompts on an accelerator, unless memory asks for more: 9/16 of the square are computed, not all."""
+EAGER_COPIES = 4
+"""Matrices of all heads that eager attention holds at once: products, with biases, with the mask, and weights."""
+HIDDEN_SCORE = torch.finfo(torch.float16).min
+"""Number that hides a key from the network: every floating type holds it, and no logit outweighs it."""
+VANISHING = 1e-30
+"""In place of a scale of 0, which torch's fused attention turns into NaN; e^logit is 1 to every digit."""
+KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
+"""transformers' own attention implementations; one registered by someone else may compute anything."""
+_block_elements: ContextVar[int | None] = ContextVar("block_elements", default=None)
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """Attention of one layer to one prompt before its softmax, heads grouped by the key head that they share."""
+
+    query: Float[Tensor, "key_head group position head_dim"]
+    """As the dot product sees them."""
+    key: Float[Tensor, "key_head position head_dim"]
+    value: Float[Tensor, "key_head position value_dim"]
+    scale: float
+    """Factor on q.k before the softmax."""
+    first: Int[Tensor, "position"]
+    """The oldest key that each query sees; on the CPU, so that no block waits for an accelerator."""
+    softcap: float | None = None
+    sinks: Float[Tensor, "head"] | None = None
+    """Logit of every head's place in the softmax that is no position; None if there are none."""
+    added: Float[Tensor, "_ position position"] | None = None
+    """What masks add to logits that are seen, for all heads or each."""
+    logits: Float[Tensor, "head position position"] | None = None
+    """All logits with masks, of a family whose attention is eager; None if they are formed in blocks."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.query.shape[0] * self.query.shape[1]
+
+    def on(self, device: torch.device) -> "AttentionState":
+        """The state on a device."""
+        moved: dict[str, Any] = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        moved["first"] = self.first
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Attention weights of a run of queries over the keys they may see."""
+
+    queries: slice
+    keys: slice
+    weights: Float[Tensor, "key_head group query key"]
+    """Rows sum to 1, or to what a learned sink leaves."""
+    sink: Float[Tensor, "key_head group query"] | None = None
+    """Share of every row that a learned sink takes; None if there is no sink."""
+
+    def among_keys(self) -> Float[Tensor, "key_head group query key"]:
+        """The weights with every row summing to 1: how a query shares out what a learned sink leaves."""
+        if self.sink is None:
+            return self.weights
+        return self.weights / self.weights.sum(-1, keepdim=True).clamp_min(torch.finfo(self.weights.dtype).tiny)
+
+
+def state_of(call: KernelCall, dtype: torch.dtype) -> AttentionState:
+    """What the kernel gets for a single prompt, in `dtype`.
+
+    Raises:
+        UsageError: some query sees later keys, or keys with a gap between them, or its heads see different ones.
+    """
+    query, key, value = (part[0].detach().to(dtype) for part in (call.query, call.key, call.value))
+    first, added = _seen(call, key.shape[1])
+    scale = 0.0 if call.scaling == VANISHING else call.scaling
+    own = getattr(call.module, "scaling", None)
+    if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
+        query, scale = query / own, own
+    sinks = call.options.get("s_aux")
+    if sinks is not None and bool((sinks == -torch.inf).all()):  # taken out
+        sinks = None
+    return AttentionState(
+        query=query.reshape(len(key), -1, *query.shape[1:]),
+        key=key,
+        value=value,
+        scale=scale,
+        first=first.cpu(),
+        softcap=call.options.get("softcap"),
+        sinks=None if sinks is None else sinks.detach().to(dtype),
+        added=None if added is None else added.to(dtype),
+        logits=None if call.logits is None else call.logits.detach().to(dtype),
+    )
+
+
+def _seen(call: KernelCall, n_positions: int) -> tuple[Int[Tensor, "position"], Tensor | None]:
+    """The oldest key that each query sees, and what a mask adds to the logits of keys that are seen."""
+    position = torch.arange(n_positions, device=call.query.device)
+    mask = call.logits if call.logits is not None else None if call.mask is None else call.mask[0].detach()
+    if mask is None or mask.ndim < 3:
+        causal = call.options.get("is_causal", getattr(call.module, "is_causal", True))
+        window = call.options.get("sliding_window") or n_positions
+        if causal is False:
+            raise UsageError(_NOT_CAUSAL.format(layer=call.layer))
+        return (position - window + 1).clamp(min=0), None
+    visible = mask if mask.dtype == torch.bool else mask > HIDDEN_SCORE / 2
+    first = visible[0].int().argmax(-1)
+    run = (position >= first[:, None]) & (position <= position[:, None])
+    if not bool((visible == run).all()):
+        raise UsageError(_NOT_CAUSAL.format(layer=call.layer))
+    if mask.dtype == torch.bool or call.logits is not None:
+        return first, None
+    added = mask.masked_fill(~visible, 0)
+    return first, added if bool(added.any()) else None
+
+
+_NOT_CAUSAL = (
+    "what is read from attention needs causal layers, in which every query sees a run of keys up to its own; those of "
+    "layer {layer} see others"
+)
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer's attention in a pass, as its kernel gets it."""
+
+    index: int
+    """The block's, counted from the input."""
+    call: KernelCall
+    arguments: Arguments
+    """Those of the attention module."""
+
+    def state(self, dtype: torch.dtype) -> AttentionState:
+        """Attention before its softmax, in `dtype`."""
+        return state_of(self.call, dtype)
+
+    def before_rotation(self, state: AttentionState) -> AttentionState:
+        """The layer's state with queries and keys before rotation, and before anything that is changed in them."""
+        bare = unturned(self.call.module, self.index, self.arguments)
+        own = state_of(replace(bare, mask=None), state.query.dtype)
+        return replace(state, query=own.query, key=own.key)
+
+
+def seen_layers(model: HuggingFaceModel, *, n_positions: int) -> list[int]:
+    """The layers of a model whose attention can be seen for prompts of so many tokens.
+
+    Raises:
+        UsageError: none has attention that is known, or eager matrices do not fit in memory.
+    """
+    modules = attention_modules(model.network)
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation not in KNOWN_ATTENTION:
+        raise UsageError(
+            f"attention of this {model.model_type} model cannot be seen: it runs the attention implementation "
+            f"{implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"
+        )
+    if not modules:
+        raise UsageError(
+            f"attention of this {model.model_type} model cannot be seen: no layer has any, or none goes through "
+            "transformers' attention interface; the model can be measured and evaluated"
+        )
+    if not all(map(asks_interface, modules.values())) and model.device.type == "cpu":
+        heads = model.sizes["heads"]
+        check_room(
+            EAGER_COPIES * heads * n_positions**2 * model.dtype.itemsize,
+            f"eager attention matrices of {heads} heads at {n_positions} positions",
+            "take shorter prompts",
+        )
+    return list(modules)
+
+
+@contextmanager
+def watch_attention(network: nn.Module, receive: Callable[[AttentionLayer], None]) -> Iterator[None]:
+    """Within the context, get every layer's attention as a single prompt's pass reaches it, and keep nothing."""
+    arguments: dict[int, Arguments] = {}
+
+    def keep(layer: int, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments[layer] = positional, named
+
+    def hand_over(call: KernelCall) -> None:
+        receive(AttentionLayer(call.layer, call, arguments.pop(call.layer)))
+
+    modules = attention_modules(network)
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            # After those of interventions, which may change a call.
+            hooks.enter_context(module.register_forward_pre_hook(partial(keep, layer), with_kwargs=True))
+        hooks.enter_context(seen_attention(network, dict.fromkeys(modules, hand_over)))
+        yield
+
+
+@dataclass(frozen=True)
+class KeptAttention:
+    """A call of an attention module in an earlier pass, from which its attention can be formed again."""
+
+    index: int
+    """The block's, counted from the input."""
+    module: nn.Module
+    arguments: Arguments
+    """Before any intervention."""
+
+    @property
+    def read(self) -> Float[Tensor, "position feature"]:
+        """What the module reads: the stream after the norm before the branch, if the family has one."""
+        return stream_read(*self.arguments)[0]
+
+    def again(self) -> AttentionLayer:
+        """The layer's attention if the module reads the same as it is now, with an intervention that lasts."""
+        return seen_again(self.module, self.index, self.arguments)
+
+
+@contextmanager
+def kept_attention(network: nn.Module) -> Iterator[list[KeptAttention]]:
+    """Within the context, keep what every attention module reads in the pass of a single prompt, in order."""
+    kept: list[KeptAttention] = []
+
+    def keep(layer: int, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        kept.append(KeptAttention(layer, module, _detached((positional, named))))
+
+    with ExitStack() as hooks:
+        for layer, module in attention_modules(network).items():
+            hook = partial(keep, layer)
+            hooks.enter_context(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        yield kept
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple):
+        return tuple(map(_detached, value))
+    return {name: _detached(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def seen_again(module: nn.Module, layer: int, arguments: Arguments) -> AttentionLayer:
+    """A layer's attention if its module is called with arguments of another pass, as it is now."""
+    caught: list[AttentionLayer] = []
+
+    def receive(seen: AttentionLayer) -> None:
+        caught.append(seen)
+        raise EnoughError
+
+    positional, named = arguments
+    with torch.no_grad(), watch_attention(module, receive), suppress(EnoughError):
+        module(*positional, **named)
+    return caught[0]
+
+
+def reach_of(first: Int[Tensor, "position"]) -> int:
+    """Most keys that a query sees, its own included."""
+    return int((np.arange(len(first)) - first.numpy()).max()) + 1
+
+
+def block_ranges(
+    heads: int, first: Int[Tensor, "position"], *, device: torch.device, block: int | None = None
+) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
+
+    Blocks have at most `block` queries, and as many as the device's caches or memory are made for.
+    """
+    n_positions, reach, oldest = len(first), reach_of(first), first.tolist()
+    most = block or n_positions
+    if reach < n_positions:
+        most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
+    keys = min(n_positions, most + reach)
+    rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
+    for start in reversed(range(0, n_positions, rows)):
+        end = min(start + rows, n_positions)
+        yield slice(start, end), slice(min(oldest[start:end]), end)
+
+
+def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:
+    """Attention weights of a block of queries that see so many keys on a device; of a single query if no more fit."""
+    queries = min(keys, block or keys, BLOCK_QUERIES if device.type == "cpu" else keys)
+    elements = elements_at_once(device)
+    if device.type != "cpu":
+        elements = min(elements, max(FILLING_ELEMENTS, heads * keys * -(-keys // BLOCKS)))
+    return max(heads * keys, min(elements, heads * keys * queries))
+
+
+def elements_at_once(device: torch.device) -> int:
+    """Attention weights that may be held at once on a device."""
+    chosen = _block_elements.get()
+    if chosen is not None:
+        return chosen
+    if device.type == "cpu":
+        return BLOCK_ELEMENTS
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return FILLING_ELEMENTS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return int(memory * MEMORY_SHARE) // torch.float32.itemsize
+
+
+@contextmanager
+def blocks_of(elements: int | None) -> Iterator[None]:
+    """Hold that many attention weights at once within the context (None: as suits the device); results are equal."""
+    token = _block_elements.set(elements)
+    try:
+        yield
+    finally:
+        _block_elements.reset(token)
+
+
+def query_blocks(state: AttentionState, *, block: int | None = None) -> Iterator[AttentionBlock]:
+    """A layer's attention weights, a block of queries at a time, as `block_ranges` has them.
+
+    Hidden keys have weight zero.
+    """
+    shape = state.query.shape[:2]
+    for queries, keys in block_ranges(state.heads, state.first, device=state.query.device, block=block):
+        if state.logits is not None:
+            logits = state.logits[:, queries, keys].reshape(*shape, -1, keys.stop - keys.start).clone()
+        else:
+            logits = (state.query[:, :, queries] * state.scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
+            logits = logits.reshape(*shape, -1, keys.stop - keys.start)
+            if state.softcap is not None:
+                logits = logits.div_(state.softcap).tanh_().mul_(state.softcap)
+            if state.added is not None:
+                added = state.added[:, queries, keys]
+                logits += added.reshape(*shape, *added.shape[1:]) if len(added) > 1 else added
+        hide(logits, queries, keys, first=state.first, value=-torch.inf)
+        yield AttentionBlock(queries, keys, *softmax_with_sinks(logits, state.sinks))
+
+
+def softmax_with_sinks(
+    logits: Float[Tensor, "key_head group query key"], sinks: Float[Tensor, "head"] | None
+) -> tuple[Float[Tensor, "key_head group query key"], Float[Tensor, "key_head group query"] | None]:
+    """Weights of keys, and the share that a learned logit of every head takes; None without any."""
+    if sinks is None:
+        return logits.softmax(-1), None
+    learned = sinks.to(logits).reshape(*logits.shape[:2], 1, 1).expand(*logits.shape[:-1], 1)
+    shares = torch.cat([logits, learned], -1).softmax(-1)
+    return shares[..., :-1], shares[..., -1]
+
+
+def hide(
+    values: Shaped[Tensor, "*heads query key"],
+    queries: slice,
+    keys: slice,
+    *,
+    first: Int[Tensor, "position"],
+    value: float,
+    itself: bool = False,
+) -> None:
+    """Write `value` in place wherever a query does not see the key, or the key is the query `itself` if that is asked.
+
+    Queries and keys are of `block_ranges`. Only the keys from the first query on, and those that leave a window, are
+    touched: all others are seen by all.
+    """
+    rows, start = queries.stop - queries.start, queries.start - keys.start
+    ahead = torch.ones(rows, rows, dtype=torch.bool, device=values.device).triu(0 if itself else 1)
+    values[..., start:].masked_fill_(ahead, value)
+    oldest = first.numpy()[queries] - keys.start
+    left = int(oldest.max())
+    if left > 0:
+        gone = torch.from_numpy(np.arange(left) < oldest[:, None])
+        values[..., :left].masked_fill_(gone.to(values.device), value)
