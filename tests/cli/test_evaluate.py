@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
 from evaluation.serving import chat, stand_in
-from posbias import PlaceOptions, UsageError
+from posbias import PlaceOptions
 from posbias.cli import main
-from posbias.cli.place import scores_of
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.runs.records import read_record
@@ -285,22 +284,6 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
     assert posbias("place", "--run", tmp_path, "--scores", "1,2").returncode == 2
-
-
-def test_scores_are_read_from_lists_and_files(tmp_path):
-    assert scores_of("0.5, 1e-2") == [0.5, 0.01]
-    assert scores_of(",".join(["0.125"] * 1000)) == [0.125] * 1000
-    path = tmp_path / "scores"
-    path.write_text('{"score": 1}\n2.5\n')
-    assert scores_of(str(path)) == [1.0, 2.5]
-    for text, message in (
-        ("{", "line 1: is not"),
-        ('{"score": "a"}', "line 1: needs a number"),
-        ("{}", "needs a"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UsageError, match=message):
-            scores_of(str(path))
 
 
 def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):

@@ -11,7 +11,7 @@ with app.setup:
     from collections.abc import Mapping, Sequence
     from dataclasses import MISSING, fields
     from types import UnionType
-    from typing import Any, get_args
+    from typing import Any, Union, get_args, get_origin
 
     import marimo as mo
 
@@ -61,7 +61,8 @@ def controls(
 def parameter(field: Any, number: float, numbers: Sequence[float]) -> Any:
     """A slider for a parameter that is a number, a text field for any other, from its default on."""
     needed = field.default is MISSING
-    sorts = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+    sorts = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+    sorts = tuple(getattr(sort, "__origin__", sort) for sort in sorts)  # without the bounds of `Annotated`
     start = field.default if not needed else 64 if int in sorts else number if float in sorts else ""
     if isinstance(start, int | float):
         steps = sorted({*(WHOLE if int in sorts else numbers), start})
