@@ -133,7 +133,7 @@ def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
         ("position_copy(target=0, vocabulary=1)", "vocabulary must be a whole number >= 2"),
         ("position_copy(target=0, context=0)", "context must be a whole number >= 1"),
         ("copy", "unknown synthetic task 'copy'; known: "),
-        ("free_recall(items=3)", "synthetic task free_recall left posbias after 0.1.0: studies/README.md names"),
+        ("free_recall(items=3)", "synthetic task free_recall left posbias after 0.1.0: commit 573e2c34 has it"),
     ],
 )
 def test_bad_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:

@@ -29,7 +29,7 @@ from posbias.registry import Registry
 
 LEFT = dict.fromkeys(
     ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
-    "studies/README.md names the commit that its studies ran at; cued_copy and key_value_retrieval ask alike",
+    "commit 573e2c34 has it; cued_copy and key_value_retrieval are much alike",
 )
 """Tasks that posbias had, and what to do instead."""
 
