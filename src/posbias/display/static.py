@@ -221,7 +221,7 @@ def _drawn(figure: Figure | HeatMap, scale: str) -> "tuple[Canvas, Callable[[], 
     panel.set_xlabel(fill(panel.get_xlabel(), CHARACTERS))
     panel.set_ylabel(fill(panel.get_ylabel(), ROW_CHARACTERS))
     panel.grid(color=GRID, linewidth=0.8, clip_on=False)
-    panel.tick_params(length=0, pad=6)
+    panel.tick_params(which="both", length=0, pad=6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     # Columns of the legend that fit the width of the picture, for names and the strokes before them.
