@@ -1,4 +1,4 @@
-"""Key biases for a model's own initialisation: a quick mean field is searched, and the full one corrects it.
+"""Key biases for a model's own initialisation: a quick mean field is searched, the full one corrects, networks judge.
 
 The quick one takes attention as if all contents were equal, on wide bins: hundredths of a second at 2048 positions. The
 full one is the level that the model needs: first order, or sampled heads where logits are large. Their quotient changes
@@ -7,6 +7,7 @@ is gained (space mapping: Bandler et al. 2004).
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,12 +15,22 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
+from posbias.comparison import Sample, compare_with_prompts
+from posbias.designing.result import Design, MeasuredNetworks
 from posbias.designing.solving import Free, Problem, misfit_of
 from posbias.designing.targets import Target
 from posbias.errors import UsageError
+from posbias.interventions import intervened
 from posbias.interventions.keys import added_to
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.progress import announce
+from posbias.models.networks import reinitialise
+from posbias.profiles import Profile
+from posbias.progress import announce, track
+from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import MOST_BINS, Bins, growing_bins, needs_every_position
 from posbias.theory.mean_field.prediction import resolve_level
@@ -34,6 +45,8 @@ GAIN = 0.9
 """Another round, as long as the full theory's misfit falls below this share of the one before."""
 SAMPLED_SHARE = 8
 """Divisor of the number of heads that mean field draws by itself: a correction averaged over bins has less noise."""
+KIND = "jacobian(probes=8)"
+"""What is measured of networks that a design never saw."""
 Vector = Float64[np.ndarray, "n_positions"]
 Values = Float64[np.ndarray, "_"]
 
@@ -141,3 +154,35 @@ def solve_at_initialisation(
         corrections = {n: born.correction(nearest, n) for n in lengths}
     assert best is not None
     return np.asarray(best)
+
+
+def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredNetworks:
+    """Measure the designed model and the model as it was on fresh initialisations, one for each prompt.
+
+    Args:
+        design: A key bias.
+        model: A model whose configuration counts; its weights are drawn anew, network k with the seed `seed` + k.
+        prompts: At least two, of any length that the key bias reaches.
+        seed: Seed of initialisations, probes and halvings.
+    """
+    target = design.target.shape(prompts.n_positions)
+    # The residual stream decides the last position, unless the target says what is there.
+    counted = slice(None if design.target.whole else -1)
+    (kind,) = resolve_kinds(KIND)
+    rows: dict[str, list[np.ndarray]] = {"designed": [], "before": []}
+    for index, ids in enumerate(track(prompts.token_ids, f"measuring initialisations at {prompts.n_positions}")):
+        network = reinitialise(model, seed + index)
+        for state, context in (
+            ("designed", intervened(network, design.intervention)),
+            ("before", nullcontext(network)),
+        ):
+            with context as changed:
+                norms = measure_prompt(changed, ids, kinds=[kind], key=(seed, index), options=PassOptions()).norms
+            rows[state].append(norms[kind.name] / norms[kind.name].sum())
+    designed, before = np.stack(rows["designed"]), np.stack(rows["before"])
+    generator = np.random.default_rng(seed)
+    aim = Profile.normalised(target[counted])
+    # Networks are averaged before they are normalised again.
+    samples = [Sample.of(part, scales=part.sum(axis=1)) for part in (designed[:, counted], before[:, counted])]
+    after, was = (compare_with_prompts(aim, part, generator=generator) for part in samples)
+    return MeasuredNetworks(designed, before, after.distance, was.distance, noise=after.noise.mean)
