@@ -3,6 +3,7 @@
 import base64
 import csv
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
