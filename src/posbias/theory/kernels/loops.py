@@ -17,6 +17,9 @@ BLOCK = 64
 TINY = 1e-300
 """Running sums below this count as zero: it keeps slow denormal numbers out; entries above it are unaffected."""
 
+REFINED = 2**14
+"""Positions from which a reciprocal is refined from that of the position beside it."""
+
 
 @njit(cache=True, nogil=True)
 @no_type_check
@@ -153,24 +156,45 @@ def carry_heads(signal, tables, weights, carried, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
+def _reciprocal(value, near):
+    """1 / value from the reciprocal of a neighbour: a third-order step, four products in place of a division.
+
+    At neighbouring positions its relative error, about j^-4, is below rounding from `REFINED` on.
+    """
+    error = 1.0 - value * near
+    return near + near * error * (1.0 + error * (1.0 + error))
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
 def sweep_gamma(signal, alphas, weights, out, backward):
-    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables."""
+    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables.
+
+    From `REFINED` on the reciprocal of j + alpha is refined from its neighbour's.
+    """
     heads = weights.size
     scaled = weights * alphas
     carried = np.zeros(heads)
+    inverse = np.zeros(heads)
     for step in range(signal.size):
         t = signal.size - 1 - step if backward else step
         value = signal[t]
         position = float(t)
         total = 0.0
-        for head in range(heads):
-            inverse = 1.0 / (position + alphas[head])
-            if backward:
-                part = (carried[head] + value) * inverse
+        if t < REFINED or step == 0:
+            for head in range(heads):
+                inverse[head] = 1.0 / (position + alphas[head])
+        else:
+            for head in range(heads):
+                inverse[head] = _reciprocal(position + alphas[head], inverse[head])
+        if backward:
+            for head in range(heads):
+                part = (carried[head] + value) * inverse[head]
                 total += scaled[head] * part
                 carried[head] = position * part if part > TINY else 0.0
-            else:
-                part = (position * carried[head] + alphas[head] * value) * inverse
+        else:
+            for head in range(heads):
+                part = (position * carried[head] + alphas[head] * value) * inverse[head]
                 total += weights[head] * part
                 carried[head] = part if part > TINY else 0.0
         out[t] = total
