@@ -72,7 +72,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     assert isinstance(loaded, AttentionStatistics)
 
     page = (run / "report.html").read_text()
-    for name in ("distance", "kernels", "content-heads", "mixing-positions", "rollouts"):
+    for name in ("distance", "kernels", "rollouts"):
         assert f'id="figure-{name}"' in page
     (run / "report.html").unlink()
     again = posbias("report", run)

@@ -13,7 +13,7 @@ SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {
     "measure": SHORT,
     "audit": (*SHORT, "--initialisations", "1"),
-    "decompose": (*SHORT, "--interventions", "sink_masked"),
+    "decompose": (*SHORT, "--interventions", "attention_scaled(factor=0.5)"),
 }
 
 

@@ -104,7 +104,7 @@ class _Block(TorchFunctionMode):
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.numel() == other.numel() and one.data_ptr() == other.data_ptr())
+    return one is other or (one.numel() == other.numel() and one.data_ptr() == other.data_ptr() != 0)
 
 
 def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
