@@ -23,7 +23,7 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
     assert printed["scalars"]["parameters"]["gamma_key"][0] == 2.0
     assert 'class="chart"' in (tmp_path / "run" / "report.html").read_text()
     assert posbias("report", tmp_path / "run", "--png").returncode == 0
-    assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png", "transfer.png"}
+    assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png"}
 
 
 def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbias, tmp_path):

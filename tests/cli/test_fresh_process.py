@@ -173,5 +173,5 @@ def test_every_registry_is_full_once_its_door_is_imported() -> None:
     assert len(homes) > 25
     for registry, home in homes.items():
         lazily = getattr(import_module(home), registry)._homes.values()
-        doors = (*OTHER_DOORS.get(registry, (home.rpartition(".")[0],)), *lazily)
+        doors = (*OTHER_DOORS.get(registry, (home, home.rpartition(".")[0])), *lazily)
         assert fillers[registry] <= imported_with(trees, *doors), registry

@@ -94,9 +94,7 @@ def test_only_files_are_read(posbias, tiny_llama, tmp_path, monkeypatch, sort, s
 def test_aliases_of_yaml_are_counted_as_what_they_stand_for(posbias, tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(LAUGHS)
-    refused(posbias("train", path), "with its aliases written out", "at most 20,000 are allowed")
-    path.write_text("a: [" + "1, " * 10**5 + "]")
-    refused(posbias("train", path), "at most 20,000 are allowed")
+    refused(posbias("train", path), "an alias for a list or mapping; write it out")
     path.write_text("#" * 2_000_000)
     refused(posbias("train", path), "at most 1,000,000 bytes")
 

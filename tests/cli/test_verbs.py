@@ -110,7 +110,7 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     (block,) = compared["scalars"]["subjects"]["comparison"]["comparisons"]
     expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, again.profiles["logit"])
     assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
-    assert block["flat"]["wasserstein"] == pytest.approx(expected.flat.wasserstein, rel=1e-3)
+    assert block["flat"]["wasserstein"] == pytest.approx(expected.flat["wasserstein"], rel=1e-3)
 
     page = (measured / "report.html").read_bytes()
     for flags, reason in (([], "need a directory of their own"), (["--out", measured], "is one of the runs")):

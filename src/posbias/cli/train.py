@@ -48,5 +48,5 @@ def train(
         )
         trained = train_study(members, options=settings)
         run.finish(trained.record)
-        if trained.record.error is not None:
-            raise RunError(trained.record.error)
+    if trained.record.error is not None:
+        raise RunError(trained.record.error)
