@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import PartStore, below, fingerprint, named_texts
+from posbias.runs.parts import PartStore, fingerprint, packed, unpacked
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS
@@ -44,8 +45,6 @@ Profiles = Float64[np.ndarray, "count n_positions"]
 Series = tuple[str, str]
 """(source, kind of influence)."""
 Arrays = dict[str, np.ndarray]
-REASON = "reason/"
-"""Stem of the fact that says why a source does not apply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +77,15 @@ class Examiner:
         reasons: dict[str, str] = {}
         for name in names:
             piece = self._kept(intervention, name, partial(self._compute, intervention, name))
-            for reason in below(piece, REASON):
-                reasons[name] = reason
-            profiles |= {(name, kind): rows for kind, rows in piece.items() if not kind.startswith(REASON)}
+            profiles |= {(name, kind): rows for kind, rows in piece["profiles"].items()}
+            if piece["reason"] is not None:
+                reasons[name] = piece["reason"]
         return profiles, reasons
 
     def divergence(self, intervention: Intervention) -> Float64[np.ndarray, "count"]:
         """sum_t p_t (log p_t - log q_t), p unchanged and q changed, of every prompt."""
 
-        def diverge() -> Arrays:
+        def diverge() -> dict[str, Any]:
             unchanged = self._unchanged  # read before anything is changed
             with intervention.change(self.model):
                 after = [next_token_logs(self.model, token_ids) for token_ids in self.prompts.token_ids]
@@ -95,18 +94,20 @@ class Examiner:
             divergences = [max(0.0, float(np.exp(log_p) @ (log_p - log_q))) for log_p, log_q in pairs]
             return {"divergence": np.array(divergences)}
 
-        return self._kept(intervention, "divergence", diverge)["divergence"]
+        found: np.ndarray = self._kept(intervention, "divergence", diverge)["divergence"]
+        return found
 
-    def _kept(self, intervention: Intervention | None, name: str, compute: Callable[[], Arrays]) -> Arrays:
+    def _kept(self, intervention: Intervention | None, name: str, compute: Callable[[], Any]) -> dict[str, Any]:
         """A piece under a name that files may have; spellings hold brackets."""
-        spelled = {"intervention": str(intervention)}
-        return self.store.get(f"{'unchanged' if intervention is None else fingerprint(spelled)[:16]}-{name}", compute)
+        spelled = "unchanged" if intervention is None else fingerprint({"intervention": str(intervention)})[:16]
+        piece: dict[str, Any] = unpacked(self.store.get(f"{spelled}-{name}", lambda: packed(compute())))
+        return piece
 
-    def _compute(self, intervention: Intervention | None, name: str) -> Arrays:
+    def _compute(self, intervention: Intervention | None, name: str) -> dict[str, Any]:
         try:
-            return dict(SOURCES[name](self, intervention))
+            return {"profiles": SOURCES[name](self, intervention), "reason": None}
         except (UsageError, RunError) as error:
-            return named_texts(REASON, [str(error)])
+            return {"profiles": {}, "reason": str(error)}
 
     @cached_property
     def _unchanged(self) -> list[Float64[np.ndarray, "vocabulary"]]:

@@ -7,7 +7,7 @@ The parts are removed once the record is saved.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
@@ -202,11 +202,6 @@ def unpacked(arrays: Mapping[str, np.ndarray]) -> Any:
 def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
     """The arrays whose names begin with the stem, by the rest of their names."""
     return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}
-
-
-def named_texts(stem: str, texts: Iterable[str]) -> dict[str, np.ndarray]:
-    """Texts as a piece holds them: as the names of empty arrays, which `below` the stem gives back."""
-    return {stem + text: np.zeros(0) for text in texts}
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
