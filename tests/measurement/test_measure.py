@@ -133,19 +133,6 @@ def test_undescribed_models_are_measured_without_mixing(undescribed_model: Model
     assert measured.left_out == ("mixing: the model's family has no description",)
 
 
-def test_description_is_plain(llama: Model, make_prompts: MakePrompts) -> None:
-    import json
-
-    measured = measure(llama, make_prompts(llama, 3, 8), kinds=["jacobian(probes=2)", "logit"], seed=7)
-    description = json.loads(json.dumps(measured.describe()))
-    assert description["kinds"] == ["jacobian(probes=2)", "logit"]
-    assert (description["count"], description["n_positions"]) == (3, 8)
-    assert description["seeds"] == {"measure": 7}
-    assert description["averaging"] == "profiles"
-    assert measured.standard_errors.keys() == {"jacobian"}
-    assert measured.standard_errors["jacobian"].shape == (3, 8)
-
-
 def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: MakePrompts) -> None:
     prompts = make_prompts(gpt2_64, 2, 8)
     runs, saved = [], []

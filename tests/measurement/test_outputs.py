@@ -164,13 +164,6 @@ def test_only_the_wanted_rows_of_the_logits_are_formed(
     np.testing.assert_allclose(_measured(gpt2_64, "mean(positions=[0, 3, 7])", ["logit"])["logit"], before, rtol=1e-12)
 
 
-def test_the_output_is_a_measurement_option_and_told(gpt2_64: Model) -> None:
-    options = MeasureOptions(output="at(position=-3)")
-    measured = measure(gpt2_64, Prompts(np.stack([TOKENS, TOKENS[::-1]])), kinds="logit", options=options)
-    assert measured.describe()["output"] == "at(position=-3)"
-    assert np.all(measured.profiles["logit"].influence[-2:] == 0)
-
-
 @pytest.mark.parametrize("name", list(OUTPUTS))
 def test_every_output_is_spelled_as_it_is_parsed(name: str) -> None:
     spellings = {

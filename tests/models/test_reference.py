@@ -1,7 +1,5 @@
 """The reference transformer: its Jacobian is the rollout, its gradients are right, its parts do what they say."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -154,19 +152,6 @@ def test_traits_give_the_architecture_back() -> None:
     architecture = ARCHITECTURES["per-layer"]
     again = Architecture.from_model(ReferenceTransformer(architecture), mixing=architecture.mixing)
     assert again.describe() == architecture.describe()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"norm": "batch"}, "reference norm 'batch' is unknown; allowed: none, pre, post"),
-        ({"width": 0}, "reference width must be a whole number >= 1"),
-        ({"width": 7, "attention": "content"}, "reference width 7 is not a multiple of 2 heads"),
-    ],
-)
-def test_bad_configurations_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ReferenceConfig(Architecture(depth=1, heads=2), **change)
 
 
 def test_sinks_are_refused_rather_than_ignored() -> None:

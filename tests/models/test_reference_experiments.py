@@ -183,6 +183,7 @@ def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"width": 7, "attention": "content"}, "reference width 7 is not a multiple of 2 heads"),
         ({"dtype": "float16"}, "reference dtype 'float16' is unknown; allowed: float32, float64"),
         ({"vocabulary_size": None}, "reference outputs must be given if there is no vocabulary"),
         ({"outputs": 0}, "reference outputs must be a whole number >= 1"),
