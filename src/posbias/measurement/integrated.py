@@ -49,45 +49,13 @@ class PathIntegral:
     steps: int
 
 
-def integrate_path(
-    evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float, at_once: int = 1
-) -> PathIntegral:
-    """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
-
-    `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
-    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
-    |values|.
-    """
-    path = _Path(evaluate, ends, at_once)
-    path.visit({0.5})
-    whole = path.piece(0.0, 1.0)
-    pieces = [replace(whole, change=float(np.abs(whole.values).sum()))]
-    while True:
-        values = np.sum([piece.values for piece in pieces], axis=0)
-        halvable = sorted((piece for piece in pieces if piece.high - piece.low > FINEST), key=lambda piece: piece.error)
-        open_error = sum(piece.error for piece in halvable)
-        if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
-            break
-        alike = [piece for piece in halvable if piece.error >= halvable[-1].error / 2]
-        chosen = alike[-max(1, (steps - path.steps) // 2) :]
-        halves = [half for piece in chosen for half in piece.halves]
-        unvisited = path.missing(halves)
-        if path.steps + len(unvisited) > steps:
-            break
-        path.visit(unvisited)
-        pieces = [piece for piece in pieces if piece not in chosen]
-        pieces += [half for piece in chosen for half in path.halved(piece)]
-    gap, error = (float(np.sum([getattr(piece, name) for piece in pieces])) for name in ("gap", "error"))
-    return PathIntegral(values, gap, error, path.steps)
-
-
 @dataclass(frozen=True, eq=False)
 class _Piece:
     low: float
     high: float
     values: Float64[np.ndarray, "n"]
     gap: float
-    change: float = 0.0
+    change: float
     """Half of what the halving that made this piece changed, summed over |shares|."""
 
     @property
@@ -100,43 +68,56 @@ class _Piece:
         return (self.low, middle), (middle, self.high)
 
 
-class _Path:
-    """Scores and slopes at the places that were evaluated."""
+def integrate_path(
+    evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float, at_once: int = 1
+) -> PathIntegral:
+    """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
 
-    def __init__(self, evaluate: Evaluate, ends: tuple[float, float], at_once: int) -> None:
-        self._evaluate, self._at_once = evaluate, at_once
-        self._scores = dict(zip((0.0, 1.0), ends, strict=True))
-        self._slopes: dict[float, np.ndarray] = {}
+    `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
+    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
+    |values|.
+    """
+    scores, slopes = dict(zip((0.0, 1.0), ends, strict=True)), dict[float, Float64[np.ndarray, "n"]]()
 
-    @property
-    def steps(self) -> int:
-        return len(self._slopes)
-
-    def missing(self, halves: list[tuple[float, float]]) -> set[float]:
-        needed = {place for low, high in halves for place in (low, (low + high) / 2, high) if low > 0}
-        needed |= {high / 2 for low, high in halves if low == 0}
-        return needed - self._slopes.keys()
-
-    def visit(self, places: set[float]) -> None:
+    def visit(places: set[float]) -> None:
         ascending = sorted(places)
-        for begin in range(0, len(ascending), self._at_once):
-            chunk = ascending[begin : begin + self._at_once]
-            scores, slopes = self._evaluate(chunk)
-            self._scores |= dict(zip(chunk, scores.tolist(), strict=True))
-            self._slopes |= dict(zip(chunk, slopes, strict=True))
+        for begin in range(0, len(ascending), at_once):
+            chunk = ascending[begin : begin + at_once]
+            found, rows = evaluate(chunk)
+            scores.update(zip(chunk, found.tolist(), strict=True))
+            slopes.update(zip(chunk, rows, strict=True))
 
-    def piece(self, low: float, high: float) -> _Piece:
-        middle = self._slopes[(low + high) / 2]
+    def piece(low: float, high: float) -> _Piece:
+        middle = slopes[(low + high) / 2]
         values = high * middle
         if low > 0:
-            values = (high - low) / 6 * (self._slopes[low] + 4 * middle + self._slopes[high])
-        return _Piece(low, high, values, abs(float(values.sum()) - (self._scores[high] - self._scores[low])))
+            values = (high - low) / 6 * (slopes[low] + 4 * middle + slopes[high])
+        return _Piece(low, high, values, abs(float(values.sum()) - (scores[high] - scores[low])), 0.0)
 
-    def halved(self, piece: _Piece) -> list[_Piece]:
-        """Both halves of a piece, with their difference from the whole."""
-        first, second = (self.piece(low, high) for low, high in piece.halves)
-        change = float(np.abs(first.values + second.values - piece.values).sum()) / 2
+    def halved(whole: _Piece) -> list[_Piece]:
+        first, second = (piece(*half) for half in whole.halves)
+        change = float(np.abs(first.values + second.values - whole.values).sum()) / 2
         return [replace(first, change=change), replace(second, change=change)]
+
+    visit({0.5})
+    whole = piece(0.0, 1.0)
+    pieces = [replace(whole, change=float(np.abs(whole.values).sum()))]
+    while True:
+        values = np.sum([part.values for part in pieces], axis=0)
+        halvable = sorted((part for part in pieces if part.high - part.low > FINEST), key=lambda part: part.error)
+        open_error = sum(part.error for part in halvable)
+        if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
+            break
+        alike = [part for part in halvable if part.error >= halvable[-1].error / 2]
+        chosen = alike[-max(1, (steps - len(slopes)) // 2) :]
+        halves = [half for part in chosen for half in part.halves]
+        needed = {place for low, high in halves for place in ((low + high) / 2, *((low, high) if low > 0 else ()))}
+        if len(slopes | dict.fromkeys(needed)) > steps:
+            break
+        visit(needed - slopes.keys())
+        pieces = [part for part in pieces if part not in chosen] + [half for part in chosen for half in halved(part)]
+    gap, error = (float(np.sum([getattr(part, name) for part in pieces])) for name in ("gap", "error"))
+    return PathIntegral(values, gap, error, len(slopes))
 
 
 VOCABULARY_CHUNK = 4096
