@@ -2,7 +2,7 @@
 
 Load, measure unit by unit (resumable), set the theories beside the measurement, compare with intervals, save the
 record, draw the report. Every unit (a prompt, or an initialisation with its prompt) is one piece in the `PartStore`:
-influence, mixing and the theories that read the prompt (`comparison/theories.py`).
+influence, mixing and the theories that read the prompt (`measurement/theories.py`).
 """
 
 from collections.abc import Sequence
