@@ -99,8 +99,8 @@ def run_directory(
         except UsageError:
             raise
         except Exception as error:
-            there = _finished_id(held_directory)
-            if there is None or (there == before and not resume):
+            there, saved = _finished_id(held_directory), run.finished not in (None, before)
+            if not saved and (there is None or (there == before and not resume)):
                 with suppress(RunError):
                     failed_record(verb, arguments, error).write_run(held_directory)
             raise
