@@ -192,7 +192,7 @@ def _outputs(spec: MeanFieldSpec, factor: float) -> MeanFieldSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def gains(spec: MeanFieldSpec, forward: Forward, level: Level, setting: Setting) -> Float64[np.ndarray, "layer"]:
+def gains(spec: MeanFieldSpec, forward: Forward, setting: Setting) -> Float64[np.ndarray, "layer"]:
     """Energy that each attention branch carries down, beside all else that its step does: g^2 / s^2 of docs/theory.
 
     All else is the stream, and an MLP that reads the same stream (parallel blocks).
@@ -213,7 +213,7 @@ def gains(spec: MeanFieldSpec, forward: Forward, level: Level, setting: Setting)
                 maps = part.value.variance * spec.width * part.output.variance * part.heads * part.value_dim
                 attention = maps * factor
             else:
-                beside += factor * level.branch_backward(branch, ones, setting).same[-1]
+                beside += factor * part.backward(setting.width, branch.x, ones).same[-1]
         if attention is not None:
             values.append(np.divide(attention, beside))
     return np.array(values)
@@ -254,7 +254,7 @@ class Born:
         setting = Setting(bins, spec.width, np.random.default_rng(0))
         forward = run_forward(spec, input_kernel(spec, bins), level, setting)
         profile = Profile.normalised(np.sqrt(run_backward(spec, forward, level, setting).same))
-        return cls(spec, profile.influence, gains(spec, forward, level, setting), mixings(forward))
+        return cls(spec, profile.influence, gains(spec, forward, setting), mixings(forward))
 
     def row(self) -> dict[str, Any]:
         """Shares and sizes, and the published density: its W1, and its atom beside the last position's share."""
