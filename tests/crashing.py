@@ -148,11 +148,10 @@ def _import_all() -> None:
 
     import posbias
 
-    for package in ("cli", "auditing", "decomposition", "evaluation", "report", "tasks", "training"):
+    for package in ("cli", "auditing", "decomposition", "evaluation", "mitigation", "report", "tasks", "training"):
         for module in pkgutil.walk_packages([str(Path(posbias.__file__).parent / package)], f"posbias.{package}."):
             importlib.import_module(module.name)
     importlib.import_module("posbias_papers.published")
-    importlib.import_module("posbias.mitigation.trial.run")
     for module in ("llama.modeling_llama", "auto.tokenization_auto"):
         importlib.import_module(f"transformers.models.{module}")
     importlib.import_module("transformers.convert_slow_tokenizer")

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from posbias.mitigation import mitigated
-from posbias.mitigation.methods.key_bias import ContextBias
+from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.models.loading import load_model
 
 CONTEXT_BIAS = "context_bias"

@@ -73,7 +73,7 @@ METHODS = (
 OTHERS = (("gemma-3-270m.gguf", "float32"), ("qwen2.5-coder-0.5b.gguf", "float32"))
 """Files in the present directory, as `studies/mitigation` takes them."""
 LOGPROB = resolve_kinds(["logprob"])
-OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
+OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0)
 FAMILIES_STEPS = 96
 PERMUTATIONS = 2000
 ROUNDING = 1e-12

@@ -1,8 +1,8 @@
-"""The fits of key_bias.md: `python studies/mitigation/fit.py OUT.json [NAME [BEGIN.json [MODEL]]]`, half an hour each.
+"""The fits of key_bias.md: `python studies/mitigation/fit.py OUT.json [NAME [MODEL]]`, half an hour each.
 
-`question_twice_again` and `several_counts` go on from a recipe, BEGIN.json; MODEL is the demo model without one. `...
-fit.py judge OUT.json` counts the exact answers of 48 samples that no fit has seen, with the question before and behind,
-without and with its recipe.
+MODEL is the demo model without one. `question_twice_again` and `several_counts` went on from a recipe, at 573e2c34.
+`... fit.py judge OUT.json` counts the exact answers of 48 samples that no fit has seen, with the question before and
+behind, without and with its recipe.
 """
 
 import json
@@ -45,7 +45,7 @@ FITS = {
 seed, to which the number is added where there are several, and how they are fitted."""
 
 
-def main(out: Path, name: str = "key_bias", begin: str = "", source: str = "demo") -> None:
+def main(out: Path, name: str = "key_bias", source: str = "demo") -> None:
     """Fit on samples at several positions, with windows of the default corpus, and write the recipe."""
     query, places, count, seed, options = FITS[name]
     model = pb.load_model(source, dtype="bfloat16" if source == "demo" else "float32")
@@ -58,7 +58,7 @@ def main(out: Path, name: str = "key_bias", begin: str = "", source: str = "demo
     ]
     text = list(pb.load_prompts("default", model, n_positions=WINDOW, count=WINDOWS, seed=1).token_ids)
     method = "context_bias" if name.startswith("context_bias") else "key_bias"
-    fitted = pb.fit(method, model, drawn, text=text, options=replace(options, begin=begin))
+    fitted = pb.fit(method, model, drawn, text=text, options=options)
     write_recipe(out, fitted.method, model, fitted.how)
 
 

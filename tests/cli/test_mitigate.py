@@ -36,11 +36,11 @@ def test_a_run_is_saved_printed_and_resumed(posbias, long_llama, tmp_path):
 def test_options_of_a_fit_and_the_text_that_judges_are_given(posbias, long_llama, tmp_path):
     text, out = tmp_path / "own.txt", tmp_path / "run"
     text.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
-    asked = ("--methods", "key_bias", "--fit", 'steps=3, shared="heads", knots=[0, 8]', "--text", text)
+    asked = ("--methods", "key_bias", "--fit", "steps=3, knots=[0, 8]", "--text", text)
     done = posbias("mitigate", long_llama, *QUICK, *asked, "--documents", "2", "--out", out)
     assert done.returncode == 0, done.stderr
     fitted = json.loads((out / "record.json").read_text())["scalars"]["fits"]["key_bias"]
-    assert (fitted["steps"], fitted["shared"], fitted["numbers"]) == (3, "heads", 2)
+    assert (fitted["steps"], fitted["numbers"]) == (3, 8)
     recipe = json.loads(next((out / "arms").glob("key-bias-*/recipe.json")).read_text())
     assert recipe["method"].count("log_spline") == 2, "one for each of two layers"
 
@@ -62,11 +62,9 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
         (("--methods", "key_bias", "--calibration", "2"), "needs calibration samples, at least 4; got 2"),
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
-        (("--methods", "key_bias", "--fit", "begin='no.json'"), "there is no file begin='no.json'; allowed: the path"),
         (("--by", "rank"), "by must be one of accuracy, starts, logprob"),
         (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
-        (("--fit", "stepz=3"), "parameters of options: steps, batch, together"),
-        (("--fit", "shared='all'"), "fit: shared must be"),
+        (("--fit", "stepz=3"), "parameters of options: steps, batch, rate"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)
@@ -79,9 +77,10 @@ def test_bad_input_is_one_line(posbias, long_llama):
 def test_what_is_no_longer_offered_is_refused_by_name(posbias, long_llama):
     for arguments, message in (
         (("--influence", "6"), "No such option: --influence"),
+        (("--workers", "2"), "No such option: --workers"),
         *(
             (("--fit", f"{name}=1"), f"unexpected keyword argument '{name}'")
-            for name in ("draws", "fewest", "distractors")
+            for name in ("draws", "fewest", "distractors", "begin", "together", "shared")
         ),
     ):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)

@@ -64,11 +64,11 @@ def test_the_targets_are_fitted_and_nothing_else(family):
     fit, options = fit_of("adapter(rank=1, targets='q,v')"), FitOptions(rate=0.1)
     numbers = fit.numbers(model, fit.settled(options))
     with numbers.applied(model, [0]):
-        assert torch.equal(logits(model.network), logits(model.network))
         model.network(TOKENS).logits.square().sum().backward()
-    assert numbers.free.grad.abs().sum() > 0
+    assert sum(one.grad.abs().sum() for one in numbers.free) > 0
     with torch.no_grad():
-        numbers.free -= 0.1 * numbers.free.grad.sign()
+        for one in numbers.free:
+            one -= 0.1 * one.grad.sign()
     for one in target_projections(model, MITIGATIONS.parse("adapter(targets='k')")):
         up = numbers.method().updates.get(f"{one.path}.up")
         assert up is None or not up[one.rows["k"].numpy()].any()
@@ -101,8 +101,6 @@ def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
     ):
         with pytest.raises(UsageError, match=re.escape(message)):
             target_projections(model, MITIGATIONS.parse(f"adapter(targets={targets!r})"))
-    with pytest.raises(UsageError, match="qwen3_5_text has no plain maps of queries, keys and values"):
-        MITIGATIONS.parse("positional_channel(channel=1, every_query=True)").weight_updates(packed)
     assert len(target_projections(mixture, MITIGATIONS.parse("adapter(targets='q')"))) == 3
     other = random_adapter(shaken_model("qwen3"))
     with pytest.raises(UsageError, match=r"^adapter: it was fitted to another model, which has no model.*q_proj of 32"):

@@ -1,7 +1,6 @@
 """Fits on calibration samples: the loss falls, sharing is kept, recipes come back and belong to one model."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +14,10 @@ from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
+from posbias.mitigation.fitting import gradient_fit
 from posbias.mitigation.fitting.base import fit_of
 from posbias.mitigation.fitting.calibration import contents
-from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
+from posbias.mitigation.methods.recipe import Recipe, read_recipe, write_recipe
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
@@ -79,46 +79,19 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("key_bias", QUICK),
-        ("key_bias", replace(QUICK, from_question=True, shared="layers")),
-        ("context_bias", QUICK),
-        ("adapter(rank=2)", replace(QUICK, held_out=0.0)),
-    ],
-)
-def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, tmp_path):
-    options, path = replace(options, steps=4), str(tmp_path / "recipe.json")
-    first = fit(method, model, calibration, text=text, options=options)
-    write_recipe(path, first.method, model, first.how)
-    others = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=6))
-    still = fit(method, model, others, text=text, options=replace(options, steps=1, rate=1e-12, begin=path))
-    assert numbers_of(still.method) == pytest.approx(numbers_of(first.method), abs=1e-5)
-    for name, tensor in first.method.tensors.items():
-        np.testing.assert_allclose(still.method.tensors[name], tensor, atol=1e-6)
-    assert set(still.how["samples"]) > set(first.how["samples"]), "it has seen the samples of both"
-    if "bias" in method:
-        other, changed = method, {"knots": (0, 1, 5), "shared": "both"}
-    else:
-        other, changed = "adapter(rank=1)", {}
-    with pytest.raises(UsageError, match="is of another form than is fitted here"):
-        fit(other, model, others, text=text, options=replace(options, **changed, begin=path))
-
-
-def numbers_of(method):
-    return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", str(method))]
-
-
-@pytest.mark.parametrize(
     ("method", "more"), [("key_bias", {}), ("key_bias", {"from_question": True}), ("adapter", {"rate": 0.05})]
 )
-def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(method, more, model, uneven, text):
+def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(
+    method, more, model, uneven, text, monkeypatch
+):
     """One by one, nothing is padded."""
     assert len({len(model.tokenizer(example.prompt).input_ids) for example in uneven}) == 2
     options = FitOptions(steps=3, batch=5, knots=(0, 1, 90), **more)
-    first, again = (
-        fit(method, model, uneven, text=text, options=replace(options, together=together)).how for together in (1, 5)
-    )
+    found = []
+    for together in (1, 5):
+        monkeypatch.setattr(gradient_fit, "together_in_memory", lambda *_, most=together, **__: most)
+        found.append(fit(method, model, uneven, text=text, options=options).how)
+    first, again = found
     assert first["answer_loss"] == pytest.approx(again["answer_loss"], abs=2e-6)
     assert first["text_loss"] == pytest.approx(again["text_loss"], abs=2e-6)
     assert len(set(first["answer_loss"])) == 3
@@ -135,11 +108,12 @@ def test_a_batch_has_the_loss_and_gradient_of_its_prompts(name, from_question):
     begins = [5, 8, 4] if from_question else [0] * len(sizes)
     options = FitOptions(knots=(0, 1, 90), scales=from_question, from_question=from_question)
     numbers = fit_of("key_bias").numbers(model, options)
+    (free,) = numbers.free
     with torch.no_grad():
-        numbers.free += torch.randn(numbers.free.shape, generator=torch.Generator().manual_seed(0)) / 4
+        free += torch.randn(free.shape, generator=torch.Generator().manual_seed(0)) / 4
     answers, found, passes = fitting.Answers(model, encoded, begins), [], []
     for most in (1, 3):
-        numbers.free.grad = None
+        free.grad = None
         groups = list(answers.together(range(3), most))
         losses = torch.zeros(3)
         handle = model.network.register_forward_hook(lambda *_: passes.append(most))  # noqa: B023
@@ -150,7 +124,7 @@ def test_a_batch_has_the_loss_and_gradient_of_its_prompts(name, from_question):
                 of_group.sum().backward()
             losses[group] = of_group.detach().float()
         handle.remove()
-        found.append((losses, numbers.free.grad.clone()))
+        found.append((losses, free.grad.clone()))
     (first, one_by_one), (again, together) = found
     assert passes.count(3) == 1, "the beginnings are kept from the first time"
     torch.testing.assert_close(first, again, rtol=1e-6, atol=1e-7)
@@ -185,28 +159,12 @@ def test_calibration_samples_choose_the_strength(model, calibration):
             FitOptions(**wrong)
 
 
-def test_numbers_of_numpy_are_written_as_pythons(model, calibration):
-    options = FitOptions(strengths=tuple(np.linspace(0.5, 1, 2)))
-    found = fit("temperature", model, calibration, options=options)
-    assert MITIGATIONS.parse(str(found.method)) == found.method
-    assert str(MITIGATIONS["temperature"](scale=np.float64(0.5))) == "temperature(scale=0.5)"
-
-
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
     options = [FitOptions(steps=24, rate=0.3, penalty=penalty, knots=(0, 1, 150)) for penalty in (0.01, 1000.0)]
     loose, tight = (
         np.mean(fit("key_bias", model, calibration, text=text, options=one).how["text_loss"][-6:]) for one in options
     )
     assert tight < loose / 10
-
-
-def test_fits_to_conversations_keep_everyday_conversations(long_llama):
-    model = pb.load_model(str(long_llama))
-    model.tokenizer.chat_template = "{% for message in messages %}<u>{{ message['content'] }}{% endfor %}<a>"
-    for chat, n_conversations in ((False, 0), (True, 20)):
-        examples = list(KeyValue(pairs=2, chat=chat).examples(model.tokenizer, count=4, seed=5))
-        fitted = fit("key_bias", model, examples, options=FitOptions(steps=1, knots=(0, 1, 150)))
-        assert fitted.how["conversations"] == n_conversations
 
 
 def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(model, calibration, text, monkeypatch):
@@ -223,14 +181,6 @@ def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(mo
     expected = -plain.score.logprob / plain.score.n_tokens
     assert one.how["answer_loss"][int(np.argmin(order))] == pytest.approx(expected, rel=1e-5)
     assert reply.score.logprob > plain.score.logprob
-
-
-@pytest.mark.parametrize(("shared", "numbers"), [("heads", 2 * 2), ("layers", 4 * 2), ("both", 2)])
-def test_what_is_shared_has_one_bias(model, calibration, text, shared, numbers):
-    found = fit("key_bias", model, calibration, text=text, options=FitOptions(steps=2, knots=(0, 1, 90), shared=shared))
-    assert found.how["numbers"] == numbers
-    with mitigated(model, found.method):
-        pass
 
 
 def test_a_key_bias_from_the_question_on_has_scales_too(model, calibration):
@@ -295,22 +245,25 @@ def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
         mitigated(other, str(path)).install()
     whole = json.loads(path.read_text())
     for content, message in (
-        ({**whole, "recipe": 2}, "recipe.json' is not a recipe of posbias: its format is 2, and this posbias reads 1"),
+        (
+            {**whole, "recipe": 2},
+            "is not a recipe that this posbias reads: recipe: Input should be 1, got 2",
+        ),
         ("{", r"recipe.json': is not JSON \(character 2: "),
-        ([1], "recipe.json' is not a recipe of posbias: it holds a list, not an object"),
-        ({"method": "temperature"}, "it has no field 'recipe', which gives the version of the format"),
-        ({**whole, "method": 3}, "its field 'method' must be the spelling of a method, got 3"),
+        ([1], "recipe.json' is not a recipe that this posbias reads: content: .*, got \\[1\\]"),
+        ({"method": "temperature"}, "recipe.json' is not a recipe that this posbias reads: recipe: Field required"),
+        ({**whole, "method": 3}, "method: Input should be a valid string, got 3"),
         ({**whole, "method": "magic"}, "recipe.json': unknown mitigation 'magic'; known: "),
-        ({**whole, "model": "demo"}, "recipe.json' does not say which model it belongs to"),
-        ({**whole, "model": {}}, "recipe.json' is a recipe of another model, None: its model_type is None, this"),
+        ({**whole, "model": "demo"}, "model: .*, got 'demo'"),
+        ({**whole, "model": {"source": "x"}}, "recipe of another model, 'x': its model_type is None, this"),
+        ({**whole, "fitted": [1]}, "fitted: .*, got \\[1\\]"),
+        ({**whole, "fitted": {"samples": "a"}}, "fitted.samples: Input should be a valid list, got 'a'"),
     ):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(UsageError, match=message):
             read_recipe(path, model)
-    for fitted, message in (([1], "its field 'fitted' must be an object"), ({"samples": "a"}, "its samples must be")):
-        path.write_text(json.dumps({**whole, "fitted": fitted}))
-        with pytest.raises(UsageError, match=message):
-            samples_of_recipe(path)
+    path.write_text(json.dumps({**whole, "fitted": {"samples": ["a"], "steps": 3}}))
+    assert Recipe.read(path).fitted.model_dump() == {"samples": ["a"], "steps": 3}
     with pytest.raises(UsageError, match=r"cannot read '.*none.json': No such file"):
         read_recipe(tmp_path / "none.json", model)
 

@@ -12,24 +12,26 @@ import torch
 import posbias as pb
 from posbias import UsageError, mitigated
 from posbias.mitigation import MITIGATIONS, Mitigation, resolve_method
-from tiny_families import SCALES, SPELLED, VOCABULARY, shaken_model, spelled
+from tiny_families import SCALES, VOCABULARY, shaken_model, spelled
 
 POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
 INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
-BATCHED = [name for name in INSIDE if name != "attention_calibration"]
-"""The other one takes one prompt at a time."""
+ALONE = ["attention_calibration", "ms_poe", "pine"]
+"""Methods that take one prompt at a time."""
+BATCHED = [name for name in INSIDE if name not in ALONE]
 RAGGED = [
     *INSIDE,
     f"key_bias(biases='gamma_key(alpha=3.0)', from_question=True, scales={SCALES})",
     "positional_channel(channel=5, from_question=True)",
-    "ms_poe(low=1.2, high=3.0, first_layer=1)",
     "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
 ]
 """With variants that act from the question on, or by a query of every prompt's own."""
+PLACED = [*ALONE, "context_bias", *RAGGED[len(INSIDE) :]]
+"""Methods that are told the places of passages."""
 SHORT, LONG = 12, 16
-"""Tokens of the prompts of a ragged batch, which read the same up to the end of the last passage."""
+"""Tokens of the prompts of a ragged batch."""
 TURNED = {"rtol": 1e-4, "atol": 1e-4}
 """Tolerance where padding moves positions, whose cosines the network takes in float32; in float64 else."""
 GENERATED = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
@@ -100,7 +102,7 @@ def test_methods_act_beside_linear_layers(family, name):
         check(model, name)
 
 
-@pytest.mark.parametrize("name", [one for one in INSIDE if MITIGATIONS[one].in_every_layer])
+@pytest.mark.parametrize("name", ["attention_calibration", "pine", "positional_channel"])
 def test_methods_that_linear_layers_would_pass_by_are_refused(name):
     model = shaken_model("qwen3_5_text")
     with (
@@ -110,10 +112,10 @@ def test_methods_that_linear_layers_would_pass_by_are_refused(name):
         pass
 
 
-def ragged(model, side, shared=SPANS[-1][1]):
+def ragged(model, side):
     """Two prompts of different lengths, one batch of them, and what of it is shown."""
     drawn = [np.random.default_rng(seed).integers(3, VOCABULARY, LONG).tolist() for seed in (3, 5)]
-    prompts = [drawn[0], (drawn[0][:shared] + drawn[1][shared:])[:SHORT]]
+    prompts = [drawn[0], drawn[1][:SHORT]]
     lacking = [0] * (LONG - SHORT)
     short, ones = ((lacking + one if side == "left" else one + lacking) for one in (prompts[1], [1] * SHORT))
     batch, shown = model.token_tensor([prompts[0], short]), model.token_tensor([[1] * LONG, ones])
@@ -122,15 +124,11 @@ def ragged(model, side, shared=SPANS[-1][1]):
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-@with_families(RAGGED)
+@with_families([name for name in RAGGED if name not in PLACED])
 def test_every_prompt_of_a_ragged_batch_is_as_alone(model, name, side):
     prompts, batch, shown = ragged(model, side)
     options = {"max_new_tokens": 6, "output_logits": True, **GENERATED}
-    with mitigated(model, spelled(name, model), passages=SPANS):
-        if name == "attention_calibration":
-            with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
-                model.network(batch, attention_mask=shown)
-            return
+    with mitigated(model, spelled(name, model)):
         found = model.network(batch, attention_mask=shown).logits
         for row, prompt, kept in zip(found, prompts, shown.bool(), strict=True):
             torch.testing.assert_close(row[kept], model.network(prompt).logits[0], **TURNED)
@@ -145,56 +143,37 @@ def test_every_prompt_of_a_ragged_batch_is_as_alone(model, name, side):
 
 
 @torch.no_grad()
-@with_families(RAGGED)
+@with_families([name for name in RAGGED if name not in ALONE and "released" not in name])
 def test_beams_with_a_cache_score_what_whole_passes_do(model, name):
-    prompts, batch, shown = ragged(model, "left")
+    prompts = torch.cat([token_ids(model), token_ids(model, 5)])
     beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 5, **GENERATED}
     with mitigated(model, spelled(name, model), passages=SPANS):
-        if name == "attention_calibration":
-            with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
-                model.network.generate(prompts[0], attention_mask=torch.ones_like(prompts[0]), **beams)
-            return
-        found = model.network.generate(batch, attention_mask=shown, output_scores=True, **beams)
+        found = model.network.generate(prompts, attention_mask=torch.ones_like(prompts), output_scores=True, **beams)
         assert (found.beam_indices.diff(dim=1) != 0).any(), "beams have to change places for this to be a test"
-        for index, (sequence, score) in enumerate(zip(found.sequences, found.sequences_scores, strict=True)):
-            n_tokens = prompts[index // 3].shape[1]
-            whole = sequence[None, LONG - n_tokens :]
-            asked = torch.arange(n_tokens - 1, whole.shape[1] - 1)
-            logits = model.network(whole, logits_to_keep=asked).logits[0].log_softmax(-1)
-            wanted = logits.gather(1, whole[0, n_tokens:, None]).sum()
+        for sequence, score in zip(found.sequences, found.sequences_scores, strict=True):
+            asked = torch.arange(POSITIONS - 1, len(sequence) - 1)
+            logits = model.network(sequence[None], logits_to_keep=asked).logits[0].log_softmax(-1)
+            wanted = logits.gather(1, sequence[POSITIONS:, None]).sum()
             torch.testing.assert_close(score.to(wanted), wanted, **TURNED)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("method", [one for one in RAGGED if resolve_method(spelled(one), None).needs_passages])
-def test_prompts_that_cannot_have_their_passages_at_the_same_places_are_refused_by_name(method, side):
-    model, end = shaken_model("llama"), SPANS[-1][1]
-    message = (
-        rf"{method.partition('(')[0]}: (in a batch, prompts of several .* token {end}; these do not|one prompt at)"
-    )
+@pytest.mark.parametrize("method", PLACED)
+def test_one_list_of_passages_serves_prompts_of_one_length(method, side):
+    model = shaken_model("llama")
+    prompts, batch, shown = ragged(model, side)
+    name = method.partition("(")[0]
+    alone = name in ALONE
+    allowed = "one prompt at a time, without padding" if alone else "prompts of one length, or question="
+    message = f"{name}: passages= is one list for all prompts that are read; allowed: {allowed}"
     with mitigated(model, spelled(method, model), passages=SPANS):
-        for shared in (0, end - 1):
-            _, batch, shown = ragged(model, side, shared)
-            for given in ({"input_ids": batch}, {"inputs_embeds": model.embed(batch)}):
-                with pytest.raises(UsageError, match=message):
-                    model.network(attention_mask=shown, **given)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", INSIDE)
-def test_a_static_cache_gives_the_tokens_of_a_growing_one_or_is_refused_by_name(name):
-    model = shaken_model("gemma3_text")
-    wanted = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    wanted["attention_mask"] = torch.ones_like(token_ids(model))
-    with mitigated(model, spelled(name, model), passages=SPANS):
-        growing = model.network.generate(token_ids(model), **wanted)
-        if name == "positional_channel":
-            with pytest.raises(UsageError, match="positional_channel: static caches are not allowed; dynamic ones are"):
-                model.network.generate(token_ids(model), cache_implementation="static", **wanted)
-            return
-        static = model.network.generate(token_ids(model), cache_implementation="static", **wanted)
-    assert torch.equal(static, growing)
+        for given in ({"input_ids": batch}, {"inputs_embeds": model.embed(batch)}):
+            with pytest.raises(UsageError, match=message):
+                model.network(attention_mask=shown, **given)
+        if alone:
+            with pytest.raises(UsageError, match=message):
+                model.network(prompts[0].expand(2, -1))
 
 
 @torch.no_grad()
@@ -225,17 +204,6 @@ def test_a_copy_of_an_installed_network_is_under_the_method_by_itself(name):
     assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
     network(other)
     assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
-
-
-@torch.no_grad()
-def test_padding_of_an_earlier_call_is_forgotten_where_a_part_of_the_network_is_called():
-    model = shaken_model("llama")
-    ids = token_ids(model)
-    padded = torch.cat([torch.zeros_like(ids[:, :3]), ids], 1)
-    with mitigated(model, "temperature(scale=0.6)"):
-        expected = model.network.model(ids).last_hidden_state
-        model.network(padded, attention_mask=(torch.arange(POSITIONS + 3) >= 3).long()[None])
-        assert torch.equal(model.network.model(ids).last_hidden_state, expected)
 
 
 @torch.no_grad()
@@ -394,13 +362,6 @@ def test_scales_of_all_heads_are_another_scaling_in_transformers(model, name):
             block.scaling = scaling
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(wanted, logits(model), atol=1e-2)
-
-
-def test_spellings_come_back():
-    for name in SPELLED.values():
-        assert str(resolve_method(name, None, strength=0.5)) == str(
-            MITIGATIONS.parse(str(resolve_method(name, None, strength=0.5)))
-        )
 
 
 @pytest.mark.parametrize("name", list(MITIGATIONS))

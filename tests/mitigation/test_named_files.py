@@ -1,15 +1,13 @@
 """Files behind names: recipes are told apart by name, and a run whose files have changed is not taken over."""
 
-import json
-
 import numpy as np
 import pytest
 
 from planted import trial_record
-from posbias import EvaluateOptions, FitOptions, LocalResponder, MitigateOptions, UsageError, load_model
+from posbias import EvaluateOptions, LocalResponder, MitigateOptions, UsageError, load_model
 from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.trial import files as named_files
+from posbias.mitigation.trial.arms import recipe_names
 from posbias.report import report_of
 
 PAIRS = "key_value(pairs=2)"
@@ -39,7 +37,7 @@ def options(*methods, resume=False, **further):
     ],
 )
 def test_recipes_have_the_shortest_names_that_tell_them_apart(paths, taken, names):
-    assert list(named_files.recipe_names(paths, taken).values()) == names
+    assert list(recipe_names(paths, taken).values()) == names
 
 
 def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(responder, tmp_path):
@@ -66,8 +64,6 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
 def test_a_file_that_is_not_there_is_one_line_that_says_what_is_allowed(responder):
     with pytest.raises(UsageError, match=r"there is no file 'no\.json'; allowed: all, names or spellings of methods"):
         trial_record(PAIRS, responder, options("no.json"))
-    with pytest.raises(UsageError, match=r"there is no file begin='no\.json'; allowed: the path of a recipe"):
-        trial_record(PAIRS, responder, options("key_bias", fitting=FitOptions(begin="no.json")))
 
 
 def splined(value):
@@ -75,16 +71,12 @@ def splined(value):
     return MITIGATIONS.build("key_bias", biases=spline)
 
 
-@pytest.mark.parametrize("named", ["a recipe", "ordinary text", "the begin of a fit"])
+@pytest.mark.parametrize("named", ["a recipe", "ordinary text"])
 def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_path, named):
     recipe, text = tmp_path / "recipe.json", tmp_path / "own.txt"
     further = {
         "a recipe": {},
         "ordinary text": {"text": str(text), "documents": 2, "length": 32},
-        "the begin of a fit": {
-            "calibration": 4,
-            "fitting": FitOptions(steps=1, penalty=0.0, shared="both", begin=str(recipe)),
-        },
     }[named]
 
     def write(version):
@@ -94,8 +86,8 @@ def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_pa
         text.write_text(" ".join(f"{words} {number} of a text of my own" for number in range(200)))
 
     def run():
-        method = "key_bias" if "begin" in named else str(recipe)
-        record = trial_record(PAIRS, responder, options(method, resume=True, **further), directory=tmp_path / "run")
+        given = options(str(recipe), resume=True, **further)
+        record = trial_record(PAIRS, responder, given, directory=tmp_path / "run")
         record.save(tmp_path / "run", overwrite=True)
         return record
 
@@ -108,21 +100,3 @@ def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_pa
     name = "text/1" if named == "ordinary text" else "scores/logprob/1"
     assert not np.array_equal(changed.arrays[name], first.arrays[name]), "of what the files hold now"
     np.testing.assert_array_equal(changed.arrays["scores/logprob/0"], first.arrays["scores/logprob/0"])
-
-
-def test_hashes_are_of_contents_and_only_of_files(tmp_path):
-    text, data = tmp_path / "own.jsonl", tmp_path / "data"
-    text.write_text(json.dumps({"text": "one"}))
-    data.mkdir()
-    (data / "train.jsonl").write_text("1")
-
-    def hashes(source):
-        return named_files.contents_sha256(["temperature"], begin="", text=source)
-
-    sources = (str(text), f"{text}#text", f"chat:{text}", f"hf:{data}")
-    before = [hashes(source) for source in sources]
-    assert all(len(found) == 1 for found in before)
-    assert hashes("default") == hashes("default#austen") == hashes("synthetic") == hashes("hf:no/such") == {}
-    text.write_text(json.dumps({"text": "two"}))
-    (data / "train.jsonl").write_text("2")
-    assert all(hashes(source) != found for source, found in zip(sources, before, strict=True))

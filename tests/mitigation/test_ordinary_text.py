@@ -1,16 +1,15 @@
 """Ordinary text: judged wherever a method may change it, and the page says why where it may not."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
+from posbias.mitigation.fitting.calibration import JUDGED_FILES
 from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
-from posbias.mitigation.methods.rotary import MsPoe
-from posbias.mitigation.trial.ordinary_text import JUDGED_FILES, SERVER, UNASKED, judged_windows, measure_text
+from posbias.mitigation.methods.ms_poe import MsPoe
+from posbias.mitigation.trial.phases import SERVER, UNASKED, measure_text
 from posbias.mitigation.trial.plan import plan_trial
 from posbias.report import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -53,7 +52,7 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
     plan = plan_trial(LocalResponder(model), LANGUAGE_TASKS.parse("key_value(pairs=2)"), options(method, documents=2))
     judged = f"default#{JUDGED_FILES}"
     text = load_prompts(judged, model, n_positions=32, count=2, seed=plan.options.evaluation.seed)
-    measured = measure_text(replace(plan, text=judged_windows(plan)))
+    measured = measure_text(plan)
     found = measured.nats[1]
     assert measured.reasons == {}
     for window, nats in zip(text.token_ids, found, strict=True):

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import StaticCache
 
 import posbias as pb
 from posbias import LocalResponder, UsageError, mitigated
@@ -15,7 +14,7 @@ from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
 from posbias.mitigation import answering_under, resolve_method
 from posbias.mitigation.methods import pine
-from posbias.mitigation.methods.passage_attention import windows_of
+from posbias.mitigation.methods.pine import windows_of
 from posbias.models.hugging_face import looks_ahead
 from posbias.tasks.language import KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
@@ -139,7 +138,7 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
         slots=n_tokens,
     )
     mask = Causal() if reach is None else SlidingWindow(reach)
-    documents = pine._Documents(windows_of(spans), strength, whole, mask)
+    documents = pine.Documents(windows_of(spans), strength, whole, mask)
     output, weights = documents.attended(call, torch.tensor(key)[None])
     asked = {"strength": strength, "reach": reach or n_tokens}
     for head in range(4):
@@ -161,9 +160,8 @@ def test_a_prompt_that_is_read_in_pieces_within_the_documents_is_refused():
         mitigated(model, "pine", passages=spans),
         torch.no_grad(),
     ):
-        for cache in (None, StaticCache(model.network.config, max_cache_len=32)):
-            with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 6"):
-                model.network(model.token_tensor([ids[:9]]), past_key_values=cache)
+        with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 6"):
+            model.network(model.token_tensor([ids[:9]]))
         plain = model.network(model.token_tensor([ids]), use_cache=True).past_key_values
         plain.crop(9 - len(ids))
         with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 8"):

@@ -17,7 +17,6 @@ from planted import trial_record
 from posbias import FitOptions, LocalResponder, MitigateOptions, fit
 from posbias.architecture import KeyBias
 from posbias.evaluation.changes import MEAN, WORST
-from posbias.interventions.keys import KeyBiased
 from posbias.mitigation.judging.judge import ArmScores, judge
 from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents
@@ -200,14 +199,13 @@ def test_a_lost_beginning_is_told_from_a_lost_middle(task, built_at):
 
 def test_a_fit_finds_the_bias_that_was_planted(task, biased):
     knots = (0, 24, 27, 30, 33, 36, 39, 42, 46)
-    options = FitOptions(steps=150, rate=0.2, penalty=0.0, knots=knots, shared="both")
+    options = FitOptions(steps=150, rate=0.2, penalty=0.0, knots=knots)
     calibration = list(task.examples(biased.tokenizer, count=12, positions=POSITIONS))
     fitted = fit("key_bias", biased.model, calibration, options=options).method
     record = scores_of(task, biased, str(fitted), calibration=12)
     assert verdicts(record) == [APPLY]
-    found = KeyBiased(fitted.biases).layers(2)[0].key_logits(64, 4)[0]
-    left = (found + PLANTED)[[PASSAGES[position] for position in POSITIONS]]
-    assert np.ptp(left) < DEPTH / 2, "what both leave is nearly the same at every position that was asked for"
+    before, after = (record.arrays[f"scores/logprob/{arm}"].mean(axis=0) for arm in (0, 1))
+    assert np.ptp(after) < np.ptp(before) / 2, "what both leave is nearly the same at every position"
 
 
 def test_a_gain_is_found_in_most_runs_and_its_interval_holds_the_true_one(many):

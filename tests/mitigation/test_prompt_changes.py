@@ -11,7 +11,8 @@ from posbias import EvaluateOptions, UsageError
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
-from posbias.mitigation.methods.prompt_changes import before_cue, mean_score
+from posbias.mitigation.methods.repeat_prompt import before_cue
+from posbias.mitigation.methods.self_consistency import mean_score
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=5)")

@@ -26,11 +26,11 @@ from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import MITIGATIONS, MitigationTrial, PromptMitigation
-from posbias.mitigation.fitting import calibration, descent
+from posbias.mitigation.fitting import calibration
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
-from posbias.mitigation.methods.key_bias import ContextBias
+from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
-from posbias.mitigation.trial import fits, ordinary_text
+from posbias.mitigation.trial import phases, plan
 from posbias.mitigation.trial import run as running
 from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.plan import plan_trial
@@ -38,7 +38,6 @@ from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
 from posbias.report.export import gguf_commands
 from posbias.report.page import html_of
-from posbias.runs.engines import Local
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import read_record
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -132,7 +131,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
 
 def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
     responder = LocalResponder(load_model(str(long_llama)))
-    run_fit, fitted = fits.run_fit, []
+    run_fit, fitted = phases.run_fit, []
 
     def counted(fit, *given, **how):
         fitted.append(fit.method.name)
@@ -147,7 +146,7 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
     def killed(*_, **__):
         raise RunError("killed")
 
-    monkeypatch.setattr(fits, "run_fit", counted)
+    monkeypatch.setattr(phases, "run_fit", counted)
     with monkeypatch.context() as patched:
         patched.setattr(running, "answer", killed)
         with pytest.raises(RunError, match="killed"):
@@ -160,33 +159,6 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
     further = asked("temperature", "context_bias", "repeat_prompt")
     assert further.scalars["fits"] == record.scalars["fits"]
     assert fitted == ["temperature", "context_bias"]
-
-
-def test_a_fit_that_was_killed_starts_anew_and_ends_with_the_same_numbers(long_llama, tmp_path, monkeypatch):
-    responder = LocalResponder(load_model(str(long_llama), dtype="float64"), LocalOptions())
-    given = MitigateOptions(
-        methods="adapter",
-        calibration=5,
-        evaluation=EvaluateOptions(count=2, generate=False, resume=True),
-        documents=0,
-        short=False,
-        fitting=FitOptions(steps=5, batch=2, penalty=0.0),
-    )
-    whole = trial_record("key_value(pairs=2)", responder, given)
-    step, steps = descent.Loss.of_answers, []
-
-    def dying(*given):
-        steps.append(1)
-        if len(steps) == 4:
-            raise KeyboardInterrupt
-        return step(*given)
-
-    monkeypatch.setattr(descent.Loss, "of_answers", dying)
-    with pytest.raises(KeyboardInterrupt):
-        trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
-    again = trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
-    assert again.scalars["fits"] == whole.scalars["fits"]
-    np.testing.assert_array_equal(again.arrays["scores/logprob/1"], whole.arrays["scores/logprob/1"])
 
 
 def test_a_record_with_what_is_no_longer_measured_is_read_and_shown():
@@ -215,17 +187,20 @@ def test_calibration_and_test_must_not_overlap(tmp_path):
 
 @pytest.mark.parametrize("told", ["", ", order='shuffled'"])
 def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(told, tmp_path):
-    """Of lines that hold only the gold document, distractors differ from line to line."""
+    """The second time with other documents around the right one."""
     lines = [
         {
             "question": f"q{n}",
             "answers": [f"town{n}"],
-            "documents": [{"text": f"Person {n} was born in town{n}, long ago", "is_gold": True}],
+            "documents": [
+                {"text": f"Person {n} was born in town{n}, long ago", "is_gold": True},
+                *({"text": f"Nobody was born in place {row}.{m}", "is_gold": False} for m in range(2)),
+            ],
         }
-        for n in range(8)
+        for row, n in enumerate([*range(8), 1])
     ]
     path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*lines, lines[1]])))
+    path.write_text("\n".join(map(json.dumps, lines)))
     given = MitigateOptions(methods=[PlantedMethod()], calibration=4, evaluation=EvaluateOptions(count=5))
     with pytest.raises(UsageError, match="test sample 0-8 is calibration sample 0-1 again"):
         trial_record(f"documents(documents=3, file={str(path)!r}{told})", PlantedResponder((0.5,) * 3), given)
@@ -274,12 +249,6 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert json.loads(recipe.read_text())["method"].startswith("temperature(scale=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         trial_record("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
-    renamed = recipe.with_suffix(".recipe")
-    renamed.write_bytes(recipe.read_bytes())
-    for begin in (recipe, renamed):
-        again = replace(given, fitting=FitOptions(begin=str(begin)), calibration=0, methods=["repeat_prompt"])
-        with pytest.raises(UsageError, match="was fitted to 4 of the 6 test samples"):
-            trial_record("key_value(pairs=3)", responder, again)
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
@@ -295,7 +264,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         read.append(source)
         return load_prompts(source, **asked)
 
-    for reader in (ordinary_text, calibration):
+    for reader in (plan, calibration):
         monkeypatch.setattr(reader, "load_prompts", loaded)
     options = MitigateOptions(
         methods=["key_bias"],
@@ -328,7 +297,7 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     for spelling, served in (("adapter(weights='ab')", True), ("positional_channel(channel=3)", False)):
         record.resolved = {**record.resolved, "methods": {name: spelling}}
         assert ("Serve it" in report_of(record).folded) is served
-    record.resolved = {**record.resolved, "methods": {name: "positional_channel(channel=3, every_query=True)"}}
+    record.resolved = {**record.resolved, "methods": {name: "adapter(weights='ab')"}}
     (table,) = report_of(record).folded["Serve it"]
     source = MitigationTrial.from_record(record).model
     assert [f"vllm serve {source} --enable-lora --lora-modules posbias=adapter"] in table.cells
@@ -388,28 +357,6 @@ def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     judged = set(record.scalars["arms"]) - {UNCHANGED}
     assert judged | left_out == set(MITIGATIONS)
     assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
-
-
-@pytest.mark.slow
-def test_workers_answer_as_this_process_does(long_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.runs.running.clear_parts", lambda directory: None)  # else none is left to count
-    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
-    given = MitigateOptions(
-        methods=["temperature(scale=5.0)", "attention_calibration(together=True)"],
-        calibration=0,
-        evaluation=EvaluateOptions(count=2, generate=False),
-        documents=0,
-        short=False,
-    )
-    alone = trial_record("key_value(pairs=2)", responder, given)
-    shared = replace(given, engine=Local(workers=2, threads=1))
-    record = trial_record("key_value(pairs=2)", responder, shared, directory=tmp_path)
-    assert len(list((tmp_path / "parts").glob("*sample*"))) == 3 * 2, "each was made by a worker and kept"
-    for arm in range(3):
-        name = f"scores/logprob/{arm}"
-        np.testing.assert_allclose(record.arrays[name], alone.arrays[name], rtol=1e-4)
-    with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
-        trial_record(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
 
 
 SINGLE = 800

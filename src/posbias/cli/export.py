@@ -17,7 +17,7 @@ EXAMPLE = (
 def export(
     fitted: Annotated[
         str,
-        typer.Argument(help="Run of posbias mitigate, a recipe, or a method with its parameters.", show_default=False),
+        typer.Argument(help="Run of posbias mitigate, or a recipe.", show_default=False),
     ],
     to: Annotated[Path, typer.Option("--to", help="A new directory.", show_default=False)],
     merged: Annotated[bool, typer.Option("--merged", help="Write the whole model, changed, not an adapter.")] = False,
@@ -40,13 +40,11 @@ def export(
     from posbias.exporting import export as write
     from posbias.exporting.export import choose
     from posbias.measurement.several import Loading
+    from posbias.mitigation.methods.recipe import Recipe
 
     if to.exists():  # before a model is loaded
         raise UsageError(f"{str(to)!r} exists; a method is exported to a new directory only")
     chosen = choose(fitted, method=method)
-    source = model or chosen.model
-    if source is None:
-        raise UsageError(f"export: {fitted!r} does not say whose weights it changes; give --model")
-    loaded = Loading(device="cpu", dtype=dtype).load(source)
+    loaded = Loading(device="cpu", dtype=dtype).load(model or Recipe.read(chosen.recipe).model.source)
     exported = write(chosen, to, model=loaded, merged=merged, gguf=gguf)
     print_document(asdict(exported), as_json=json, line=f"{exported.form}: {to} ({', '.join(exported.files)})")

@@ -1,6 +1,6 @@
 """`posbias mitigate`: methods against position bias, tried and judged on one model and task."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,7 +36,7 @@ class MethodFlags:
     fit: Annotated[
         str,
         typer.Option(
-            help="How methods are fitted, such as 'steps=600, shared=\"heads\", strengths=[0.5, 1.0]'.",
+            help="How methods are fitted, such as 'steps=600, strengths=[0.5, 1.0]'.",
             show_default="docs/mitigate.md",
         ),
     ] = ""
@@ -73,22 +73,18 @@ def mitigate(
     served: ServerFlags,
     resume: options.Resume = False,
     gate: GateFlags,
-    engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
-    from posbias.mitigation.trial.files import check_files
+    from posbias.mitigation.methods.recipe import check_files
     from posbias.mitigation.trial.run import mitigate as try_methods
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served)
     options.check_resume(resume, flags.out)
-    settings = replace(
-        _settings(chosen, evaluated, gate, flags=flags, resume=resume),
-        engine=engine.made(),
-    )
+    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume)
     template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=bool(served.server))
-    check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
+    check_files(settings.entries)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if served.server:
             responder = served.responder(run.directory, reuse=resume, template_options=template_options)

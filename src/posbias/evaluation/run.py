@@ -92,7 +92,6 @@ def evaluate_responder(
     task: LanguageTask,
     options: EvaluateOptions,
     *,
-    answered: Mapping[str, Pieces] | None = None,
     beside: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Put every sample of a task, at every position, to a responder; errors as `evaluate`.
@@ -102,7 +101,6 @@ def evaluate_responder(
 
     Args:
         responder, task, options: As for `evaluate`, which opens its subject first.
-        answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
         beside: What else the record depends on.
     """
     samples = list(samples_of(task, responder.tokenizer, options))
@@ -115,7 +113,6 @@ def evaluate_responder(
     data = file_sha256(task)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
-    finished |= answered or {}
     _check_room([sample for sample in samples if sample.piece not in finished], responder)
     pieces = _asked(samples, task, options, responder, store=store, finished=finished)
     efforts = [read_json(piece, EFFORT) for piece in pieces]

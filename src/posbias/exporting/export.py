@@ -1,7 +1,7 @@
-"""`export`: a fitted method leaves the library, as an adapter or in the weights, with a card that says what it is.
+"""`export`: a fitted adapter leaves the library, as a file or in the weights, with a card that says what it is.
 
-What is written does to every prompt exactly what the method does here. A method for which there is no such file, since
-it depends on the places of tokens, is refused.
+What is written does to every prompt exactly what the adapter does here. All other methods are refused: what they do to
+attention depends on the places of tokens, which no weight knows.
 """
 
 import tempfile
@@ -12,13 +12,14 @@ from typing import Any
 from posbias.checks import checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
-from posbias.exporting.formats import ADAPTER_GGUF, Exporting, write_adapter, write_gguf, write_merged
+from posbias.exporting.formats import ADAPTER_GGUF, write_adapter, write_gguf, write_merged
 from posbias.files import file_exists
 from posbias.interventions.base import check_model
-from posbias.mitigation import MITIGATIONS, Mitigation, MitigationTrial
+from posbias.mitigation import MITIGATIONS, MitigationTrial
 from posbias.mitigation.fitting.base import Fitted
-from posbias.mitigation.methods.base import Method
-from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, how_fitted, read_recipe, source_of_recipe
+from posbias.mitigation.methods.adapter import Adapter
+from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
 from posbias.mitigation.trial.plan import ARMS
 from posbias.mitigation.trial.result import ArmResult
 from posbias.mitigation.trial.run import RECIPE
@@ -62,8 +63,8 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
         gguf: Write `adapter.gguf`, too, which llama.cpp loads beside the base model.
 
     Raises:
-        UsageError: a directory that exists, a method that no weight can express, or that was fitted to another model,
-            or weights that are quantised or not all in memory.
+        UsageError: a directory that exists, a method that is no adapter, or was fitted to another model, or weights
+            that are quantised or not all in memory.
         RunError: the files cannot be written.
     """
     target, loaded = Path(directory), check_model(model)
@@ -74,10 +75,12 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
     if dispatched(loaded.network):
         raise UsageError("export: the model is spread over devices; load it on one, such as device='cpu'")
     method, how, judged = _subject(fitted, loaded)
-    if not isinstance(method, Mitigation):
-        raise UsageError(f"{method.name} cannot be exported: it changes prompts, not the model; allowed: adapter")
+    if not isinstance(method, Adapter):
+        inside = isinstance(method, Mitigation)
+        why = "it depends on the places of tokens, which no weight knows" if inside else "it changes prompts"
+        raise UsageError(f"{method.name} cannot be exported: {why}; allowed: adapter")
     method.check_model(loaded)
-    work = Exporting(loaded, method, method.weight_updates(loaded))
+    updates = method.weight_updates(loaded)
     card = Card(method, loaded, how, judged, merged=merged, gguf=gguf)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +88,8 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
             made = Path(scratch) / "made"
             made.mkdir()
             if gguf:
-                write_gguf(work, made / ADAPTER_GGUF)
-            (write_merged if merged else write_adapter)(work, made)
+                write_gguf(loaded, updates, made / ADAPTER_GGUF)
+            (write_merged if merged else write_adapter)(loaded, updates, made)
             (made / CARD).write_text(card_text(card, name=target.name))
             made.rename(target)
     except OSError as error:
@@ -97,36 +100,28 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A method by name, with what judged it."""
+    """A recipe, with what judged it."""
 
-    source: str
-    """A spelling, or the path of a recipe."""
+    recipe: Path
     judged: tuple[MitigationTrial, ArmResult] | None = None
     """The trial and its arm; None if none is known."""
 
-    @property
-    def model(self) -> str | None:
-        """Name of the model that it was fitted to or judged on; None if none is known."""
-        if self.source.endswith(RECIPE_SUFFIX):
-            return source_of_recipe(self.source)
-        return None if self.judged is None else self.judged[0].model
-
 
 def choose(named: str | Path, *, method: str | None = None) -> Chosen:
-    """The method that is spelled, or that a path names: of a recipe, or of the directory of a run.
+    """The recipe at a path, or that of an adapter in the directory of a run.
 
     Args:
-        method: Name of the run's method; None: the recommended one, or the only one that can be exported.
+        method: Name of the run's method; None: the recommended one, or the only adapter.
     """
     text, path = str(named), Path(named)
     if text.partition("(")[0] in MITIGATIONS and not file_exists(path):
-        return Chosen(text)
+        raise UsageError(f"{text!r} is a spelling, which holds no numbers; export takes a run of mitigate, or a recipe")
     if path.suffix == RECIPE_SUFFIX:
         path = path.resolve() if file_exists(path) else path
         run, within = path.parent.parent.parent, path.parent.parent.name
-        arms = _arms(run, load_record(run)) if within == ARMS and (run / RECORD_FILE).exists() else {}
-        return next((chosen for chosen in arms.values() if Path(chosen.source) == path), Chosen(text))
-    arms = _arms(path, load_record(path))
+        arms = _adapters(run) if within == ARMS and (run / RECORD_FILE).exists() else {}
+        return next((chosen for chosen in arms.values() if chosen.recipe == path), Chosen(path))
+    arms = _adapters(path)
     names = [method] if method is not None else [name for name, arm in arms.items() if _recommended(arm)]
     names = names or list(arms)
     if len(names) != 1 or names[0] not in arms:
@@ -137,35 +132,24 @@ def choose(named: str | Path, *, method: str | None = None) -> Chosen:
     return arms[names[0]]
 
 
-def _arms(run: Path, trial: Any) -> dict[str, Chosen]:
-    """The methods of a run that were fitted, or given and can be exported."""
+def _adapters(run: Path) -> dict[str, Chosen]:
+    """The adapters of a run whose recipes are there, by the names of their arms."""
+    trial = load_record(run)
     if not isinstance(trial, MitigationTrial):
         raise UsageError(
             f"{str(run)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
         )
-    arms = {}
-    for arm in trial.arms[1:]:
-        recipe = run / arm.directory / RECIPE
-        if arm.fitted is not None and recipe.exists():
-            arms[arm.name] = Chosen(str(recipe), (trial, arm))
-        elif arm.fitted is None and _exportable(arm.recipe or arm.name):
-            arms[arm.name] = Chosen(arm.recipe or arm.name, (trial, arm))
-    return arms
+    adapters = [arm for arm in trial.arms[1:] if arm.method.partition("(")[0] == Adapter.name]
+    recipes = [run / arm.directory / RECIPE if arm.fitted is not None else Path(arm.recipe) for arm in adapters]
+    return {
+        arm.name: Chosen(recipe, (trial, arm))
+        for arm, recipe in zip(adapters, recipes, strict=True)
+        if recipe.suffix and file_exists(recipe)
+    }
 
 
 def _recommended(chosen: Chosen) -> bool:
     return chosen.judged is not None and chosen.judged[0].recommended is chosen.judged[1]
-
-
-def _exportable(source: str) -> bool:
-    """True of a recipe that is there, and of the spelling of a change of weights."""
-    if source.endswith(RECIPE_SUFFIX):
-        return file_exists(source)
-    name = source.partition("(")[0]
-    if name not in MITIGATIONS or not issubclass(MITIGATIONS[name], Mitigation):
-        return False
-    method = MITIGATIONS.parse(source)
-    return isinstance(method, Mitigation) and method.update_rank is not None
 
 
 def _subject(
@@ -179,6 +163,4 @@ def _subject(
     if not isinstance(fitted, str | Path | Chosen):
         raise UsageError(f"export: give what fit returns, a method, a recipe or a run, got {type(fitted).__name__}")
     chosen = fitted if isinstance(fitted, Chosen) else choose(fitted)
-    if not chosen.source.endswith(RECIPE_SUFFIX):
-        return MITIGATIONS.parse(chosen.source), {}, chosen.judged
-    return read_recipe(chosen.source, model), how_fitted(chosen.source), chosen.judged
+    return read_recipe(chosen.recipe, model), Recipe.read(chosen.recipe).fitted.model_dump(), chosen.judged

@@ -7,7 +7,7 @@ another, so that of local models one is in memory at a time.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -20,9 +20,6 @@ from posbias.evaluation.run import evaluate_lengths, evaluate_responder, finish_
 from posbias.runs.records import REPORT_FILE, plain
 from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
-
-if TYPE_CHECKING:
-    from posbias.mitigation.methods.base import Method
 
 Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
 
@@ -85,7 +82,7 @@ def evaluate(
     ) as run:
         if several:
             return _compared(subject, task, options, run)
-        responder = _opened(subject, options)
+        responder = _opened(subject)
         if not options.lengths:
             return _concluded(evaluate_responder(responder, task, options), options.require, run)
         evaluation = evaluate_lengths(responder, task, options)
@@ -125,7 +122,7 @@ def _compared(
     return comparison
 
 
-def _opened(subject: Any, options: EvaluateOptions) -> Responder:
+def _opened(subject: Any) -> Responder:
     return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
 
 
@@ -143,51 +140,47 @@ def evaluate_each(
         UsageError: fewer than two, several lengths, a recipe that is not there, or as `evaluate`.
         RunError: as `evaluate`.
     """
-    arms = _arms(subjects, options)
+    arms = _arms(subjects, options.methods)
     if options.lengths:
         raise UsageError(f"evaluate: lengths take one subject, got {', '.join(arms)}")
     opened: tuple[Any, Responder] | None = None
-    for name, arm in arms.items():
-        if opened is None or opened[0] is not arm.subject:
+    for name, (subject, method) in arms.items():
+        if opened is None or opened[0] is not subject:
             opened = None  # before the next is loaded
-            opened = arm.subject, _opened(arm.subject, options)
+            opened = subject, _opened(subject)
         directory = None if options.directory is None else options.directory / name
         single = replace(options, directory=directory, methods=())
-        yield name, evaluate_responder(arm.answering(opened[1]), task, single)
+        yield name, evaluate_responder(_under(method, opened[1]), task, single)
 
 
-@dataclass(frozen=True)
-class _Arm:
-    """One of several evaluations."""
+def _arms(subjects: Sequence[Any], methods: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    """Subjects and methods by the names of their directories: the first, it under methods, then the others."""
+    arms: list[tuple[str, Any, Any]] = [(_name(*entry), entry[1], None) for entry in enumerate(subjects)]
+    if methods and arms:
+        from posbias.mitigation.methods.recipe import check_files, is_recipe
 
-    name: str
-    subject: Any
-    method: "Method | str | None" = None
-
-    def answering(self, plain: Responder) -> Responder:
-        """The opened subject under the method."""
-        if self.method is None:
-            return plain
-        from posbias.mitigation.methods.applying import answering_under, resolve_method
-
-        model: Any = plain.model if isinstance(plain, LocalResponder) else None
-        return answering_under(resolve_method(self.method, model), plain)
-
-
-def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
-    """The arms by the names of their directories: the first subject, the first under methods, then the others."""
-    arms: list[_Arm] = []
-    for number, subject in enumerate(subjects):
-        name = _name(number, subject)
-        arms.append(_Arm(name, subject))
-        if number == 0:
-            arms += _under(options.methods, name, subject)
+        check_files(methods)
+        words = [  # a recipe is named by its file and the directory around it
+            "-".join(Path(method).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)
+            for method in methods
+        ]
+        arms[1:1] = [(f"{arms[0][0]}-{word}", subjects[0], one) for word, one in zip(words, methods, strict=True)]
     if len(arms) < 2:
         raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
     from posbias.measurement.several import directory_names
 
-    names = directory_names([arm.name for arm in arms])
-    return dict(zip(names, arms, strict=True))
+    names = directory_names([name for name, _, _ in arms])
+    return {name: (subject, method) for name, (_, subject, method) in zip(names, arms, strict=True)}
+
+
+def _under(method: Any, plain: Responder) -> Responder:
+    """An opened subject under a method; None: as it is."""
+    if method is None:
+        return plain
+    from posbias.mitigation.methods.applying import answering_under, resolve_method
+
+    model: Any = plain.model if isinstance(plain, LocalResponder) else None
+    return answering_under(resolve_method(method, model), plain)
 
 
 def _name(number: int, subject: Any) -> str:
@@ -198,17 +191,3 @@ def _name(number: int, subject: Any) -> str:
         described = subject.describe()
         return f"{described['address'].partition('//')[2]}/{described['model']}"
     return f"subject-{number + 1}"
-
-
-def _under(methods: Sequence[Any], name: str, subject: Any) -> list[_Arm]:
-    """A subject under each method; a recipe is named by its file and the directory around it."""
-    if not methods:
-        return []
-    from posbias.mitigation.trial.files import check_files, is_recipe
-
-    check_files(methods, "")
-    words = [
-        "-".join(Path(str(method)).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)
-        for method in methods
-    ]
-    return [_Arm(f"{name}-{text}", subject, method) for text, method in zip(words, methods, strict=True)]

@@ -243,8 +243,7 @@ def _within(network: Any) -> tuple[Any, list[str]]:
             break
     parts = network.named_modules() if isinstance(network, nn.Module) else ()
     for path, module in parts:
-        call = getattr(module, COMPILED_CALL, None)  # under a method, one that compilers leave alone
-        if COMPILED in module._modules or not (call is None or getattr(call, "_torchdynamo_disable", False)):
+        if COMPILED in module._modules or getattr(module, COMPILED_CALL, None) is not None:
             raise UsageError(
                 f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that "
                 "is not compiled, or torch.compile(network), whose network is taken"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posbias.mitigation.judging.verdicts import Verdict
-from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.trial.result import ArmResult, MitigationTrial
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
@@ -28,7 +28,7 @@ LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
 class Card:
     """The facts of an exported method."""
 
-    method: Mitigation
+    method: Adapter
     model: HuggingFaceModel
     how: Mapping[str, Any]
     """How it was fitted; empty if that is not known."""
@@ -62,7 +62,7 @@ def card_text(card: Card, *, name: str) -> str:
             "## Use",
             "",
             "```bash",
-            *(merged_commands(name) if card.merged else adapter_commands(source, name, card.method.update_rank or 0)),
+            *(merged_commands(name) if card.merged else adapter_commands(source, name, card.method.rank)),
             *(gguf_commands(source, name) if card.gguf else []),
             "```",
             *_sample_lines(card.how),
@@ -104,13 +104,13 @@ def gguf_commands(source: str, directory: str) -> list[str]:
 
 
 def _base_lines(card: Card) -> list[str]:
-    model, rank = card.model, card.method.update_rank
+    model = card.model
     revision = f", revision {model.origin.revision}" if model.origin.revision else ""
     precision = str(model.dtype).removeprefix("torch.")
     weights = weights_sha256(model.network)[:16]
     return [
         f"- Base model: {model.origin.source}{revision}, weights {weights} ({precision}); made for these alone.",
-        f"- Size: {f'updates of rank {rank}' if rank else 'factors of rows and columns'}; merged, no time.",
+        f"- Size: updates of rank {card.method.rank}; merged, no time.",
     ]
 
 
@@ -131,8 +131,7 @@ def _fit_lines(how: Mapping[str, Any]) -> list[str]:
         )
     if how.get("penalty") and how.get("text_loss"):
         last = float(np.mean(how["text_loss"][-10:]))
-        read = "Ordinary text and everyday conversations" if how.get("conversations") else "Ordinary text"
-        lines.append(f"- {read} while it was fitted: {last:.4f} nats per token away from the base model.")
+        lines.append(f"- Ordinary text while it was fitted: {last:.4f} nats per token away from the base model.")
     return lines
 
 

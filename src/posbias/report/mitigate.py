@@ -15,6 +15,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.changes import MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.reading import UNJUDGED
+from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.result import MitigationTrial
@@ -150,12 +151,12 @@ def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list
         method = MITIGATIONS.parse(spelling)
     except UsageError:
         return []
-    if not isinstance(method, Mitigation) or method.update_rank is None:
+    if not isinstance(method, Adapter):
         return []
     export = f"posbias export {shlex.quote(source)}"
     merged = [f"{export} --to merged --merged", *merged_commands("merged")]
     beside = [
-        *adapter_commands(trial.model, "adapter", method.update_rank),
+        *adapter_commands(trial.model, "adapter", method.rank),
         *gguf_commands(trial.model, "adapter"),
     ]
     return [f"{export} --to adapter --gguf", *beside, *merged]

@@ -31,8 +31,7 @@ from posbias.mitigation.judging.verdicts import (
     WITHHELD,
     Verdict,
 )
-from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
-from posbias.mitigation.trial.result import ArmResult
+from posbias.mitigation.trial.result import ORDINARY_TEXT, ArmResult
 from posbias.report.evaluate import measure_words
 from posbias.report.tables import number_text
 from posbias.statistics import MISSING, POWER, Interval

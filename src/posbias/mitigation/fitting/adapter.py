@@ -1,4 +1,4 @@
-"""The fit of `adapter`: all its updates lie in one vector, A drawn at random and B 0, so that nothing changes at first.
+"""The fit of `adapter`: A drawn at random and B 0, so that nothing changes at first.
 
 Where one map holds queries, keys and values, only the rows that are targets are updated.
 """
@@ -10,89 +10,58 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import FITS, FitOptions
 from posbias.mitigation.fitting.gradient_fit import GradientFit
-from posbias.mitigation.methods.adapter import Adapter, adapter_of, target_projections
-from posbias.mitigation.methods.base import Method
-from posbias.mitigation.methods.weight_changes import LowRank, updated
+from posbias.mitigation.methods.adapter import SIDES, Adapter, adapter_of, target_projections, tuned
 from posbias.models.hugging_face import HuggingFaceModel
 
 
 class AdapterNumbers:
-    """The updates of all target projections, as views of one vector: of each A, then the target rows of B."""
+    """A and B of every target projection."""
 
     def __init__(self, model: HuggingFaceModel, template: Adapter, options: FitOptions) -> None:
         self.template, self.options = template, options
-        self._projections = target_projections(model, template)
-        self._rows = [torch.cat(list(projection.rows.values())).sort().values for projection in self._projections]
         generator = np.random.default_rng([options.seed, template.rank])
-        pieces = []
-        for projection, rows in zip(self._projections, self._rows, strict=True):
-            read = projection.shape[1]
-            # As torch draws a linear map: uniform, of variance 1 / (3 x features read).
-            pieces.append(generator.uniform(-(read**-0.5), read**-0.5, template.rank * read))
-            pieces.append(np.zeros(len(rows) * template.rank))
         dtype = torch.promote_types(model.dtype, torch.float32)
-        whole = torch.tensor(np.concatenate(pieces), dtype=dtype, device=model.device)
-        self.free = whole.requires_grad_()
-        self._rows = [rows.to(model.device) for rows in self._rows]
-
-    def begin_at(self, method: Method) -> None:
-        """Take the numbers of a fitted adapter, which must be of the same rank and targets."""
-        alike = isinstance(method, Adapter) and (method.rank, method.roles, method.strength) == (
-            self.template.rank,
-            self.template.roles,
-            1,
-        )
-        if not alike:
-            raise UsageError(
-                f"fit: begin={self.options.begin!r} is of another form than is fitted here (adapter, rank, targets)"
+        self._updates: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        self.count = 0
+        for projection in target_projections(model, template):
+            made, read = projection.shape
+            # As torch draws a linear map: uniform, of variance 1 / (3 x features read).
+            drawn = generator.uniform(-(read**-0.5), read**-0.5, (template.rank, read))
+            down, up = (
+                nn.Parameter(torch.tensor(numbers, dtype=dtype, device=model.device))
+                for numbers in (drawn, np.zeros((made, template.rank)))
             )
-        pieces: list[Tensor] = []
-        for projection, rows in zip(self._projections, self._rows, strict=True):
-            down, up = (torch.as_tensor(method.tensors[f"{projection.path}.{side}"]) for side in ("down", "up"))
-            pieces += [down.flatten(), up[rows.cpu()].flatten()]
-        with torch.no_grad():
-            self.free.copy_(torch.cat(pieces))
+            rows, targets = torch.cat(list(projection.rows.values())), torch.zeros_like(up[:, :1])
+            targets[rows] = 1.0
+            self.count += template.rank * (read + len(rows))
+            up.register_hook(targets.mul)  # type: ignore[no-untyped-call] # other rows stay 0
+            self._updates[projection.path] = down, up
+
+    @property
+    def free(self) -> list[Tensor]:
+        """All A and B."""
+        return [numbers for sides in self._updates.values() for numbers in sides]
 
     @contextmanager
     def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
         """The model with these updates, from the first token on."""
-        with (
-            updated(model.network, self._updates()),
-            checkpointed(model.network, enabled=self.options.checkpointing),
-        ):
+        recomputed = checkpointed(model.network, enabled=self.options.checkpointing)
+        with tuned(model.network, self._updates), recomputed:
             yield
 
     def method(self) -> Adapter:
         """The adapter with these numbers, in float32."""
         tensors = {
-            f"{path}.{side}": np.ascontiguousarray(getattr(projection, side).detach().float().cpu().numpy())
-            for path, projection in self._updates().items()
-            for side in ("down", "up")
+            f"{path}.{side}": np.ascontiguousarray(numbers.detach().float().cpu().numpy())
+            for path, sides in self._updates.items()
+            for side, numbers in zip(SIDES, sides, strict=True)
         }
         return adapter_of(self.template, tensors)
-
-    def _updates(self) -> dict[str, LowRank]:
-        rank, updates = self.template.rank, {}
-        sizes = [
-            rank * size
-            for projection, rows in zip(self._projections, self._rows, strict=True)
-            for size in (projection.shape[1], len(rows))
-        ]
-        # Their gradients are put together once, where those of slices are each as long as the whole.
-        pieces = iter(torch.split_with_sizes(self.free, sizes))
-        for projection, rows in zip(self._projections, self._rows, strict=True):
-            made, read = projection.shape
-            down, up = next(pieces).view(rank, read), next(pieces).view(-1, rank)
-            if len(rows) < made:
-                up = torch.zeros(made, rank, dtype=up.dtype, device=up.device).index_copy(0, rows, up)
-            updates[projection.path] = LowRank(down, up)
-        return updates
 
 
 @FITS.register(Adapter.name)
@@ -108,7 +77,7 @@ class AdapterFit(GradientFit):
 
     def settled(self, options: FitOptions) -> FitOptions:
         """It acts on all tokens, and has neither knots nor scales."""
-        return replace(super().settled(options), knots=(), from_question=False, scales=False, shared="none")
+        return replace(super().settled(options), knots=(), from_question=False, scales=False)
 
     def numbers(self, model: HuggingFaceModel, options: FitOptions) -> AdapterNumbers:
         """A at random from the seed, B at 0."""

@@ -1,13 +1,12 @@
-"""How methods are fitted: one registered `Fit` for each method with parameters to find, from calibration samples alone.
+"""How methods are fitted: one `Fit` for each method with parameters to find, from calibration samples alone.
 
-A method whose class lists candidates (`Method.grid`) is fitted by trying all of them (`GridFit`); every other fit is
-registered under the name of its method, in this room.
+Each is registered under the name of its method, and its file is imported when it is asked for.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
-from itertools import product
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -15,23 +14,28 @@ from annotated_types import Interval
 from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
-from posbias.checks import Count, Natural, NonNegative, OneOf, Positive, Steps
+from posbias.checks import Count, Natural, NonNegative, Positive, Steps
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.mitigation.fitting.calibration import best_of, check_samples
+from posbias.mitigation.fitting.calibration import check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
 from posbias.tasks.language import Example
 
-SHARING = ("none", "heads", "layers", "both")
-"""What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
-
 Windows = Sequence[Int64[np.ndarray, "_"]]
 
+FILES = {
+    "adapter": "adapter",
+    "context_bias": "bias",
+    "key_bias": "bias",
+    "positional_channel": "positional_channel",
+    "temperature": "temperature",
+}
+"""Methods that are fitted, and the file beside this one that says how."""
 FITS: Registry["Fit"] = Registry("fit")
-"""The fits that are no search over a grid, by the name of their method."""
+"""The fits by the name of their method."""
 FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
 """A registry of one variant, which reads the options of a fit from text: `options(steps=600)`."""
 
@@ -46,28 +50,21 @@ class FitOptions:
     batch: Count | None = None
     """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
     adapters, 1 for all others."""
-    together: Count | None = None
-    """Prompts of a batch that run at once, >= 1, with gradients accumulated; None: as many as fit."""
     rate: Positive | None = None
     """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
     held_out: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
     probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
     penalty: NonNegative = 1.0
-    """Weight of the divergence on ordinary text, and on everyday conversations if the task has such prompts, >= 0;
-    unused if the bias acts from the question on."""
+    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
     knots: tuple[int, ...] = (0, 1, 8, 64, 512)
     """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
-    shared: Annotated[str, OneOf(*SHARING)] = "none"
-    """Heads or layers that have numbers in common: one of `SHARING`."""
     from_question: bool = False
     """The bias acts from the question on only."""
     scales: bool = True
     """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
     seed: Natural = 0
     """Seed of the order of prompts and windows."""
-    begin: str = ""
-    """Path of a recipe of the same form, whose numbers the fit starts from; empty: from no change."""
     checkpointing: bool = False
     """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
     tokens have one."""
@@ -94,9 +91,12 @@ class Calibration:
     """The model to fit to; None: it is behind a server."""
     examples: Sequence[Example]
     text: Windows = ()
-    """Windows of ordinary text in token ids."""
-    conversations: Windows = ()
-    """Everyday conversations in token ids, which a penalty keeps as they were, too; empty if the prompts are texts."""
+    """Windows of ordinary text in token ids, all of one length."""
+
+    def __post_init__(self) -> None:
+        lengths = sorted({len(window) for window in self.text})
+        if len(lengths) > 1:
+            raise UsageError(f"fit: windows of ordinary text must be of one length, got {lengths[0]} to {lengths[-1]}")
 
     @property
     def network(self) -> HuggingFaceModel:
@@ -149,33 +149,13 @@ class Fit(ABC):
         return False
 
 
-@dataclass(frozen=True)
-class GridFit(Fit):
-    """The candidate of a method's grid under which the calibration answers are most probable."""
-
-    method: type[Method]
-
-    @property
-    def required(self) -> bool:  # type: ignore[override]
-        """True if a parameter has no default."""
-        return any(field.default is MISSING for field in fields(self.method))
-
-    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
-        """Score the answers under every candidate."""
-        counts, network = calibration.count(), calibration.network
-        grid = self.method.grid
-        candidates: list[Any] = [self.method(**dict(zip(grid, row, strict=True))) for row in product(*grid.values())]
-        best, scores = best_of(candidates, network, calibration.examples)
-        return Fitted(best, {"candidates": scores, **counts})
-
-
 def fit_of(spelling: str) -> Fit | None:
-    """The fit of a method, by its name or the spelling of an unfitted one; None if it has no parameters to find."""
+    """The fit of a method, by its name or the spelling of an unfitted adapter; None if it has no parameters to find."""
     name = spelling.partition("(")[0].strip()
-    if name != spelling.strip():
-        method = MITIGATIONS.parse(spelling)
-        return FITS[name](method) if method.unfitted else None
-    if name in FITS:
-        fit: Fit = FITS[name]()
-        return fit
-    return GridFit(MITIGATIONS[name]) if MITIGATIONS[name].grid else None
+    MITIGATIONS[name]  # refused if unknown
+    spelled = MITIGATIONS.parse(spelling) if name != spelling.strip() else None
+    if name not in FILES or (spelled is not None and (name != "adapter" or spelled.leaves_out_tensors)):
+        return None
+    import_module(f"posbias.mitigation.fitting.{FILES[name]}")
+    fit: Fit = FITS[name]() if spelled is None else FITS[name](spelled)
+    return fit

@@ -17,12 +17,14 @@ from torch import Tensor
 from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.errors import UsageError
-from posbias.interventions.keys import KeyBiased, KeyLogits, biased
+from posbias.interventions.keys import KeyLogits, biased
 from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions, Fitted
 from posbias.mitigation.fitting.gradient_fit import GradientFit
-from posbias.mitigation.methods.base import Method, Mitigation
-from posbias.mitigation.methods.key_bias import BEFORE, ContextBias, KeyBiasMethod
+from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.methods.context_bias import ContextBias
+from posbias.mitigation.methods.heads import BEFORE
+from posbias.mitigation.methods.key_bias import KeyBiasMethod
 from posbias.models.hugging_face import HuggingFaceModel
 
 SCALE_RATE = 0.4
@@ -35,50 +37,21 @@ class BiasNumbers:
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
         self.heads, self.depth = model.family.heads(model.config), model.family.depth(model.config)
         self.options = options
-        shape = (
-            1 if options.shared in ("layers", "both") else self.depth,
-            1 if options.shared in ("heads", "both") else self.heads,
-            max(1, len(options.knots) - 1) + options.scales,
-        )
-        self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-        """The numbers that change, all 0 for no change."""
+        shape = self.depth, self.heads, max(1, len(options.knots) - 1) + options.scales
+        self._numbers = torch.zeros(shape, dtype=torch.float64, requires_grad=True)  # 0 for no change
+        self.free, self.count = [self._numbers], self._numbers.numel()
         self._bases: dict[int, Tensor] = {}
-
-    def begin_at(self, method: Method) -> None:
-        """Take the numbers of a fitted method, which must be of the form that is asked for."""
-        options, whole, scaled = self.options, np.zeros((0, 0, 0)), None
-        if isinstance(method, ContextBias) and not options.knots:
-            whole, scaled = np.array(method.values)[..., None], method.scales
-        elif isinstance(method, KeyBiasMethod) and method.from_question == options.from_question:
-            layers = KeyBiased(method.biases).layers(self.depth)
-            if all(isinstance(layer, LogSpline) and tuple(layer.knots) == options.knots for layer in layers):
-                values = np.stack([layer.parameters(self.heads) for layer in layers])
-                whole, scaled = (values - values[..., -1:])[..., :-1], method.scales
-        if scaled is not None:
-            whole = np.concatenate([whole, np.log(scaled)[..., None] / SCALE_RATE], axis=-1)
-        shared = whole[: len(self.free), : self.free.shape[1]]
-        alike = shared.shape == self.free.shape and np.array_equal(np.broadcast_to(shared, whole.shape), whole)
-        if not alike or method.strength != 1:
-            raise UsageError(
-                f"fit: begin={options.begin!r} is of another form than is fitted here (method, knots, shared, "
-                "from_question, scales)"
-            )
-        with torch.no_grad():
-            self.free.copy_(torch.tensor(shared))
 
     @contextmanager
     def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
         """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
 
-        def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
-            return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
-
         def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
             basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
-            return of_layer(layer)[:, : basis.shape[1]] @ basis.T
+            return self._numbers[layer][:, : basis.shape[1]] @ basis.T
 
         def scales(layer: int) -> Float[Tensor, "heads"]:
-            return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
+            return (SCALE_RATE * self._numbers[layer][:, -1]).exp()
 
         added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
         several = torch.tensor(begins, device=model.device)[:, None]
@@ -96,18 +69,14 @@ class BiasNumbers:
         return self._bases[n_positions]
 
     def method(self) -> Mitigation:
-        """The method with these numbers, to six digits; one encoding if the layers share theirs."""
-        whole = self.free.detach().expand(self.depth, self.heads, -1)
-        scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
+        """The method with these numbers, to six digits."""
+        scales = _rounded((SCALE_RATE * self._numbers[..., -1]).exp()) if self.options.scales else None
         if not self.options.knots:
-            return ContextBias(_rounded(whole[..., 0]), scales)
-        rounded = _rounded(self.free[..., : len(self.options.knots) - 1])
-        by_layer = [[[*head, 0.0] for head in layer] for layer in rounded]
-        encodings = [
-            str(LogSpline(values=heads[0] if len(heads) == 1 else heads, knots=self.options.knots))
-            for heads in by_layer
+            return ContextBias(_rounded(self._numbers[..., 0]), scales)
+        by_layer = [
+            [[*head, 0.0] for head in layer] for layer in _rounded(self._numbers[..., : len(self.options.knots) - 1])
         ]
-        biases = encodings[0] if len(by_layer) == 1 else encodings
+        biases = [str(LogSpline(values=heads, knots=self.options.knots)) for heads in by_layer]
         return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
 
 

@@ -1,10 +1,7 @@
 """Calibration samples and text: their contents, the probability of answers, the candidate that suits them."""
 
 import hashlib
-import json
-import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from jaxtyping import Int64
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import encode_requests
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel
@@ -51,17 +47,6 @@ def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int
         raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
     prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
     return list(prompts.token_ids)
-
-
-def conversations_beside(model: HuggingFaceModel, examples: Sequence[Example]) -> list[Int64[np.ndarray, "_"]]:
-    """Everyday requests with their replies for fits, those that fit into the context, if examples are conversations."""
-    if all(isinstance(example.prompt, str) for example in examples):
-        return []
-    file = resources.files("posbias.prompts") / "corpus" / "conversations.jsonl"
-    exchanges = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    requests = [Request(prompt=messages[:-1], answer=messages[-1]["content"]) for messages in exchanges]
-    encoded = [np.concatenate([one.prompt, one.answer]) for one in encode_requests(model.tokenizer, requests)]
-    return [tokens for tokens in encoded if len(tokens) <= (model.max_positions or math.inf)]
 
 
 def contents(examples: Sequence[Example]) -> set[str]:

@@ -2,8 +2,8 @@
 
 The loss of a step is the negative log-likelihood of right answers, per token, mean over a batch of prompts, plus
 `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next token from the unchanged model's
-on windows of ordinary text, and on as many everyday conversations if the prompts are conversations. What leaves text
-without a question as it is has no penalty. Adam, rate falling linearly to 0. No weight is touched.
+on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
+0. No weight is touched.
 
 Prompts of different lengths are run together with padding behind their ends, which no token before it can see; behind
 kept keys and values, with padding before their beginnings, and as many last tokens of each as the longest question has.
@@ -11,7 +11,7 @@ kept keys and values, with padding before their beginnings, and as many last tok
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
 from posbias.mitigation.fitting.base import FitOptions, Windows
+from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
@@ -33,7 +34,7 @@ from posbias.tasks.language.locating import locate
 KEPT_BYTES = 2 << 30
 """Bytes of keys and values before the question that are kept if a method acts from it on: no step changes them."""
 PROMPTS_PER_WINDOW = 4
-"""Prompts of a step for each window of each kind of text in it."""
+"""Prompts of a step for each window of text in it."""
 STEPS_BETWEEN_CHECKS = 10
 """Steps between two looks at the calibration samples that no step sees."""
 PATIENCE = 3
@@ -47,11 +48,18 @@ Losses = Float64[np.ndarray, "prompt"]
 class Numbers(Protocol):
     """The numbers that are fitted, and the model with them."""
 
-    free: Tensor
-    """A leaf with a gradient."""
+    count: int
+    """How many numbers are fitted."""
+
+    @property
+    def free(self) -> Sequence[Tensor]:
+        """Leaves with a gradient."""
 
     def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> AbstractContextManager[None]:
         """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
+
+    def method(self) -> Mitigation:
+        """The method with these numbers."""
 
 
 def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -86,7 +94,7 @@ class Answers:
     """Calibration prompts with their answers; the tokens before a method begins to act are run once and kept."""
 
     def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
-        self._model, self._encoded, self._begins = model, encoded, begins
+        self.model, self._encoded, self.begins = model, encoded, begins
         self._prefixes: dict[int, Prefix] = {}
         self._lengths = AngleLengths.of(model.network)
 
@@ -97,19 +105,19 @@ class Answers:
         """
         by_angles: dict[object, list[int]] = {}
         for index in sorted(indices, key=lambda index: -self._n_run(index)):
-            angles, begin = self._lengths.angles(self._n_tokens(index)), self._begins[index]
+            angles, begin = self._lengths.angles(self._n_tokens(index)), self.begins[index]
             alone = index if begin and self._lengths.angles(begin) != angles else None
             by_angles.setdefault((angles, begin > 0, alone), []).append(index)
         for alike in by_angles.values():
             while alike:
-                columns, begun = self._n_run(alike[0]), self._begins[alike[0]] > 0
+                columns, begun = self._n_run(alike[0]), self.begins[alike[0]] > 0
                 group = [index for index in alike if not begun or self._n_tokens(index) > columns][:most]
                 yield group
                 alike = [index for index in alike if index not in group]
 
     def beginnings(self, indices: Sequence[int]) -> list[Prefix]:
         """Keys and values before the question of prompts that are run together, which no numbers change."""
-        return [self._prefix(index) for index in indices if self._begins[index]]
+        return [self._prefix(index) for index in indices if self.begins[index]]
 
     def losses(self, indices: Sequence[int], beginnings: Sequence[Prefix]) -> Float[Tensor, "prompt"]:
         """Negative log-likelihood of each answer, per token, of prompts that are run together."""
@@ -122,13 +130,13 @@ class Answers:
             row[: len(whole) - first] = whole[first:]
         starts = [len(request.prompt) - 1 - first for request, first in zip(requests, firsts, strict=True)]
         rows = sorted({row for start, one in zip(starts, requests, strict=True) for row in _rows(start, one)})
-        embeddings = self._model.embed(self._model.token_tensor(tokens.tolist()))
+        embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
         if len(beginnings) > 1:
             outputs = Prefix.outputs_together(beginnings, firsts, embeddings, rows)
         elif beginnings:
             outputs = beginnings[0].outputs(firsts[0], embeddings, rows)
         else:
-            outputs = self._model.outputs(embeddings, rows)
+            outputs = self.model.outputs(embeddings, rows)
         losses = []
         for logits, start, request in zip(outputs.logits, starts, requests, strict=True):
             first = rows.index(start)
@@ -141,14 +149,14 @@ class Answers:
 
     def _n_run(self, index: int) -> int:
         """Tokens that no kept keys and values stand for."""
-        return self._n_tokens(index) - self._begins[index]
+        return self._n_tokens(index) - self.begins[index]
 
     def _prefix(self, index: int) -> Prefix:
         """The keys and values before the question; as many prompts as `KEPT_BYTES` hold keep theirs."""
         if index in self._prefixes:
             return self._prefixes[index]
-        tokens = self._encoded[index].prompt[: self._begins[index]]
-        prefix = Prefix(self._model, self._model.embed(self._model.token_tensor([tokens.tolist()])))
+        tokens = self._encoded[index].prompt[: self.begins[index]]
+        prefix = Prefix(self.model, self.model.embed(self.model.token_tensor([tokens.tolist()])))
         if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
             self._prefixes[index] = prefix
         return prefix
@@ -159,137 +167,103 @@ def _rows(start: int, request: EncodedRequest) -> range:
     return range(start, start + len(request.answer))
 
 
-def step_on_text(
-    model: HuggingFaceModel, windows: Int64[np.ndarray, "window token"], values: Numbers, weight: float
-) -> float:
-    """KL(unchanged || changed) of the next token, per token; its gradient, times the weight, is added."""
-    embeddings, positions = model.embed(model.token_tensor(windows.tolist())), list(range(windows.shape[1]))
-    with torch.no_grad():
-        unchanged = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
-    with values.applied(model, [0]):  # layers may be computed again in the backward pass
-        changed = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
-        divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
-        (weight * divergence).backward()  # type: ignore[no-untyped-call]
-    return float(divergence.detach())
-
-
 @dataclass(frozen=True, eq=False)
 class Loss:
     """What a fit makes small: the losses of right answers, and what the numbers change on ordinary text."""
 
-    model: HuggingFaceModel
-    values: Numbers
     answers: Answers
-    begins: Sequence[int]
-    """The first token that the numbers act on, of every prompt."""
-    options: FitOptions
-    """All of them set, as `GradientFit.settled` returns them."""
+    values: Numbers
+    penalty: float
+    together: int
+    """Prompts, or windows, of a batch that run at once, with gradients accumulated."""
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
         """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
-        losses, order = [], []
-        for group in self.answers.together(indices, self.options.together or len(indices)):
+        by_prompt: dict[int, float] = {}
+        for group in self.answers.together(indices, self.together):
             beginnings = self.answers.beginnings(group)
-            with self.values.applied(self.model, [self.begins[index] for index in group]):
-                of_group = self.answers.losses(group, beginnings)
+            with self.values.applied(self.answers.model, [self.answers.begins[index] for index in group]):
+                losses = self.answers.losses(group, beginnings)
                 if torch.is_grad_enabled():
-                    (of_group.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
-            losses.append(of_group.detach())
-            order += group
-        by_prompt = dict(zip(order, torch.cat(losses).tolist(), strict=True))
+                    (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
+            by_prompt |= zip(group, losses.detach().tolist(), strict=True)
         return np.array([by_prompt[index] for index in indices])
 
-    def on_text(self, windows: Windows) -> float:
-        """Mean divergence on windows; its gradient, times the penalty, is added, group by group of one length."""
-        by_length: dict[int, list[np.ndarray]] = {}
-        for window in windows:
-            by_length.setdefault(len(window), []).append(window)
-        most, total = self.options.together or len(windows), 0.0
-        for alike in by_length.values():
-            for first in range(0, len(alike), most):
-                group = np.stack(alike[first : first + most])
-                share = len(group) / len(windows)
-                total += share * step_on_text(self.model, group, self.values, self.options.penalty * share)
+    def on_text(self, windows: Int64[np.ndarray, "window token"]) -> float:
+        """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
+        model, positions, total = self.answers.model, list(range(windows.shape[1])), 0.0
+
+        def logprobs(embeddings: Tensor) -> Tensor:
+            return model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
+
+        for first in range(0, len(windows), self.together):
+            group = windows[first : first + self.together]
+            share, embeddings = len(group) / len(windows), model.embed(model.token_tensor(group.tolist()))
+            with torch.no_grad():
+                unchanged = logprobs(embeddings)
+            with self.values.applied(model, [0]):  # layers may be computed again in the backward pass
+                changed = logprobs(embeddings)
+                divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
+                (self.penalty * share * divergence).backward()  # type: ignore[no-untyped-call]
+            total += share * float(divergence.detach())
         return total
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Descent:
-    """The losses of a fit, as it goes."""
+    """The losses of a fit."""
 
     losses: Float64[np.ndarray, "steps two"]
-    """Before every step, of its answers and of its windows of text."""
-    done: int = 0
-    """Steps that are done."""
-    held_out: list[float] = field(default_factory=list)
+    """Before every step that was made, of its answers and of its windows of text."""
+    held_out: list[float]
     """Losses of the prompts that no step sees, at every look at them."""
-    best: Tensor | None = None
-    """The numbers at the lowest of the losses of held-out prompts."""
-
-    @property
-    def stopped(self) -> bool:
-        """True if the last looks brought no improvement."""
-        return len(self.held_out) - 1 - int(np.argmin([*self.held_out, np.inf])) >= PATIENCE
-
-    def look(self, losses: Losses, free: Tensor) -> None:
-        """Note the losses of the prompts that no step sees, and the numbers if their mean is the lowest."""
-        if losses.mean() < min(self.held_out, default=np.inf):
-            self.best = free.detach().clone()
-        self.held_out.append(float(losses.mean()))
 
 
-def descend(loss: Loss, texts: Sequence[Windows], *, held_out: Sequence[int] = ()) -> Descent:
-    """Change the numbers in place, step by step; the losses of every step that was made.
+def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequence[int] = ()) -> Descent:
+    """Change the numbers in place, step by step.
 
     Args:
-        texts: Windows of each kind of text, of which every step reads equally many.
+        text: Windows of ordinary text, all of one length.
+        options: All of them set, as `GradientFit.settled` returns them.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
 
     Raises:
         RunError: the loss is not a finite number.
     """
-    options, free, count = loss.options, loss.values.free, len(loss.begins)
-    steps, batch, rate = options.steps, options.batch, options.rate
+    steps, batch, rate, free = options.steps, options.batch, options.rate, loss.values.free
     assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    stepped = np.setdiff1d(np.arange(count), held_out)
+    stepped = np.setdiff1d(np.arange(len(loss.answers.begins)), held_out)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
-    windows = _windows(texts, steps, -(-batch // PROMPTS_PER_WINDOW), generator)
-    optimiser = torch.optim.Adam([free], lr=rate)
-    descent = Descent(np.zeros((steps, 2)))
+    per_step = -(-batch // PROMPTS_PER_WINDOW) if options.penalty > 0 else 0
+    windows = _rounds(len(text), steps * per_step, generator).reshape(steps, per_step)
+    optimiser = torch.optim.Adam(free, lr=rate)
+    losses, looks, best = np.zeros((steps, 2)), [], list[Tensor]()
     for step in track(range(steps), "steps of the fit"):
-        if descent.stopped:
-            break
         optimiser.param_groups[0]["lr"] = rate * (1 - step / steps)
         optimiser.zero_grad()
-        descent.losses[step, 0] = loss.of_answers(order[step].tolist()).mean()
+        losses[step, 0] = loss.of_answers(order[step].tolist()).mean()
         if options.penalty > 0:
-            descent.losses[step, 1] = loss.on_text(windows[step])
-        if not np.isfinite(descent.losses[step]).all():
+            losses[step, 1] = loss.on_text(np.stack([text[index] for index in windows[step]]))
+        if not np.isfinite(losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
-        descent.done = step + 1
-        if len(held_out) and (descent.done % STEPS_BETWEEN_CHECKS == 0 or descent.done == steps):
+        if len(held_out) and ((step + 1) % STEPS_BETWEEN_CHECKS == 0 or step + 1 == steps):
             with torch.no_grad():
-                descent.look(loss.of_answers(held_out), free)
-    if descent.best is not None:
-        with torch.no_grad():
-            free.copy_(descent.best)
-    descent.losses = descent.losses[: descent.done]
-    return descent
-
-
-def _windows(texts: Sequence[Windows], steps: int, count: int, generator: np.random.Generator) -> list[Windows]:
-    """Windows of every step, so many of each kind of text."""
-    drawn = [_rounds(len(kind), steps * count, generator).reshape(steps, count) for kind in texts]
-    return [
-        [kind[index] for kind, indices in zip(texts, drawn, strict=True) for index in indices[step]]
-        for step in range(steps)
-    ]
+                looks.append(float(loss.of_answers(held_out).mean()))
+            if looks[-1] == min(looks) and looks.count(looks[-1]) == 1:
+                best = [numbers.detach().clone() for numbers in free]
+            if len(looks) - 1 - int(np.argmin(looks)) >= PATIENCE:
+                losses = losses[: step + 1]
+                break
+    with torch.no_grad():
+        for numbers, lowest in zip(free, best, strict=False):
+            numbers.copy_(lowest)
+    return Descent(losses, looks)
 
 
 def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:
     """So many items: every item once in random order, then all of them again."""
-    rounds = [generator.permutation(n_items) for _ in range(-(-count // n_items))]
-    return np.concatenate(rounds)[:count].astype(np.int64)
+    rounds = [generator.permutation(n_items) for _ in range(-(-count // max(n_items, 1)))]
+    return np.concatenate([*rounds, np.zeros(0)])[:count].astype(np.int64)

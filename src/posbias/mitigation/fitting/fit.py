@@ -7,24 +7,9 @@ from typing import Any
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.mitigation.fitting.base import (
-    Calibration,
-    Fit,
-    FitOptions,
-    Fitted,
-    Windows,
-    fit_of,
-)
-from posbias.mitigation.fitting.calibration import (
-    DEFAULT,
-    JUDGED_FILES,
-    best_of,
-    contents,
-    conversations_beside,
-    text_beside,
-)
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, identity
-from posbias.mitigation.methods.recipe import samples_of_recipe
+from posbias.mitigation.fitting.base import FILES, Calibration, Fit, FitOptions, Fitted, Windows, fit_of
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, best_of, contents, text_beside
+from posbias.mitigation.methods.base import Mitigation, identity
 from posbias.tasks.language import Example
 
 WINDOW = 256
@@ -43,13 +28,13 @@ def fit(
     """Fit a method's parameters to a model, from calibration samples alone.
 
     Args:
-        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" (`fit_channel`), or a
-            method with a grid of parameters, of which the candidate with the most probable right answers is chosen (per
-            token, averaged over samples and positions).
+        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" or "temperature", of
+            which the candidate with the most probable right answers is chosen (per token, averaged over samples and
+            positions).
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
-            files on which `mitigate` does not judge, and everyday conversations if the examples are conversations.
+            files on which `mitigate` does not judge.
         options: Settings of a fit by gradient; for all others, the strengths to choose from.
 
     Raises:
@@ -57,23 +42,18 @@ def fit(
     """
     how = fit_of(method)
     if how is None:
-        names = [name for name in MITIGATIONS if fit_of(name) is not None]
-        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(names)}")
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FILES)}")
     loaded, options = check_model(model), options or FitOptions()
-    conversations: Windows = ()
     if text is None and how.reads_text(options):
         length = min(WINDOW, loaded.max_positions or WINDOW)
         text = text_beside(f"{DEFAULT}#{JUDGED_FILES}", loaded, length=length, seed=options.seed)
-        conversations = conversations_beside(loaded, calibration)
-    material = Calibration(loaded, calibration, text or (), conversations)
-    return run_fit(how, material, options=options)
+    return run_fit(how, Calibration(loaded, calibration, text or ()), options=options)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:
     """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
     fitted = how.fit(calibration, options=options)
-    used = contents(calibration.examples) | (samples_of_recipe(options.begin) if options.begin else set())
-    method, facts = fitted.method, {**fitted.how, "samples": sorted(used)}
+    method, facts = fitted.method, {**fitted.how, "samples": sorted(contents(calibration.examples))}
     if not isinstance(method, Mitigation):
         return Fitted(method, facts)
     if options.strengths:

@@ -6,7 +6,7 @@ As many prompts of a batch are run together as fit into memory.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,21 +22,8 @@ from posbias.mitigation.fitting.descent import (
     descend,
     encoded_answers,
 )
-from posbias.mitigation.methods.base import Method, Mitigation
-from posbias.mitigation.methods.recipe import read_recipe
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.tasks.language import Example
-
-
-@runtime_checkable
-class FittedNumbers(Numbers, Protocol):
-    """Numbers that make a method."""
-
-    def begin_at(self, method: Method) -> None:
-        """Take the numbers of a fitted method, which must be of the form that is asked for."""
-
-    def method(self) -> Mitigation:
-        """The method with these numbers."""
 
 
 class GradientFit(Fit):
@@ -46,7 +33,7 @@ class GradientFit(Fit):
     """Settings that have a value of their own in every such fit: steps, rate, batch, held_out."""
 
     @abstractmethod
-    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> FittedNumbers:
+    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> Numbers:
         """The numbers at no change."""
 
     def settled(self, options: FitOptions) -> FitOptions:
@@ -63,8 +50,7 @@ class GradientFit(Fit):
         """
         options = self.settled(options)
         model, counts = calibration.network, calibration.count()
-        texts = [kind for kind in (calibration.text, calibration.conversations) if len(kind)]
-        if options.penalty > 0 and not texts:
+        if options.penalty > 0 and not len(calibration.text):
             raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
         examples, held_out = _prompts(calibration.examples, options)
         encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
@@ -72,23 +58,18 @@ class GradientFit(Fit):
         # Behind the question few tokens have a backward pass.
         longest, kept = max(lengths), options.checkpointing or options.from_question
         check_passes(model, longest, checkpointing=kept)
-        most = options.together or options.batch or 1
 
-        def descended(together: int) -> tuple[FittedNumbers, Descent]:
+        def descended(together: int) -> tuple[Numbers, Descent]:
             values = self.numbers(model, options)
-            if options.begin:
-                values.begin_at(read_recipe(options.begin, model))
-            how = replace(options, together=together)
-            loss = Loss(model, values, Answers(model, encoded, begins), begins, how)
-            return values, descend(loss, texts, held_out=held_out)
+            loss = Loss(Answers(model, encoded, begins), values, options.penalty, together)
+            return values, descend(loss, calibration.text, options, held_out=held_out)
 
-        together = together_in_memory(model, longest, most, checkpointing=kept)
+        together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
         values, descent = halving(descended, together)
         how = {
             **asdict(options),
-            "numbers": values.free.numel(),
+            "numbers": values.count,
             **counts,
-            "conversations": len(calibration.conversations),
             "prompt_tokens": [min(lengths), max(lengths)],
             "answer_loss": np.round(descent.losses[:, 0], 6).tolist(),
             "text_loss": np.round(descent.losses[:, 1], 6).tolist(),

@@ -1,12 +1,1 @@
-"""The methods against position bias, one registered class each."""
-
-# Each registers its methods.
-from posbias.mitigation.methods import (  # noqa: F401
-    adapter,
-    key_bias,
-    passage_attention,
-    pine,
-    positional_channel,
-    prompt_changes,
-    rotary,
-)
+"""The methods against position bias, one file each; `base.py` names them, and what all of them share stands beside."""

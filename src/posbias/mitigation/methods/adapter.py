@@ -1,28 +1,32 @@
-"""Low-rank updates of linear projections, as they act and as a method: W becomes W + s B A.
+"""Low-rank updates of linear projections, as peft has them: W becomes W + s B A.
 
-A [rank, features read] and B [features made, rank] act beside the projection; the weights stay as they are. What other
-libraries call a LoRA adapter with alpha = rank.
+A [rank, features read] and B [features made, rank] act beside the projection (LoRA with alpha = rank); the weights stay
+as they are.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
+from torch import Tensor, nn
 
 from posbias.checks import Count
 from posbias.errors import UsageError
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
-from posbias.mitigation.methods.weight_changes import LowRank, updated
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.question import Spans
 from posbias.models.families.projections import ROLES, Projection, linear_projections, named_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
+SIDES = {"down": "lora_A", "up": "lora_B"}
+"""A and B, as their numbers are named here and in peft."""
 
 
 @MITIGATIONS.register("adapter")
@@ -53,18 +57,16 @@ class Adapter(Mitigation):
     @property
     def roles(self) -> tuple[str, ...]:
         """The targets one by one, in the order of `ROLES`."""
-        asked = targets_of("adapter", self.targets, (*ROLES, *GROUPS))
+        asked = {word.strip() for word in self.targets.split(",")} if isinstance(self.targets, str) else set()
+        if not asked or not asked <= {*ROLES, *GROUPS}:
+            allowed = ", ".join((*ROLES, *GROUPS))
+            raise UsageError(f"adapter: targets must be among {allowed}, got {self.targets!r}")
         roles = {role for word in asked for role in GROUPS.get(word, (word,))}
         return tuple(role for role in ROLES if role in roles)
 
     @property
-    def unfitted(self) -> bool:
-        """True without a hash of numbers."""
-        return not self.weights
-
-    @property
     def leaves_out_tensors(self) -> bool:
-        """True if there are any."""
+        """True once it is fitted."""
         return bool(self.weights)
 
     @property
@@ -76,37 +78,70 @@ class Adapter(Mitigation):
         """The adapter with its updates; it has to name them by their hash."""
         return replace(self, updates=dict(tensors))
 
-    @property
-    def update_rank(self) -> int:
-        """It is nothing else."""
-        return self.rank
-
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
-        """The updates at the method's strength, on the model's device, in float32 at least.
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, tuple[Tensor, Tensor]]:
+        """A and B of every projection, by path, at the method's strength, in float32 at least.
 
         Raises:
             UsageError: the numbers are not there, or are those of another model.
         """
         if not self.updates:
-            why = "it is not fitted yet" if self.unfitted else "its numbers lie beside its recipe"
+            why = "its numbers lie beside its recipe" if self.weights else "it is not fitted yet"
             raise UsageError(f"adapter: {why}; give what fit returns, or the path of a recipe")
         dtype = torch.promote_types(model.dtype, torch.float32)
-        updates: dict[str, LowRank] = {}
+        updates = {}
         for projection in target_projections(model, self):
-            path = projection.path
-            made, read = projection.shape
-            down, up = (self.updates.get(f"{path}.{side}") for side in ("down", "up"))
+            path, (made, read) = projection.path, projection.shape
+            down, up = (self.updates.get(f"{path}.{side}") for side in SIDES)
             if down is None or up is None or down.shape != (self.rank, read) or up.shape != (made, self.rank):
                 raise UsageError(f"{self.name}: it was fitted to another model, which has no {path} of {made} x {read}")
-            numbers = (torch.as_tensor(side).to(model.device, dtype) for side in (down, self.strength * up))
-            updates[path] = LowRank(*numbers)
+            updates[path] = torch.as_tensor(down).to(dtype), torch.as_tensor(self.strength * up).to(dtype)
         return updates
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Add B A x to what every projection makes of x."""
-        with updated(model.network, self.weight_updates(model)):
+        with tuned(model.network, self.weight_updates(model)):
             yield
+
+
+@contextmanager
+def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Within the context, peft's layers stand in place of projections, by their paths, with these A and B.
+
+    Parameters are taken as they are, so that a gradient flows through them; the network's own stay as they were.
+    """
+    from peft.tuners.lora import LoraModel
+
+    # Apart from their network, of which peft would take other modules too, such as experts that are named alike.
+    apart = nn.ModuleDict({str(number): network.get_submodule(path) for number, path in enumerate(updates)})
+    originals = list(apart.values())
+    trained = [parameter for parameter in apart.parameters() if parameter.requires_grad]
+    LoraModel(apart, lora_config(network, updates, targets=list(apart)), "default", low_cpu_mem_usage=True)  # no draws
+    try:
+        for layer, (path, sides) in zip(apart.values(), updates.items(), strict=True):
+            device = next(layer.base_layer.parameters()).device  # type: ignore[union-attr]
+            for side, numbers in zip(SIDES.values(), sides, strict=True):
+                given = isinstance(numbers, nn.Parameter)
+                weight = numbers if given else nn.Parameter(numbers.to(device), requires_grad=False)
+                getattr(layer, side)["default"].weight = weight
+            network.set_submodule(path, layer)
+        yield
+    finally:
+        for original, path in zip(originals, updates, strict=True):
+            network.set_submodule(path, original)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def lora_config(
+    network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]], *, targets: list[str], **more: Any
+) -> Any:
+    """peft's configuration of an adapter with these updates, none of which it scales."""
+    from peft import LoraConfig
+
+    rank = len(next(iter(updates.values()))[0])
+    transposed = any(type(network.get_submodule(path)).__name__ == "Conv1D" for path in updates)
+    return LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, fan_in_fan_out=transposed, **more)
 
 
 def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projection]:

@@ -1,11 +1,10 @@
 """A method at work: on a loaded model, on a user's own network, or on a responder that answers requests."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from posbias.checks import checked
@@ -14,6 +13,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.local import TOGETHER, encode_requests
+from posbias.interventions.attention import cache_of
 from posbias.interventions.base import check_model
 from posbias.mitigation.methods.base import (
     MITIGATIONS,
@@ -21,14 +21,13 @@ from posbias.mitigation.methods.base import (
     Mitigation,
     Places,
     PromptMitigation,
-    Spans,
     Wrapped,
     inside_methods,
 )
-from posbias.mitigation.methods.question import KnownQuestions, Question
+from posbias.mitigation.methods.question import KnownQuestions, Question, Spans
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, read_recipe
-from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
-from posbias.models.loading import COMPILED_CALL, model_in_hand
+from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.models.loading import COMPILED, model_in_hand
 from posbias.tasks.language.locating import locate
 
 INSTALLED = "_posbias_installed"
@@ -95,12 +94,9 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
         with ExitStack() as opened:
             opened.enter_context(method.on(model, self.places))
             if method.strength > 0:
-                opened.enter_context(_uncompiled(model.network, self._given))
+                opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
-                if method.looks_ahead:
-                    setattr(model.network, LOOKS_AHEAD_MARK, True)
-                    opened.callback(vars(model.network).pop, LOOKS_AHEAD_MARK, None)
             self._open = opened.pop_all()
         return method.description(model, rerun=True) if self._own else self._given
 
@@ -177,28 +173,19 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
     return located
 
 
-@contextmanager
-def _uncompiled(network: nn.Module, original: Any) -> Iterator[None]:
-    """Meanwhile a network runs as Python has it, whatever is compiled of it: a graph would not know the method's hooks.
-
-    Compiled before or after, or by `generate` itself with a static cache. What is wrapped around the network (by
-    `torch.compile`, by peft) calls it as a whole.
-    """
-    plain: Any = torch.compiler.disable(network._call_impl)  # type: ignore[no-untyped-call]
-    changed: list[tuple[nn.Module, str, Any]] = [(network, COMPILED_CALL, plain)]
-    if isinstance(original, nn.Module) and original is not network:
-        changed.append((original, "forward", network.__call__))
-    with ExitStack() as restored:
-        for module, name, call in changed:
-            before = vars(module).get(name)
-            restored.callback(vars(module).pop if before is None else vars(module).__setitem__, name, before)
-            vars(module)[name] = call
-        yield
+def _refuse_static(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse a cache of fixed size: `generate` compiles a network that has one, and a graph may miss the hooks."""
+    if getattr(cache_of(named), "is_compileable", False):
+        raise UsageError("mitigated: static caches are not allowed under a method; dynamic ones are")
 
 
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
     is_module = isinstance(network, nn.Module)
+    if is_module and any(COMPILED in module._modules for module in network.modules()):
+        raise UsageError(
+            "mitigated: what torch.compile made runs without the method; give the network that it was given"
+        )
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if is_module else []
     modes = {module: module.training for module in network.modules()} if is_module else {}
     model = model_in_hand(network, tokenizer)
@@ -235,9 +222,8 @@ class _Mitigated(Wrapped):
         """The replies of the model under the method, like those of `Responder.respond`."""
         model: Any = self.inner.model
         if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
-            alike = None if self.method.shares_cache else [0] * len(requests)
             with mitigated(model, self.method):
-                return self.inner.respond(requests, generate=generate, score=score, alike=alike)
+                return self.inner.respond(requests, generate=generate, score=score)
         prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
         opened: list[tuple[Mitigation, Spans]] = []
         for request, prompt in zip(requests, prompts, strict=True):

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -20,8 +21,7 @@ from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.base import Intervention
-from posbias.mitigation.methods.question import Question
-from posbias.mitigation.methods.weight_changes import LowRank
+from posbias.mitigation.methods.question import Question, Spans
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import OWN
 from posbias.models.weights import weights_sha256
@@ -37,17 +37,50 @@ LEFT = {
     "shifted_distances": "it changed nothing in 9 of 9 places",
 }
 """Methods that posbias had, and what was found of them (studies/mitigation, studies/adapters)."""
-MITIGATIONS: Registry["Method"] = Registry("mitigation", left=LEFT)
+FILES = (
+    "adapter",
+    "attention_calibration",
+    "context_bias",
+    "key_bias",
+    "ms_poe",
+    "pine",
+    "positional_channel",
+    "question_first",
+    "repeat_prompt",
+    "self_consistency",
+    "temperature",
+)
+"""Methods of posbias, each in the file of its name beside this one."""
+
+
+class Methods(Registry["Method"]):
+    """Methods by name; the file of one is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The class of a method; an unknown name is refused with a list of the known ones."""
+        for file in (name,) if name in FILES else () if name in self._variants else FILES:
+            import_module(f"posbias.mitigation.methods.{file}")
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*FILES, *self._variants}))
+
+    def __contains__(self, name: object) -> bool:
+        return name in FILES or super().__contains__(name)
+
+
+MITIGATIONS = Methods("mitigation", left=LEFT)
 
 REQUESTS = "unchanged: only prompts change"
 FROM_QUESTION = "unchanged: acts only after a question begins"
 NO_PASSAGES = "not judged: needs passages, and text has none"
 """Why ordinary text says nothing about a method."""
 
-Spans = Sequence[tuple[int, int]]
-"""First token and one past the last of every passage of a prompt, in order."""
 Places = Spans | Question
 """Passages, or the place where the question begins."""
+
+ONE_PROMPT = "one prompt at a time, without padding"
+"""What methods allow that know more of a prompt than where its question begins."""
 
 PRECISIONS = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -65,17 +98,10 @@ class Method(Presented):
     """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
     name: ClassVar[str]
-    needs_model: ClassVar[bool] = True
-    """The model itself must be at hand, not only a server in front of it."""
     needs_passages: ClassVar[bool] = False
     """Prompts must say where their passages begin and end."""
     needs_question: ClassVar[bool] = False
     """The place where the question begins is enough; the method then takes a `Question`, too."""
-    reads_whole_text: ClassVar[bool] = False
-    """A text without passages is given to the method as a single passage."""
-    grid: ClassVar[Mapping[str, Sequence[float]]] = {}
-    """Candidates for its parameters, from which `fit` chooses on calibration samples."""
-
     strength: Annotated[float, Interval(ge=0, le=1)] = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
@@ -90,11 +116,6 @@ class Method(Presented):
         brief = {name: BRIEF.repr(getattr(self, name)) for name in shown}
         line = ", ".join(f"{name}={value}" for name, value in brief.items())
         return Shown(line, facts={"method": self.name, **brief})
-
-    @property
-    def unfitted(self) -> bool:
-        """True if a fit still has to find what the spelling leaves open."""
-        return False
 
     @property
     def leaves_out_tensors(self) -> bool:
@@ -113,14 +134,9 @@ class Method(Presented):
         return self
 
     @property
-    @property
     @abstractmethod
     def text_reason(self) -> str:
         """One of REQUESTS, FROM_QUESTION and NO_PASSAGES; empty if ordinary text can show harm."""
-
-    def asked(self, request: Request, responder: Responder) -> list[Request]:
-        """The requests that are put to the model in place of one."""
-        return [request]
 
     def __str__(self) -> str:
         return MITIGATIONS.spell(self)
@@ -131,17 +147,8 @@ class Mitigation(Method, Intervention):
     """A change inside a model, without training; one list of passages serves all prompts of a batch."""
 
     ingredient: ClassVar[str] = "attention"
-    shares_cache: ClassVar[bool] = True
-    """The keys and values of a prompt's beginning serve every prompt that begins alike, one row for each; if the method
-    has to know the passages, up to the end of the last one."""
-    looks_ahead: ClassVar[bool] = False
-    """Passages see tokens behind them, so that they are read in one call."""
-    in_every_layer: ClassVar[bool] = False
-    """Every layer has to have attention: a linear one would pass the method by."""
     fitted_to: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
     """`identity` of the model that it was fitted to; empty if it is checked already, or not known."""
-    not_in_weights: ClassVar[str] = "what it does to attention depends on the places of tokens"
-    """Why no change of weights does the same."""
 
     @abstractmethod
     def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
@@ -154,25 +161,9 @@ class Mitigation(Method, Intervention):
     @property
     def text_reason(self) -> str:
         """Methods that act from the question on leave text alone; others that need passages cannot read it."""
-        if not self.needs_passages or self.reads_whole_text:
+        if not self.needs_passages:
             return ""
         return FROM_QUESTION if self.needs_question else NO_PASSAGES
-
-    @property
-    def update_rank(self) -> int | None:
-        """The rank of `weight_updates`; None: no weights do the same."""
-        return None
-
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
-        """Updates of projections, by path, that do exactly the same.
-
-        Raises:
-            UsageError: there are none, and why.
-        """
-        raise UsageError(
-            f"{self.name} cannot be exported: {self.not_in_weights}, which no weight knows; allowed: adapter, "
-            "and positional_channel with every_query"
-        )
 
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
         """The method that answers one prompt of so many tokens, and the passages that it is to know."""
@@ -187,8 +178,16 @@ class Mitigation(Method, Intervention):
         """Open the method on a model, without passages."""
         return self.on(model, ())
 
+    def check_every_layer(self, model: HuggingFaceModel) -> None:
+        """Refuse a model with linear layers, which would pass the method by."""
+        if model.described and any(block.linear for block in model.family.blocks(model.network)):
+            raise UsageError(
+                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
+                "models with attention in every layer"
+            )
+
     def check_model(self, model: HuggingFaceModel) -> None:
-        """Refuse a model other than the one that the method was fitted to, or whose layers it does not reach.
+        """Refuse a model other than the one that the method was fitted to.
 
         Weights that were found to be those, and that nothing has written to since, are not read again.
         """
@@ -199,11 +198,6 @@ class Mitigation(Method, Intervention):
             if vars(model.network).get(CHECKED) != checked and (other := difference(self.fitted_to, model)):
                 raise UsageError(f"{self.name} was fitted to another model, {other}")
             vars(model.network)[CHECKED] = checked
-        if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
-            raise UsageError(
-                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
-                "models with attention in every layer"
-            )
 
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
@@ -232,7 +226,6 @@ class PromptMitigation(Method):
     strength: the same groups at every position, and those of a smaller strength among those of a larger one.
     """
 
-    needs_model: ClassVar[bool] = False
     needs_passages: ClassVar[bool] = True
     rearranges: ClassVar[bool] = True
     """Passages change places, so that the right answer must not depend on their order."""
@@ -242,7 +235,7 @@ class PromptMitigation(Method):
         """Ordinary text is no request."""
         return REQUESTS
 
-    def rewritten(self, request: Request, responder: Responder) -> list[Request]:
+    def rewritten(self, request: Request) -> list[Request]:
         """The requests, at least one, that are asked in place of a request that is changed."""
         return [request]
 
@@ -250,20 +243,15 @@ class PromptMitigation(Method):
         """The reply that stands for those to the rewritten requests."""
         return replies[0]
 
-    def check(self, responder: Responder) -> None:
-        """Refuse a responder that the method cannot work with."""
-
     def around(self, responder: Responder) -> Responder:
         """A responder that asks the given one with changed requests; at strength 0 the same requests.
 
         Raises:
-            UsageError: a responder that does not show what the method reads; later, a request without passages or
-                whose passages must not change places.
+            UsageError: later, a request without passages or whose passages must not change places.
         """
-        self.check(responder)
         return _Rewritten(self, responder)
 
-    def asked(self, request: Request, responder: Responder) -> list[Request]:
+    def asked(self, request: Request) -> list[Request]:
         """The request itself, or its rewritten ones if it is among the share that is changed."""
         digest = hashlib.sha256((request.group or request.text).encode()).digest()
         if int.from_bytes(digest[:8], "big") / 2**64 >= self.strength:
@@ -272,7 +260,7 @@ class PromptMitigation(Method):
             raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
         if self.needs_passages and self.rearranges and request.fixed_order:
             raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
-        return self.rewritten(request, responder)
+        return self.rewritten(request)
 
 
 class Wrapped(Responder):
@@ -304,7 +292,7 @@ class _Rewritten(Wrapped):
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """One reply to each request, combined from the replies to its variants."""
-        variants = [self.method.asked(request, self.inner) for request in requests]
+        variants = [self.method.asked(request) for request in requests]
         flat = [request for several in variants for request in several]
         replies = iter(self.inner.respond(flat, generate=generate, score=score))
         grouped = [[next(replies) for _ in several] for several in variants]
@@ -339,14 +327,6 @@ def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
         if compared and required.get(name) != value:
             return f"{required.get('source')!r}: its {name} is {required.get(name)!r}, this model's {value!r}"
     return ""
-
-
-def targets_of(name: str, targets: object, allowed: Sequence[str]) -> set[str]:
-    """The targets of a method that are written by commas; none, another word or no text is refused."""
-    asked = {word.strip() for word in targets.split(",")} if isinstance(targets, str) else set()
-    if not asked or not asked <= set(allowed):
-        raise UsageError(f"{name}: targets must be among {', '.join(allowed)}, got {targets!r}")
-    return asked
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,10 +19,10 @@ from posbias.interventions.attention import (
     attending,
     has_sinks,
 )
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.methods.passage_attention import in_one_place, windows_of
-from posbias.mitigation.methods.rotary import Frequencies, check_masks, shown_keys, turning
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
+from posbias.mitigation.methods.question import Spans, unpadded
+from posbias.mitigation.methods.rotary import Frequencies, shown_keys, turning
+from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.rotary import turned_by
 
 BLOCK = 128
@@ -43,9 +43,9 @@ class Pine(Mitigation):
     belongs to the one behind it, and what stands before the first to none. If a layer's window is shorter than the
     prompt, order matters again: it hides by original places, later documents beyond its reach, too.
 
-    All passages are read in one call. With a strength s, positions p become p + s (p' - p), and ln s is added to the
-    logits of documents that stand behind a query. Logits are formed in blocks of queries, without dropout; gradients
-    hold the order fixed.
+    One prompt at a time, without padding, and all passages in one call. With a strength s, positions p become
+    p + s (p' - p), and ln s is added to the logits of documents that stand behind a query. Logits are formed in blocks
+    of queries, without dropout; gradients hold the order fixed.
 
     Source: PINE, arXiv 2407.01100, and its released code, wzq016/PINE (pine/models/llama/modeling_llama.py), which
     takes one prompt at a time, ranks in the model's dtype (here in float32 at least), and has no text between
@@ -53,21 +53,20 @@ class Pine(Mitigation):
     documents has one of its own, and a document's own attention to itself is left out.
     """
 
-    needs_passages = True
-    shares_cache = False
-    looks_ahead = True
-
-    in_every_layer: ClassVar[bool] = True
+    needs_passages: ClassVar[bool] = True
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Attend by queries that are turned anew for every document."""
-        check_masks(model, self)
+        self.check_every_layer(model)
+        implementation = getattr(model.config, "_attn_implementation", None)
+        if implementation not in ("eager", "sdpa"):
+            raise UsageError(f"pine: attention {implementation!r} takes no mask; allowed are eager and sdpa")
         if has_sinks(model):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(passages)
         layers = [
-            _Documents(windows, self.strength, rates, model.family.mask(model.config, layer))
+            Documents(windows, self.strength, rates, model.family.mask(model.config, layer))
             for layer, rates in enumerate(turning(model, self))
         ]
         plain_keys = KeptKeys()
@@ -76,20 +75,23 @@ class Pine(Mitigation):
             if len(windows) == 1 or int(call.query_positions.max()) < windows[0][0]:
                 return call.run()
             documents = layers[call.layer]
-            plain = plain_keys.of(call, None, documents.turned_back)
-            n_rows = max(len(call.query_positions), len(call.key_positions))
-            if n_rows == 1:
-                return documents.attended(call, plain)
-            by_row = [documents.attended(_row(call, row), plain[row : row + 1]) for row in range(n_rows)]
-            weights = [row_weights for _, row_weights in by_row if row_weights is not None]
-            return torch.cat([output for output, _ in by_row]), torch.cat(weights) if weights else None
+            return documents.attended(call, plain_keys.of(call, None, documents.turned_back))
 
-        with in_one_place(model, self, passages), attending(model, self, attend):
-            yield
+        with unpadded(model, self.name, ONE_PROMPT, single=True), attending(model, self, attend):
+            setattr(model.network, LOOKS_AHEAD_MARK, True)
+            try:
+                yield
+            finally:
+                vars(model.network).pop(LOOKS_AHEAD_MARK, None)
+
+
+def windows_of(spans: Spans) -> Spans:
+    """Passages with what stands before each, behind the last."""
+    return [(spans[0][0] if index == 0 else spans[index - 1][1], end) for index, (_, end) in enumerate(spans)]
 
 
 @dataclass(frozen=True)
-class _Documents:
+class Documents:
     """The places of documents, and one layer's attention to them."""
 
     windows: Spans
@@ -97,8 +99,8 @@ class _Documents:
     frequencies: Frequencies
     mask: Mask
 
-    def attended(self, call: AttentionCall, plain: Float[Tensor, "batch key_head key feature"]) -> Attended:
-        """Attention of prompts whose tokens stand in the same slots; `plain` are the keys without rotary positions."""
+    def attended(self, call: AttentionCall, plain: Float[Tensor, "one key_head key feature"]) -> Attended:
+        """Attention of a prompt; `plain` are the keys without rotary positions."""
         queries, keys = self._owners(call.query_positions[0]), self._owners(call.key_positions[0])
         n_read, n_wanted = int((queries >= 0).sum()), self.windows[-1][1] - self.windows[0][0]
         if 0 < n_read < n_wanted:
@@ -122,11 +124,10 @@ class _Documents:
         return _turned(_precise(values), -positions[:, None, :, None].to(self.frequencies) * self.frequencies)
 
     def _owners(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
-        """The document of every token, or `OUTSIDE`, as of padding at the beginning, whose positions are 0."""
+        """The document of every token, or `OUTSIDE`."""
         begins, ends = torch.tensor(self.windows, device=positions.device).unbind(1)
         inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
-        padding = torch.arange(len(positions), device=positions.device) < (positions == 0).sum() - 1
-        return torch.where(inside.any(1) & ~padding, inside.int().argmax(1), OUTSIDE)
+        return torch.where(inside.any(1), inside.int().argmax(1), OUTSIDE)
 
     @torch.no_grad()
     def _moved(
@@ -225,13 +226,3 @@ def _softmax(logits: Tensor, visible: Bool[Tensor, "*shown key"]) -> Tensor:
 def _products(query: Tensor, key: Tensor, group: int) -> Float[Tensor, "batch head query key"]:
     """Products of every query with the keys that its head shares."""
     return (query.reshape(len(query), -1, group, *query.shape[2:]) @ key[:, :, None].mT).flatten(1, 2)
-
-
-def _row(call: AttentionCall, row: int) -> AttentionCall:
-    """One prompt of a batch."""
-
-    def row_of(tensor: Tensor | None) -> Any:
-        return tensor if tensor is None or len(tensor) == 1 else tensor[row : row + 1]
-
-    names = ("query", "key", "value", "mask", "query_positions", "key_positions")
-    return replace(call, **{name: row_of(getattr(call, name)) for name in names})

@@ -17,12 +17,9 @@ from posbias.checks import Natural
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
-from posbias.mitigation.methods.passage_attention import question_begins
-from posbias.mitigation.methods.weight_changes import LowRank, updated
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
+from posbias.mitigation.methods.question import Spans, question_begins
 from posbias.models.families.layout import Block
-from posbias.models.families.parts import weight_of
-from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
 COUNTED_HEADS = ("opt", "stablelm")
@@ -43,12 +40,10 @@ class PositionalChannel(Mitigation):
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
 
-    in_every_layer: ClassVar[bool] = True
     needs_question: ClassVar[bool] = True
-    not_in_weights: ClassVar[str] = "it changes some queries of a prompt, by their place"
 
     channel: Natural
-    """Index in the hidden state, 0 ... width - 1; `fit_channel` finds one."""
+    """Index in the hidden state, 0 ... width - 1; `fit` finds one."""
     factor: float = 0.0
     """The channel is multiplied by; published: 0 or -1."""
     first_layer: Natural | None = None
@@ -57,12 +52,6 @@ class PositionalChannel(Mitigation):
     """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
     from_question: bool = False
     """Change all queries behind the last passage, which has to be known then."""
-    every_query: bool = False
-    """Change all queries: another method, with another effect, which is a change of weights and can be exported."""
-
-    def __post_init__(self) -> None:
-        if self.every_query and self.from_question:
-            raise UsageError("positional_channel: every_query and from_question exclude each other; set one")
 
     @property
     def needs_passages(self) -> bool:  # type: ignore[override]
@@ -71,7 +60,7 @@ class PositionalChannel(Mitigation):
 
     def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
         """The prompt's last token counts as the question, so that the change is a matter of position."""
-        if self.from_question or self.every_query:
+        if self.from_question:
             return self, passages
         return replace(self, from_question=True), [(0, length - 1)]
 
@@ -88,10 +77,7 @@ class PositionalChannel(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Make queries and keys twice, and attend with the changed ones if a query predicts."""
-        if self.every_query:
-            with updated(model.network, self.weight_updates(model)):
-                yield
-            return
+        self.check_every_layer(model)
         blocks = model.family.blocks(model.network)
         layers = self.layers(len(blocks))
         if self.channel >= model.width:
@@ -113,38 +99,11 @@ class PositionalChannel(Mitigation):
 
         twice = _twice(self.channel, factor)
         reading = model.network.register_forward_pre_hook(predicting.read, with_kwargs=True)
-        with hooked([reading]), question_begins(model, self, passages) as begins, attending(model, self, attend):
+        questions = question_begins(model, passages if self.from_question else (), name=self.name)
+        with hooked([reading]), questions as begins, attending(model, self, attend):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
-
-    @property
-    def update_rank(self) -> int | None:
-        """If no query is left as it was, one channel changes."""
-        return 1 if self.every_query else None
-
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
-        """Column of the channel in the maps of queries and keys, times factor - 1, if every query is changed."""
-        if not self.every_query:
-            return super().weight_updates(model)
-        check_unpacked(self.name, model.family)
-        layers = self.layers(model.family.depth(model.config))
-        if self.channel >= model.width:
-            raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
-        updates: dict[str, LowRank] = {}
-        for projection in linear_projections(model.network, model.family, model.config):
-            rows = [rows for role, rows in projection.rows.items() if role in ("q", "k")]
-            if projection.layer not in layers or not rows:
-                continue
-            weight = weight_of(projection.module)
-            made, read = weight.shape
-            changed = torch.zeros(made, 1, dtype=weight.dtype, device=weight.device)
-            changed[torch.cat(rows)] = 1.0
-            down = torch.zeros(1, read, dtype=weight.dtype, device=weight.device)
-            down[0, self.channel] = 1.0
-            factor = self.strength * (self.factor - 1)
-            updates[projection.path] = LowRank(down, factor * weight[:, self.channel, None] * changed)
-        return updates
 
 
 class _PredictingTokens:
@@ -159,9 +118,6 @@ class _PredictingTokens:
 
     def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the whole network: how many of the last, or which; 0: all."""
-        cache = named.get("past_key_values")
-        if getattr(cache, "is_compileable", False):
-            raise UsageError("positional_channel: static caches are not allowed; dynamic ones are")
         self.kept = named.get("logits_to_keep", 0)
 
     def rows(self, n_queries: int) -> Tensor:
@@ -224,7 +180,3 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
                 )
     query, key, _ = (attention.get_submodule(name) for name in family.query_key_value)
     return query, key
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,14 +1,14 @@
-"""The first token of the question in every prompt that a network reads, found by the text with which questions begin.
+"""Where a method acts: from the question on, in every prompt that a network reads, or by the passages of one prompt.
 
-So a method that acts from the question on can stay on a model for good: each prompt of a batch has its own place, and a
-text without a question is left as it is.
+The question is found by the text with which questions begin, so a method that acts from it on can stay on a model for
+good: each prompt of a batch has its own place, and a text without a question is left as it is.
 """
 
 import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -17,9 +17,14 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.interventions.attention import PerCache, cached_length, padded_slots
+from posbias.interventions.attention import PerCache, cached_length, named_arguments, padded_slots
+from posbias.interventions.base import hooked
+from posbias.interventions.keys import Begins
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.tasks.language import Example
 
+Spans = Sequence[tuple[int, int]]
+"""First token and one past the last of every passage of a prompt, in order."""
 NOWHERE = torch.iinfo(torch.int64).max
 """The place of a question that is not there: no token stands behind it."""
 CUT_CHARACTER = "\ufffd"
@@ -149,3 +154,47 @@ class _Read(NamedTuple):
 
     ids: Int[Tensor, "prompt token"]
     begins: Int[Tensor, "prompt one"]
+
+
+@contextmanager
+def question_begins(model: HuggingFaceModel, passages: "Spans | Question", *, name: str) -> Iterator[Begins]:
+    """Within the context, the first token of the question in every prompt: behind the last passage, or found.
+
+    Without passages it is the first token of all.
+    """
+    if isinstance(passages, Question):
+        with passages.followed(model.network):
+            yield passages.begins
+        return
+    begins = torch.tensor([[passages[-1][1] if passages else 0]], device=model.device)
+    with unpadded(model, name, "prompts of one length, or question=") if passages else nullcontext():
+        yield lambda: begins
+
+
+@contextmanager
+def unpadded(model: HuggingFaceModel, name: str, allowed: str, *, single: bool = False) -> Iterator[None]:
+    """Within the context, what `check_one_list` refuses is refused."""
+
+    def check(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        check_one_list(named_arguments(network, positional, named), name, allowed, single=single)
+
+    with hooked([model.network.register_forward_pre_hook(check, with_kwargs=True)]):
+        yield
+
+
+def check_one_list(arguments: dict[str, Any], name: str, allowed: str, *, single: bool) -> None:
+    """Refuse prompts of several lengths, since one list of passages serves all of a batch.
+
+    Args:
+        arguments: Of a network's call.
+        allowed: What is allowed, for the message.
+        single: Refuse every batch of more than one prompt, and padding, too.
+    """
+    entering, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
+    read: Any = arguments.get("input_ids") if entering is None else entering
+    padded = False
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        lengths = mask.sum(-1)
+        padded = bool((lengths != (mask.shape[1] if single else lengths[0])).any())
+    if padded or (single and len(read) > 1):
+        raise UsageError(f"{name}: passages= is one list for all prompts that are read; allowed: {allowed}")

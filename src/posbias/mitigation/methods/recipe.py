@@ -4,21 +4,21 @@ Numbers that are too many for a spelling lie beside it, in a file of the same na
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from posbias.errors import UsageError
-from posbias.files import parsed_json, read_whole, write_atomically
+from posbias.files import file_exists, parsed_json, read_whole, write_atomically
 from posbias.mitigation.methods.base import MITIGATIONS, Method, difference, identity
 from posbias.models.hugging_face import HuggingFaceModel
 
-VERSION = 1
-"""Version of the format."""
 RECIPE_SUFFIX = ".json"
 """The ending that tells a recipe's path from a method's spelling."""
 TENSORS_SUFFIX = ".safetensors"
@@ -51,12 +51,57 @@ with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer
 """For methods that are told where the passages of each prompt stand."""
 
 
+class ModelFacts(BaseModel):
+    """The model that a recipe belongs to: what `identity` says of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    source: StrictStr
+
+
+class HowFitted(BaseModel):
+    """How a method was fitted, in plain values."""
+
+    model_config = ConfigDict(extra="allow")
+
+    samples: list[StrictStr] = Field(default_factory=list)
+    """`contents` of the samples that it was fitted to; empty if it does not say."""
+
+
+class Recipe(BaseModel):
+    """The content of a recipe's file."""
+
+    recipe: Literal[1]
+    """Version of the format."""
+    method: StrictStr
+    """Its spelling."""
+    model: ModelFacts
+    fitted: HowFitted = Field(default_factory=HowFitted)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Recipe":
+        """The content of a file.
+
+        Raises:
+            UsageError: no such file, or no recipe; the first wrong field is named.
+        """
+        content = parsed_json(read_whole(path, "recipe"), repr(str(path)))
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "content"
+            given = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
+            wrong = f"{field}: {first['msg']}{given}"
+        raise UsageError(f"{str(path)!r} is not a recipe that this posbias reads: {wrong}")
+
+
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
     """Write a method down for the model that it was fitted to; `fitted` says how, in plain values."""
     if method.leaves_out_tensors:
         whole = {name: np.ascontiguousarray(tensor) for name, tensor in method.tensors.items()}
         write_atomically(Path(path).with_suffix(TENSORS_SUFFIX), save(whole))
-    recipe = {"recipe": VERSION, "method": str(method), "model": identity(model), "fitted": dict(fitted)}
+    recipe = {"recipe": 1, "method": str(method), "model": identity(model), "fitted": dict(fitted)}
     write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
 
 
@@ -67,18 +112,14 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
         UsageError: no such file, no recipe, or a recipe of another model: the first difference is named. The weights of
             a model of higher precision are compared as rounded to the recipe's; those of lower cannot be.
     """
-    recipe = _content(path)
-    if model is not None:
-        required = recipe.get("model")
-        if not isinstance(required, dict):
-            raise UsageError(f"{str(path)!r} does not say which model it belongs to")
-        if other := difference(required, model):
-            raise UsageError(f"{str(path)!r} is a recipe of another model, {other}")
+    recipe = Recipe.read(path)
+    if model is not None and (other := difference(recipe.model.model_dump(), model)):
+        raise UsageError(f"{str(path)!r} is a recipe of another model, {other}")
+    beside = Path(path).with_suffix(TENSORS_SUFFIX)
     try:
-        method = MITIGATIONS.parse(recipe["method"])
+        method = MITIGATIONS.parse(recipe.method)
         if not method.leaves_out_tensors:
             return method
-        beside = Path(path).with_suffix(TENSORS_SUFFIX)
         return method.with_tensors(load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
     except SafetensorError:
         raise UsageError(f"{str(path)!r}: the file of numbers beside it, {beside.name!r}, is damaged") from None
@@ -86,43 +127,19 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
         raise UsageError(f"{str(path)!r}: {error}") from None
 
 
-def how_fitted(path: str | Path) -> dict[str, Any]:
-    """How the method of a recipe was fitted; empty if it does not say."""
-    fitted = _content(path).get("fitted", {})
-    if not isinstance(fitted, dict):
-        raise UsageError(f"{str(path)!r}: its field 'fitted' must be an object, got {fitted!r:.80}")
-    return fitted
+def is_recipe(entry: Any) -> bool:
+    """True if a method is given as the path of a recipe."""
+    return isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX)
 
 
-def source_of_recipe(path: str | Path) -> str:
-    """The name of the model that a recipe was fitted to."""
-    model = _content(path).get("model")
-    source = model.get("source") if isinstance(model, dict) else None
-    if not isinstance(source, str):
-        raise UsageError(f"{str(path)!r} does not say which model it belongs to")
-    return source
-
-
-def samples_of_recipe(path: str | Path) -> set[str]:
-    """`contents` of the samples that a recipe was fitted to; empty if it does not say."""
-    samples = how_fitted(path).get("samples", [])
-    if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
-        raise UsageError(f"{str(path)!r}: its samples must be a list of texts, got {samples!r:.80}")
-    return set(samples)
-
-
-def _content(path: str | Path) -> dict[str, Any]:
-    """The content of a recipe's file, checked."""
-    recipe = parsed_json(read_whole(path, "recipe"), repr(str(path)))
-    wrong = ""
-    if not isinstance(recipe, dict):
-        wrong = f"it holds a {type(recipe).__name__}, not an object"
-    elif "recipe" not in recipe:
-        wrong = "it has no field 'recipe', which gives the version of the format"
-    elif recipe["recipe"] != VERSION:
-        wrong = f"its format is {recipe['recipe']!r:.80}, and this posbias reads {VERSION}"
-    elif not isinstance(recipe.get("method"), str):
-        wrong = f"its field 'method' must be the spelling of a method, got {recipe.get('method')!r:.80}"
-    if wrong:
-        raise UsageError(f"{str(path)!r} is not a recipe of posbias: {wrong}")
-    return dict(recipe)
+def check_files(methods: Sequence[Any]) -> None:
+    """Refuse recipes that are not there, and one that is given twice."""
+    recipes = list(filter(is_recipe, methods))
+    for path in recipes:
+        if not file_exists(path):
+            raise UsageError(
+                f"methods: there is no file {path!r}; allowed: all, names or spellings of methods (posbias list "
+                "mitigations), and paths of recipes, such as DIRECTORY/arms/*/recipe.json of a run that fitted one"
+            )
+        if [os.path.realpath(recipe) for recipe in recipes].count(os.path.realpath(path)) > 1:
+            raise UsageError(f"mitigate: {path} is given twice; give each method once")

@@ -1,10 +1,12 @@
 """The arms of a trial: the unchanged model, and the model under one method each, none asked for anything yet."""
 
 import hashlib
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
@@ -12,8 +14,8 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
 from posbias.mitigation.fitting.calibration import LEAST_SAMPLES
 from posbias.mitigation.methods.applying import answering_under, resolve_method
-from posbias.mitigation.methods.base import Method
-from posbias.mitigation.trial.files import is_recipe, recipe_names
+from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.recipe import is_recipe
 from posbias.models.hugging_face import HuggingFaceModel
 
 UNCHANGED = "unchanged"
@@ -33,19 +35,19 @@ class Arm:
     name: str
     plain: Responder
     """The responder without a method."""
+    given: Any = None
+    """The method's spelling, object, or path of a recipe, as it was given."""
     method: Method | None = None
     """The method that answers; None: the unchanged model, or a method that is still to be fitted."""
     fit: Fit | None = None
     """The fit that finds the method; None if it has all its parameters."""
     fitted: dict[str, Any] | None = None
     """How the method was fitted; None if it was not."""
-    path: str = ""
-    """Path of the recipe that it was read from; empty if it was not."""
 
     @property
-    def to_fit(self) -> Fit | None:
-        """The fit that is still to be made."""
-        return self.fit if self.method is None else None
+    def path(self) -> str:
+        """Path of the recipe that it was read from; empty if it was not."""
+        return self.given if is_recipe(self.given) else ""
 
     @property
     def slug(self) -> str:
@@ -62,58 +64,42 @@ class Arm:
     @property
     def model(self) -> HuggingFaceModel | None:
         """The model itself; None if it is behind a server."""
-        return _model_of(self.plain)
+        return self.plain.model if isinstance(self.plain, LocalResponder) else None
 
 
-def _model_of(responder: Responder) -> HuggingFaceModel | None:
-    return responder.model if isinstance(responder, LocalResponder) else None
-
-
-def resolve_arms(
-    entries: Sequence[Any], responder: Responder, *, calibration: int, unnamed: bool
-) -> tuple[list[Arm], list[str]]:
-    """The unchanged model and every method that can be read.
-
-    A method that does not apply is refused if it was named, and left out with the reason otherwise.
+def arm_of(arm: Arm, *, calibration: int) -> Arm:
+    """The arm with its method, or with the fit that is to find it.
 
     Args:
         calibration: Samples to fit to; a method whose parameters have defaults is fitted only if there are some.
+
+    Raises:
+        UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
     """
-    arms, left_out = [Arm(UNCHANGED, responder)], []
-    recipes = list(filter(is_recipe, entries))
-    names = recipe_names(recipes, {UNCHANGED, *(str(entry) for entry in entries if entry not in recipes)})
-    for entry in entries:
-        try:
-            fit = fit_of(entry) if isinstance(entry, str) and not is_recipe(entry) else None
-            if fit is not None and (fit.required or calibration):
-                _check_fit(fit, responder, calibration)
-                arms.append(Arm(str(entry), responder, fit=fit))
-            else:
-                arms.append(_given_arm(entry, responder, name=names.get(str(entry), str(entry))))
-        except UsageError as error:
-            if not unnamed:
-                raise
-            left_out.append(f"{entry} was not tried: {error}")
-    all_names = [arm.name for arm in arms]
-    twice = [name for name in all_names if all_names.count(name) > 1]
-    if twice:
-        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
-    return arms, left_out
-
-
-def _check_fit(fit: Fit, responder: Responder, calibration: int) -> None:
-    """Refuse, before any work, a method that cannot be fitted to what there is."""
+    given = arm.given
+    fit = fit_of(given) if isinstance(given, str) and not arm.path else None
+    if fit is None or not (fit.required or calibration):
+        method = resolve_method(given, arm.model)
+        if arm.model is None and isinstance(method, Mitigation):
+            raise UsageError(f"{method.name} needs the model itself, not one behind a server")
+        return replace(arm, method=method)
     name = fit.method.name
-    if _model_of(responder) is None:
+    if arm.model is None:
         raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
     if calibration < LEAST_SAMPLES:
         raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {calibration}")
+    return replace(arm, fit=fit)
 
 
-def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
-    """The arm of a method with all its parameters."""
-    model = _model_of(responder)
-    method = resolve_method(entry, model)
-    if model is None and method.needs_model:
-        raise UsageError(f"{method.name} needs the model itself, not one behind a server")
-    return Arm(name, responder, method, path=entry if is_recipe(entry) else "")
+def recipe_names(paths: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """A name for each recipe, by path: the file's without its ending, with as many of its directories as it takes to
+    tell it from the other recipes and from the names that are taken."""
+    parts_of = {path: Path(os.path.abspath(path)).with_suffix("").parts for path in paths}
+    names = {}
+    for path, parts in parts_of.items():
+        different = [theirs for name, theirs in parts_of.items() if name != path]
+        for count in range(1, len(parts)):
+            names[path] = "/".join(parts[-count:])
+            if names[path] not in taken and all(theirs[-count:] != parts[-count:] for theirs in different):
+                break
+    return names

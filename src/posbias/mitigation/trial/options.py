@@ -13,7 +13,6 @@ from posbias.evaluation.requirements import Requirement
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.registry import split_literals
-from posbias.runs.engines import Engine, Local
 
 ALL, DEFAULT = "all", "default"
 """Words for several methods at once; those that do not apply are left out with the reason."""
@@ -50,8 +49,6 @@ class MitigateOptions:
     """Request the task's short forms, too, if it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
     """Settings of fits by gradient, and the strengths from which all fits choose."""
-    engine: Engine = field(default_factory=Local)
-    """Processes or machines that answer; fits, texts and short forms stay in this process."""
     require: Requirement | None = None
     """A bound on the recommended model's curve, or on the unchanged one's if none is recommended."""
 

@@ -1,10 +1,11 @@
-"""The plan of a trial: task, samples, requests, arms and settings, resolved once, before any work, and frozen.
+"""The plan of a trial: task, samples, requests, arms and settings, resolved once, before any work.
 
 The first samples of a task are for calibration: methods with parameters are fitted to them. The samples after them are
-the test, which no fit sees. All phases of a trial take the plan and the results of earlier phases.
+the test, which no fit sees. The phases of a trial take the plan, and leave out arms whose methods do not apply.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,15 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalResponder, Request, Responder
+from posbias.evaluation.responders import Request, Responder
 from posbias.evaluation.run import DECIDING
 from posbias.evaluation.samples import Sample, requests_of, samples_of
-from posbias.mitigation.fitting.calibration import contents
-from posbias.mitigation.methods.recipe import samples_of_recipe
-from posbias.mitigation.trial.arms import Arm, resolve_arms
-from posbias.mitigation.trial.files import check_files, contents_sha256, is_recipe
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, contents
+from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe
+from posbias.mitigation.trial.arms import UNCHANGED, Arm, arm_of, recipe_names
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.prompts.loading import load_prompts
 from posbias.runs.parts import PartStore, clear_unfinished, made_by
 from posbias.tasks.language import Example, LanguageTask
 
@@ -32,7 +33,7 @@ ARMS = "arms"
 text is under a method, which another call may take over."""
 EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
 """Settings of the evaluation that a record depends on."""
-OF_THE_WHOLE = ("methods", "require", "by", "tolerance")
+OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
 """Settings that the fit and the side effects of one method do not depend on: a run, interrupted or finished, goes on
 with more methods, or fewer, without fitting again."""
 
@@ -56,7 +57,7 @@ class Questions:
         return [example for sample in self.samples for example in sample.examples]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TrialPlan:
     """Everything that a trial is to do."""
 
@@ -64,49 +65,54 @@ class TrialPlan:
     calibration: Questions
     test: Questions
     short_forms: tuple[Questions, ...]
-    settings: Mapping[str, Any]
-    """Everything that the record depends on."""
-    arms: tuple[Arm, ...]
+    text: Int64[np.ndarray, "documents token"] | None
+    """Windows of ordinary text that judge; None without any, or if the model is behind a server."""
+    arms: list[Arm]
     """The unchanged model first."""
-    left_out: tuple[str, ...] = ()
-    text: Int64[np.ndarray, "documents token"] | None = None
-    """Windows of ordinary text that judge; None before the run begins, and if there are none."""
+    left_out: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Everything that the record depends on."""
     directory: Path | None = None
     """The run's directory; None keeps nothing."""
-    unfinished: PartStore = field(default_factory=lambda: PartStore(None, {}, resume=False))
-    """Pieces that go when the record is saved."""
-    lasting: PartStore = field(default_factory=lambda: PartStore(None, {}, resume=False))
-    """Pieces that stay for another call."""
-
-    @property
-    def responder(self) -> Responder:
-        """The responder of the unchanged model."""
-        return self.arms[0].plain
+    store: PartStore = field(default_factory=lambda: PartStore(None, {}, resume=False))
+    """Fits, and what ordinary text is under a method; they stay for another call."""
 
     @property
     def model(self) -> HuggingFaceModel | None:
         """The model itself; None if it is behind a server."""
         return self.arms[0].model
 
-    def with_arms(self, arms: Sequence[Arm], left_out: Sequence[str]) -> "TrialPlan":
-        """The plan with fewer, or fitted, arms and with what was left out for it."""
-        if len(arms) == 1:
-            reasons = "; ".join([*self.left_out, *left_out])
-            raise UsageError(f"mitigate: no method to try ({reasons or 'none is given'})")
-        return replace(self, arms=tuple(arms), left_out=(*self.left_out, *left_out))
+    def each(self, step: Callable[[Arm], Arm]) -> None:
+        """Put what a step makes of it in place of every arm.
 
-    def opened(self, directory: Path | None) -> "TrialPlan":
-        """The plan with the directory of the run, where its pieces are kept."""
-        files = {name: self.settings["files"].get(name) for name in (self.options.fitting.begin, self.options.text)}
+        A method that does not apply is refused if it was named, and left out with the reason otherwise.
+        """
+        arms = []
+        for arm in self.arms:
+            try:
+                arms.append(step(arm))
+            except UsageError as error:
+                if not self.options.unnamed:
+                    raise
+                self.left_out.append(f"{arm.name} was not tried: {error}")
+        self.keep(arms)
+
+    def keep(self, arms: Sequence[Arm]) -> None:
+        """Go on with these arms alone; without a method there is nothing to try."""
+        self.arms = list(arms)
+        if len(arms) == 1:
+            raise UsageError(f"mitigate: no method to try ({'; '.join(self.left_out) or 'none is given'})")
+
+    def open(self, directory: Path | None) -> None:
+        """Take the directory of the run, where pieces are kept."""
         of_one_method = {name: value for name, value in self.settings.items() if name not in OF_THE_WHOLE}
-        of_one_method["files"] = {name: digest for name, digest in files.items() if digest}
         evaluation = self.options.evaluation
-        how = {"resume": evaluation.resume, "overwrite": evaluation.overwrite}
-        lasting = None if directory is None else directory / ARMS
-        if lasting is not None:
-            clear_unfinished(lasting)
-        unfinished, staying = PartStore(directory, of_one_method, **how), PartStore(lasting, of_one_method, **how)
-        return replace(self, directory=directory, unfinished=unfinished, lasting=staying)
+        kept = None if directory is None else directory / ARMS
+        if kept is not None:
+            clear_unfinished(kept)
+        self.directory = directory
+        self.store = PartStore(kept, of_one_method, resume=evaluation.resume, overwrite=evaluation.overwrite)
 
 
 def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:
@@ -116,41 +122,70 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         UsageError: an unknown method or one that does not fit the model, too few samples, calibration samples that
             occur in the test again, recipes that were fitted to test samples, or files that are not there.
     """
-    if not options.engine.in_process and not isinstance(responder, LocalResponder):
-        raise UsageError("workers load the model themselves, so they go with a local one, not with --server")
     if options.by == "logprob" and getattr(responder, "scores", None) is False:
         raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
-    entries, evaluation = options.entries, options.evaluation
-    check_files(entries, options.fitting.begin)
+    entries = options.entries
+    check_files(entries)
     calibration, test = _split_samples(responder, task, options)
-    short_options = replace(test.options, positions="spread")
-    short_forms = tuple(
-        Questions(form, short_options, tuple(samples_of(form, responder.tokenizer, short_options)))
+    short = replace(test.options, positions="spread")
+    forms = tuple(
+        Questions(form, short, tuple(samples_of(form, responder.tokenizer, short)))
         for form in (task.short_forms if options.short else ())
     )
-    arms, left_out = resolve_arms(
-        entries,
-        responder,
-        calibration=options.calibration,
-        unnamed=options.unnamed,
-    )
-    _check_unseen([*filter(is_recipe, entries), *filter(None, [options.fitting.begin])], test.samples)
-    set_options = {name: value for name, value in vars(options).items() if name not in ("evaluation", "engine")}
-    settings = {
-        **set_options,
+    unchanged = Arm(UNCHANGED, responder)
+    plan = TrialPlan(options, calibration, test, forms, _judged_windows(unchanged.model, options), [unchanged])
+    recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
+    _resolve(plan, entries, recipes)
+    _check_unseen(recipes, test.samples)
+    plan.settings = {
+        **{name: value for name, value in vars(options).items() if name != "evaluation"},
         "verb": "mitigate",
         "task": str(task),
         "methods": [str(entry) for entry in entries],
-        "files": contents_sha256(entries, begin=options.fitting.begin, text=options.text),
+        "recipes": {path: recipe.model_dump() for path, recipe in recipes.items()},
+        "windows": None if plan.text is None else hashlib.sha256(plan.text.tobytes()).hexdigest(),
         "require": str(options.require),
         "fitting": vars(options.fitting),
-        **{name: getattr(evaluation, name) for name in EVALUATED},
+        **{name: getattr(options.evaluation, name) for name in EVALUATED},
         "samples": [sample.piece for sample in (*calibration.samples, *test.samples)],
         "responder": {name: value for name, value in responder.describe().items() if name in DECIDING},
         "made_by": made_by(),
     }
-    plan = TrialPlan(options, calibration, test, short_forms, settings, (arms[0],))
-    return plan.with_arms(arms, left_out)
+    return plan
+
+
+def _resolve(plan: TrialPlan, entries: Sequence[Any], recipes: Mapping[str, Recipe]) -> None:
+    """Give the plan an arm for every method, once each."""
+    unchanged, options = plan.arms[0], plan.options
+    names = recipe_names(list(recipes), {UNCHANGED, *(str(entry) for entry in entries if entry not in recipes)})
+    arms = [Arm(names.get(str(entry), str(entry)), unchanged.plain, given=entry) for entry in entries]
+    plan.arms = [unchanged, *arms]
+    plan.each(lambda arm: arm if arm is unchanged else arm_of(arm, calibration=options.calibration))
+    all_names = [arm.name for arm in plan.arms]
+    twice = [name for name in all_names if all_names.count(name) > 1]
+    if twice:
+        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
+
+
+def text_source(options: MitigateOptions) -> str:
+    """The ordinary text that judges."""
+    return f"{DEFAULT}#{JUDGED_FILES}" if options.text == DEFAULT else options.text
+
+
+def window_length(model: HuggingFaceModel, options: MitigateOptions) -> int:
+    """Tokens of each window of ordinary text."""
+    return options.length if model.max_positions is None else min(options.length, model.max_positions)
+
+
+def _judged_windows(
+    model: HuggingFaceModel | None, options: MitigateOptions
+) -> Int64[np.ndarray, "documents token"] | None:
+    """Windows of ordinary text that judge; None if none were asked for, or the model is behind a server."""
+    if model is None or not options.documents:
+        return None
+    length, seed = window_length(model, options), options.evaluation.seed
+    source = text_source(options)
+    return load_prompts(source, model=model, n_positions=length, seed=seed, count=options.documents).token_ids
 
 
 def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOptions) -> tuple[Questions, Questions]:
@@ -178,11 +213,10 @@ def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOp
     )
 
 
-def _check_unseen(recipes: Sequence[str], test: Sequence[Sample]) -> None:
-    """Refuse recipes, to try or to begin a fit at, that were fitted to test samples."""
-    for path in recipes:
-        fitted_to = samples_of_recipe(path)
-        again = [sample.name for sample in test if fitted_to & contents(sample.examples)]
+def _check_unseen(recipes: Mapping[str, Recipe], test: Sequence[Sample]) -> None:
+    """Refuse recipes that were fitted to test samples."""
+    for path, recipe in recipes.items():
+        again = [sample.name for sample in test if contents(sample.examples).intersection(recipe.fitted.samples)]
         if again:
             raise UsageError(
                 f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "

@@ -22,6 +22,8 @@ from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval
 
+ORDINARY_TEXT = "ordinary text"
+"""Name of the side effect on it."""
 Text = Annotated[str, SkipValidation()]
 """A text that stays the object it is: one that is made safe to show still spells what it stands for."""
 

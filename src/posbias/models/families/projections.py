@@ -83,12 +83,6 @@ def linear_projections(network: nn.Module, family: Layout, config: Any) -> Itera
             yield Projection(path, layer, module, dict(zip(roles, parts, strict=True)))
 
 
-def check_unpacked(name: str, family: Layout) -> None:
-    """Refuse a family for a method that changes queries or keys in their own maps."""
-    if family.gated_queries:
-        raise UsageError(f"{name}: {family.name} has no plain maps of queries, keys and values")
-
-
 def _check_linear(module: nn.Module, path: str, family: Layout) -> None:
     weight = getattr(module, "weight", None)
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"

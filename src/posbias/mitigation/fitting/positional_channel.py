@@ -7,7 +7,6 @@ Source: arXiv 2406.02536 and its released code (`experiments/search_dimension`),
 the window here, and which searches with factor 0 alone.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ import torch
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.interventions.base import check_model
 from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows
-from posbias.mitigation.fitting.calibration import answer_logprob, best_of, check_samples
-from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.fitting.calibration import answer_logprob, best_of
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.tasks.language import Example
@@ -37,72 +34,52 @@ FINALISTS = 4
 """Candidates that are judged on all calibration prompts."""
 
 
-def fit_channel(
-    model: Any,
-    calibration: Sequence[Example],
-    text: Windows,
-    *,
-    from_question: bool = False,
-) -> tuple[Mitigation, dict[str, Any]]:
-    """The channel and the factor under which right answers are most probable, and how they were found.
-
-    Args:
-        model: What `load_model` returns, of a family that `PositionalChannel` allows.
-        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
-        text: Token ids of windows of ordinary text, all of one length, at least 40 tokens; published: 1000.
-        from_question: As of `PositionalChannel`.
-
-    Returns:
-        The best candidate, even if the unchanged model does better, and plain values for a recipe or record: the
-        log-probability per token of the answers, in nats, mean over examples, for every candidate on one prompt of each
-        sample, and for the best few and unchanged on all.
-
-    Raises:
-        UsageError: too few samples, windows of several lengths, a family that does not allow it, or no channel that is
-            monotone in position.
-        RunError: no calibration prompt fits into the model.
-    """
-    network = check_model(model)
-    n_samples = check_samples(calibration)
-    means = mean_states(network, text)
-    channels = positional_channels(means, CHANNELS)
-    if not channels:
-        raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
-    candidates = [
-        PositionalChannel(channel, factor, from_question=from_question) for channel in channels for factor in FACTORS
-    ]
-    samples: dict[str, list[Example]] = {}
-    for example in calibration:
-        samples.setdefault(example.sample, []).append(example)
-    one_of_each = [examples[number % len(examples)] for number, examples in enumerate(samples.values())]
-    _, first = best_of(candidates, network, one_of_each)
-    ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
-    best, scores = best_of(ranked[:FINALISTS], network, calibration)
-    how = {
-        "factors": list(FACTORS),
-        "from_question": from_question,
-        "found": channels,
-        "unchanged": answer_logprob(network, None, calibration),
-        "one_prompt_each": first,
-        "candidates": scores,
-        "calibration_samples": n_samples,
-        "calibration_prompts": len(calibration),
-        "windows": len(text),
-        "window_tokens": means.shape[1],
-    }
-    return best, how
-
-
 @FITS.register(PositionalChannel.name)
 class ChannelFit(Fit):
-    """The search for a positional channel, as part of `fit`."""
+    """The channel and the factor under which right answers are most probable, even if the unchanged model does better.
+
+    It tells the log-probability per token of the answers, in nats, mean over examples, of every candidate on one prompt
+    of each sample, and of the best few and unchanged on all.
+    """
 
     method = PositionalChannel
 
     def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
-        """Search, on text and calibration samples."""
-        asked, text = calibration.examples, calibration.text
-        return Fitted(*fit_channel(calibration.model, asked, text, from_question=options.from_question))
+        """Search, on text and calibration samples.
+
+        Raises:
+            UsageError: too few samples, short windows, a family that does not allow it, or no channel that is monotone
+                in position.
+            RunError: no calibration prompt fits into the model.
+        """
+        network, examples = calibration.network, calibration.examples
+        counts, means = calibration.count(), mean_states(network, calibration.text)
+        channels = positional_channels(means, CHANNELS)
+        if not channels:
+            raise UsageError(f"fit: no channel is monotone in position in more than {len(means) // 4} layers")
+        candidates = [
+            PositionalChannel(channel, factor, from_question=options.from_question)
+            for channel in channels
+            for factor in FACTORS
+        ]
+        samples: dict[str, list[Example]] = {}
+        for example in examples:
+            samples.setdefault(example.sample, []).append(example)
+        _, first = best_of(candidates, network, [of[n % len(of)] for n, of in enumerate(samples.values())])
+        ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
+        best, scores = best_of(ranked[:FINALISTS], network, examples)
+        how = {
+            "factors": list(FACTORS),
+            "from_question": options.from_question,
+            "found": channels,
+            "unchanged": answer_logprob(network, None, examples),
+            "one_prompt_each": first,
+            "candidates": scores,
+            **counts,
+            "windows": len(calibration.text),
+            "window_tokens": means.shape[1],
+        }
+        return Fitted(best, how)
 
     def reads_text(self, options: FitOptions) -> bool:
         """Channels are found on text."""
@@ -112,11 +89,9 @@ class ChannelFit(Fit):
 @torch.no_grad()
 def mean_states(model: HuggingFaceModel, text: Windows) -> Float64[np.ndarray, "layer position channel"]:
     """The residual stream behind every block, by position, mean over windows."""
-    lengths = sorted({len(window) for window in text})
-    if len(lengths) != 1 or lengths[0] < LEAST_POSITIONS:
-        raise UsageError(
-            f"fit_channel: windows of one length of {LEAST_POSITIONS} or more tokens are allowed, got {lengths or 0}"
-        )
+    length = len(text[0]) if len(text) else 0
+    if length < LEAST_POSITIONS:
+        raise UsageError(f"fit: positional_channel needs windows of {LEAST_POSITIONS} or more tokens, got {length}")
     total: Any = 0.0
     for window in text:
         states = model.network(model.token_tensor([window.tolist()]), output_hidden_states=True, use_cache=False)

@@ -1,4 +1,4 @@
-"""Methods by passages against dense attention written out, with caches, and what they refuse."""
+"""Attention calibration against dense attention written out, with caches, and what they refuse."""
 
 import numpy as np
 import pytest
@@ -91,18 +91,6 @@ def test_attention_follows_relevance_in_the_upper_layers(dense, together, streng
     method = f"{CALIBRATION}, together={together})"
     with mitigated(dense, method, strength=strength, passages=SPANS):
         torch.testing.assert_close(logits(dense), expected, **TURNED)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_small_strength_changes_little_and_nothing_stays(model, method):
-    before = logits(model)
-    found = []
-    for strength in (0.0, 1e-4, 1.0):
-        with mitigated(model, method, strength=strength, passages=SPANS):
-            found.append(logits(model))
-    assert torch.equal(found[0], before)
-    assert 0 < float((found[1] - before).abs().max()) < 0.01 * float((found[2] - before).abs().max())
-    assert torch.equal(logits(model), before)
 
 
 @torch.no_grad()

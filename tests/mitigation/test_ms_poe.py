@@ -20,9 +20,8 @@ METHODS = [
 model_of = cache(partial(shaken_model, implementation="sdpa"))
 
 
-def token_ids(seed=3, rows=1):
-    drawn = np.random.default_rng(seed).integers(3, VOCABULARY, (rows, POSITIONS))
-    return torch.tensor(drawn)
+def token_ids():
+    return torch.tensor(np.random.default_rng(3).integers(3, VOCABULARY, (1, POSITIONS)))
 
 
 def logits_of(model, tokens):
@@ -36,38 +35,19 @@ def under(model, method, strength=1.0):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"])
-def test_generation_with_a_cache_and_padding_is_generation_without(name, method):
-    model, both = model_of(name), token_ids(rows=2)
-    before = logits_of(model, both)
+def test_generation_with_a_cache_is_generation_without(name, method):
+    model, tokens = model_of(name), token_ids()
+    before = logits_of(model, tokens)
     wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True}
-    wanted["return_dict_in_generate"] = True
-    padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
-    shown = (torch.arange(POSITIONS + 3) >= 3).long().expand(2, -1)
     with under(model, method), torch.no_grad():
-        cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
-        filled = model.network.generate(padded, attention_mask=shown, **wanted)
-        one = model.network.generate(both[1:], attention_mask=torch.ones_like(both[1:]), **wanted)
+        cached = model.network.generate(
+            tokens, attention_mask=torch.ones_like(tokens), return_dict_in_generate=True, **wanted
+        )
         whole = logits_of(model, cached.sequences[:, :-1])[:, POSITIONS - 1 :]
     stepped = torch.stack(cached.logits, 1)
     torch.testing.assert_close(stepped.double(), whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.stack(filled.logits, 1), stepped, rtol=1e-3, atol=1e-3)
-    assert torch.equal(filled.sequences[:, 3:], cached.sequences)
-    assert torch.equal(one.sequences[0], cached.sequences[1])
     assert not torch.allclose(stepped[:, 0].double(), before[:, -1], atol=1e-2)
-    assert torch.equal(logits_of(model, both), before)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_small_strength_changes_little_and_none_nothing(method):
-    model, tokens = model_of("gemma3_text"), token_ids()
-    before = logits_of(model, tokens)
-    with under(model, method, 0.0):
-        assert torch.equal(logits_of(model, tokens), before)
-    with under(model, method, 1e-4):
-        little = (logits_of(model, tokens) - before).abs().max()
-    with under(model, method):
-        much = (logits_of(model, tokens) - before).abs().max()
-    assert 0 < little < 1e-2 * much
+    assert torch.equal(logits_of(model, tokens), before)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
@@ -85,19 +65,6 @@ def test_one_ratio_for_all_heads_is_transformers_own_position_interpolation(name
         rotary.inv_freq = own
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(wanted, before, atol=1e-2)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("method", METHODS)
-def test_a_prompt_keeps_its_ranking_while_another_of_the_batch_comes_to_its_own(method):
-    model, tokens = model_of("llama"), token_ids()
-    batch = torch.cat([tokens, torch.cat([torch.zeros_like(tokens[:, :3]), tokens[:, :-3]], 1)])
-    shown = (torch.arange(POSITIONS) >= torch.tensor([[0], [3]])).long()
-    with under(model, method):
-        expected = logits_of(model, tokens)[0, 12:]
-        cut = model.network(batch[:, :12], attention_mask=shown[:, :12], use_cache=True)
-        rest = model.network(batch[:, 12:], attention_mask=shown, past_key_values=cut.past_key_values)
-    torch.testing.assert_close(rest.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def theta(config, layer):

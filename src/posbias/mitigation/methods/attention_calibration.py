@@ -1,0 +1,210 @@
+"""Attention calibrated by passage: each document gets what its relevance asks for, not what its place does."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Lt
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.checks import Natural, Positive, checked_value
+from posbias.errors import UsageError
+from posbias.interventions.attention import Attended, AttentionCall, PerCache, attending, cached_length
+from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
+from posbias.mitigation.methods.question import Spans, check_one_list
+from posbias.models.hugging_face import HuggingFaceModel
+
+UNSEEN = 1e-30
+"""Attention on a passage below which it counts as not seen, as one that a window hides."""
+Caches = list[tuple[Tensor, Tensor]]
+"""Keys and values of every layer."""
+LEAST_FACTOR = 1e-35
+"""Of a passage's attention; the smallest, whose logarithm is finite, and which is 0 beside any other weight."""
+
+
+@MITIGATIONS.register("attention_calibration")
+@dataclass(frozen=True)
+class AttentionCalibration(Mitigation):
+    """Queries after the passages attend to each of them by its relevance, not by its place.
+
+    rel(k) = attention to document k minus attention to a dummy at its place, per token, mean over all layers and heads
+    of the unchanged model; in the layers from `first_layer` on, tokens of document k get alpha_k / A_k times what they
+    had, alpha = softmax(rel / t), A_k a head's own attention to k per token, times what keeps the sum over all
+    documents. With a strength s, each weight is (1 - s) times the old one plus s times this.
+
+    rel is every query's own, so that nothing depends on tokens behind it. The dummies replace one document at a time,
+    in K further passes per prompt, which begin where they first differ from the prompt's own, and read what is decoded
+    with it in one batch; `together` (ours) replaces all at once, in one pass. One prompt at a time, without padding.
+
+    Source: found-in-the-middle, arXiv 2406.16008, equations 4 to 6 and appendix B (no code is released; the paper has
+    no estimate with fewer passes, and does not say what its dummy reads).
+    """
+
+    needs_passages: ClassVar[bool] = True
+
+    temperature: Positive = 5e-5
+    """Temperature of the softmax over documents, in attention per token, > 0."""
+    first_layer: Natural | None = None
+    """The first layer that is changed, 0 nearest the input; None: the upper half is."""
+    dummy: str | tuple[int, ...] = "This document is empty.\n"
+    """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
+    together: bool = False
+    """Use one pass in which all documents are dummies, not one pass for each."""
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Rescale attention on passages in the upper layers, query by query."""
+        self.check_every_layer(model)
+        spans, depth = tuple(passages), model.family.depth(model.config)
+        first = depth // 2 if self.first_layer is None else self.first_layer
+        if first >= depth:
+            raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
+        passes = DummyPasses(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
+
+        def attend(call: AttentionCall) -> Attended:
+            if passes.running:
+                return passes.watch(call)
+            relevance = None if passes.of.current is None else passes.of.current.relevance
+            if call.layer < first or relevance is None or len(spans) == 1:
+                return call.run()
+            members = _members(spans, call.key_positions, like=call.query)
+            mass = call.run_on(_as_values(members, call))[0].transpose(1, 2).to(relevance)
+            visible = mass >= UNSEEN
+            shares = (relevance / self.temperature).log_softmax(-1) + _lengths(spans, relevance).log()
+            shares = shares.masked_fill(~visible, torch.finfo(shares.dtype).min).softmax(-1)
+            target = mass.sum(-1, keepdim=True) * shares
+            factor = 1 + self.strength * (target / mass.clamp(min=UNSEEN) - 1)
+            behind = (call.query_positions >= spans[-1][1])[:, None, :, None]
+            added = torch.where(behind & visible, factor, 1.0).clamp(min=LEAST_FACTOR).log()
+            return call.run_grouped(added, members)
+
+        with passes.of.followed(model.network), attending(model, self, attend):
+            yield
+
+
+@dataclass
+class _Read:
+    """The tokens that were read of a prompt, and the passes beside it."""
+
+    tokens: Float[Tensor, "one token feature"]
+    caches: Caches
+    """Of the prompt's own pass and those with dummies, in one batch; empty before them."""
+    relevance: Tensor | None = None
+    """rel of the tokens that the network is now given, [1 1 query document]; None if no query is behind."""
+
+
+class DummyPasses:
+    """Passes of the unchanged network beside a prompt's own: the prompt as it is, and with dummies for documents.
+
+    They keep caches of their own, which are cut back if the prompt's own goes on from an earlier token.
+    """
+
+    def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"], *, together: bool) -> None:
+        self.model, self.spans, self.dummy = model, spans, dummy
+        self.replaced: list[Spans] = [[], spans] if together else [[], *([span] for span in spans)]
+        """The documents that are dummies in every pass."""
+        self.running = False
+        self.of: PerCache[_Read] = PerCache(self._follow, copied=True)
+        self._attention: list[Tensor] = []
+        """To every document, per token, by layer."""
+
+    def watch(self, call: AttentionCall) -> Attended:
+        """The output of one layer; attention to every document, per token, is kept."""
+        members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
+        output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
+        mass = output[..., width:].to(members)
+        self._attention.append(mass.mean(2) / _lengths(self.spans, mass))
+        return output[..., :width], weights
+
+    def _follow(self, network: nn.Module, arguments: dict[str, Any], before: _Read | None) -> _Read | None:
+        """Run the tokens that the network is about to read beside it."""
+        if self.running:
+            return None
+        check_one_list(arguments, AttentionCalibration.name, ONE_PROMPT, single=True)
+        model = copy.copy(self.model)
+        model.network = network  # perhaps a copy
+        entering, past = arguments.get("inputs_embeds"), cached_length(arguments)
+        new: Tensor = model.embed(arguments["input_ids"]) if entering is None else entering
+        if past and (before is None or past > before.tokens.shape[1]):
+            raise UsageError(
+                f"attention_calibration: {past} tokens were cached without it; use a cache that was filled under it"
+            )
+        state = _Read(new if before is None else torch.cat([before.tokens[:, :past], new], 1), [])
+        if before is not None and past >= self.spans[-1][1]:  # up to there the passes read different tokens
+            state.caches = [(keys[:, :, :past], values[:, :, :past]) for keys, values in before.caches]
+        if state.tokens.shape[1] > self.spans[-1][1]:
+            self.running = True
+            try:
+                own, *others = self._go_on(model, state) if state.caches else self._begin(model, state)
+            finally:
+                self.running = False
+            dummies = torch.stack(others).expand(len(self.spans), -1, -1).diagonal(dim1=0, dim2=2)
+            state.relevance = (own - dummies)[None, None, -new.shape[1] :]
+        return state
+
+    def _begin(self, model: HuggingFaceModel, state: _Read) -> Float[Tensor, "pass token document"]:
+        """Run each pass from its first difference to the prompt's own, which is run first."""
+        attention: list[Tensor] = []
+        caches: list[Caches] = []
+        for replaced in self.replaced:
+            start, entering = (replaced[0][0] if replaced else 0), state.tokens.clone()
+            for begin, end in replaced:
+                tokens = self.dummy[torch.arange(end - begin, device=entering.device) % len(self.dummy)]
+                entering[:, begin:end] = model.embed(tokens[None]).to(entering)
+            own = [(keys[:, :, :start], values[:, :, :start]) for keys, values in caches[0]] if start else []
+            found, cache = self._pass(model, entering[:, start:], own)
+            attention.append(torch.nn.functional.pad(found, (0, 0, start, 0)))
+            caches.append(cache)
+        for layer in zip(*caches, strict=True):
+            keys, values = map(torch.cat, zip(*layer, strict=True))
+            state.caches.append((keys, values))
+        return torch.cat(attention)
+
+    def _go_on(self, model: HuggingFaceModel, state: _Read) -> Float[Tensor, "pass new document"]:
+        """Run all passes on the tokens behind their caches."""
+        n_passes, _, first, _ = state.caches[0][0].shape
+        found, state.caches = self._pass(model, state.tokens[:, first:].expand(n_passes, -1, -1), state.caches)
+        return found
+
+    def _pass(
+        self, model: HuggingFaceModel, entering: Float[Tensor, "pass new feature"], caches: Caches
+    ) -> tuple[Float[Tensor, "pass new document"], Caches]:
+        """Attention to every document per token, mean over layers and heads, and keys and values from then on."""
+        from transformers import DynamicCache
+
+        cache, self._attention = DynamicCache(caches) if caches else DynamicCache(), []
+        model.outputs(entering, [entering.shape[1] - 1], cache=cache)
+        layers: Any = cache.layers
+        return torch.stack(self._attention).mean(0), [(layer.keys, layer.values) for layer in layers]
+
+
+def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:
+    """1 if a token lies in a span, else 0; in float32 at least."""
+    begins, ends = torch.tensor(spans, device=positions.device).unbind(1)
+    inside = (positions[..., None] >= begins) & (positions[..., None] < ends)
+    return inside.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
+    """Tokens of every span."""
+    return torch.tensor([end - begin for begin, end in spans]).to(like)
+
+
+def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
+    """Membership as values, so that an attention's output is its weight on each group."""
+    return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
+
+
+def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
+    """A dummy's text in tokens."""
+    if isinstance(dummy, str) and model.tokenizer is None:
+        raise UsageError(f"attention_calibration: {model.no_tokenizer}; allowed is a dummy in token ids")
+    ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
+    if not ids:
+        raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")
+    checked_value("attention_calibration: dummy", ids, Sequence[Annotated[Natural, Lt(model.vocabulary_size)]])
+    return model.token_tensor([ids])[0]

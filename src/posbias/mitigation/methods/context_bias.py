@@ -1,0 +1,50 @@
+"""A bias of the context: one number per head for all keys before the question."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from posbias.interventions.keys import KeyLogits, biased
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
+from posbias.mitigation.methods.heads import BEFORE, by_head, check_shape, checked_scales, factors
+from posbias.mitigation.methods.question import question_begins
+from posbias.models.hugging_face import HuggingFaceModel
+
+
+@MITIGATIONS.register("context_bias")
+@dataclass(frozen=True)
+class ContextBias(Mitigation):
+    """From the question on, the logits of all keys before it get one number per head: more attention to them, or less.
+
+    The same at every place in the context, and so at every length. With `scales`, each head's own logits are multiplied
+    as well, which makes its attention sharper or flatter. As fitted by `fit`. Source: ours.
+    """
+
+    needs_passages: ClassVar[bool] = True
+    needs_question: ClassVar[bool] = True
+
+    values: Sequence[Sequence[float]]
+    """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
+    scales: Sequence[Sequence[float]] | None = None
+    """Factors of each head's logits, like those of `key_bias`, for queries from the question on."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", by_head(self.name, "values", self.values))
+        object.__setattr__(self, "scales", checked_scales(self.name, self.scales))
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+        """Add s b to the logits of the keys before the question, in every attention module."""
+        heads, depth = model.family.heads(model.config), model.family.depth(model.config)
+        check_shape(self.name, self.values, depth, heads)
+        table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
+
+        added = KeyLogits(lambda layer, _: table[layer], factors(self, self.scales, depth, heads), by_side=True)
+        with (
+            question_begins(model, passages, name=self.name) as begins,
+            biased(model, self, added, first_query=begins),
+        ):
+            yield
