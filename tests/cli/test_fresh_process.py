@@ -24,6 +24,7 @@ OTHER_DOORS = {
         ("RESULTS", "REPORTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
         ("posbias.report", "posbias_papers.published"),
     ),
+    "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
     "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for
 }
 """What is imported before a registry is read that others than its own package fill."""

@@ -185,7 +185,9 @@ def test_a_measurement_taken_over_has_what_the_fresh_one_has(asked, tmp_path):
         assert list(getattr(again, name)) == list(getattr(fresh, name))
         for kind, rows in getattr(fresh, name).items():
             np.testing.assert_array_equal(getattr(again, name)[kind], rows)
-    np.testing.assert_array_equal(again.mixing_high, fresh.mixing_high)
+    assert list(again.mixings) == list(fresh.mixings) != []
+    for definition, mixing in fresh.mixings.items():
+        np.testing.assert_array_equal(again.mixings[definition].high, mixing.high)
     assert (again.count, again.n_positions, again.left_out) == (fresh.count, fresh.n_positions, fresh.left_out)
     assert again.options == replace(fresh.options, resume=True, together=None)
     assert again.tokens(1).prompt == 1
