@@ -6,6 +6,7 @@ from torch import Tensor
 
 from posbias import UsageError
 from posbias.models.attention_blocks import AttentionState, kept_attention, query_blocks, seen_layers, watch_attention
+from posbias.models.families.layout import Block
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
 from posbias.theory.power_rollout.local_maps import affine, norm_forward
@@ -20,6 +21,10 @@ KINDS = pytest.mark.parametrize("name", ATTENDING)
 
 def ids() -> Tensor:
     return torch.randint(3, VOCABULARY, (1, POSITIONS), generator=torch.Generator().manual_seed(2))
+
+
+def attending(model: HuggingFaceModel) -> list[Block]:
+    return [block for block in model.family.blocks(model.network) if block.softmax is not None]
 
 
 @torch.no_grad()
@@ -77,7 +82,7 @@ def test_seen_attention_gives_what_the_output_projection_reads(name: str) -> Non
     if model.family.gated_queries:
         pytest.skip("gates of heads' outputs are no attention")
     own: list[Tensor] = []
-    for _, block in model.family.attention_blocks(model.network):
+    for block in attending(model):
         block.attention_output.register_forward_pre_hook(lambda _module, inputs: own.append(inputs[0]))
     for state, read in zip(seen(model, ids())[0], own, strict=True):
         mixed = (whole(state).reshape(*state.query.shape[:2], POSITIONS, -1) @ state.value[:, None]).flatten(0, 1)
@@ -91,9 +96,7 @@ def test_before_rotation_queries_and_keys_are_what_their_maps_and_norms_make(nam
     model = shaken_model(name)
     with kept_attention(model.network) as kept:
         _, bare, _ = seen(model, ids())
-    for (_, block), layer, state in zip(
-        model.family.attention_blocks(model.network), kept[:: len(kept) // len(bare)], bare, strict=True
-    ):
+    for block, layer, state in zip(attending(model), kept[:: len(kept) // len(bare)], bare, strict=True):
         parts = model.family.attention_parts(block, model.config)
 
         def made(read: Tensor, weight: Tensor, bias: Tensor | None, norm: object, *, parts=parts) -> Tensor:  # type: ignore[no-untyped-def]
@@ -115,7 +118,7 @@ def test_before_rotation_queries_and_keys_are_what_their_maps_and_norms_make(nam
 def test_rows_sum_to_one_and_no_mass_lies_outside_the_mask(name: str) -> None:
     """Where there are learned sinks: to what they leave."""
     model = shaken_model(name)
-    layers = [layer for layer, _ in model.family.attention_blocks(model.network)]
+    layers = seen_layers(model, n_positions=POSITIONS)
     for layer, state in zip(layers, seen(model, ids())[0], strict=True):
         weights = whole(state)
         visible = torch.as_tensor(model.family.mask(model.config, layer).visible(POSITIONS))

@@ -336,15 +336,6 @@ def test_half_precision_is_measured_in_single_precision() -> None:
     np.testing.assert_allclose(half.entropy.by_layer, single.entropy.by_layer, atol=0.05)
 
 
-def test_watching_leaves_the_model_as_it_was() -> None:
-    model, prompts = _model("qwen3"), _prompts()
-    embeddings = model.embed(torch.as_tensor(prompts.token_ids))
-    before = model.last(embeddings).logits
-    attention(model, prompts)
-    assert torch.equal(before, model.last(embeddings).logits)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.network.modules())
-
-
 def test_intervals_hold_the_means_and_are_infinite_for_one_prompt() -> None:
     model = _model("llama")
     many, one = attention(model, _prompts(count=6)), attention(model, _prompts(count=1))

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.branches import watch_branches
+from posbias.models.branches import beyond_attention, watch_branches
 from posbias.models.families.layout import Layout
 from posbias.models.families.table import DENSE, FAMILIES
 from posbias.models.model import BranchNorms, Model, Outputs
@@ -293,7 +293,7 @@ class HuggingFaceModel(Model):
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
         family, config = self.family, self.config
         depth = family.depth(config)
-        if beyond := family.beyond_attention(self.network):
+        if beyond := beyond_attention(self.network):
             raise UsageError(
                 f"layers {', '.join(map(str, beyond))} of this {self.model_type} model have no attention, so no mask "
                 "and encoding that a theory could read; it can be measured, evaluated and mitigated by adapters; "

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
+from posbias.models.branches import beyond_attention
 from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
@@ -268,7 +269,7 @@ def _check_usable(model: HuggingFaceModel) -> None:
     # Numbers of a configuration that do not fit each other can build a network that cannot be run.
     with refused_configuration(name):
         model.compare_inputs()
-        if model.described and not model.family.beyond_attention(model.network):
+        if model.described and not beyond_attention(model.network):
             model.architecture_traits()
 
 

@@ -70,29 +70,14 @@ class Block:
     @property
     def attention(self) -> nn.Module:
         """The attention of a block that has it."""
-        assert self.softmax is not None, "blocks that have attention are those of `Layout.attention_blocks`"
+        assert self.softmax is not None, "a linear layer stands in the place of attention"
         return self.softmax.module
 
     @property
     def attention_output(self) -> nn.Module:
         """The output projection of the attention of a block that has it."""
-        assert self.softmax is not None, "blocks that have attention are those of `Layout.attention_blocks`"
+        assert self.softmax is not None, "a linear layer stands in the place of attention"
         return self.softmax.output
-
-    @property
-    def mixer(self) -> Mixer:
-        """The layer that mixes positions."""
-        mixer = self.softmax or self.linear
-        assert mixer is not None, "every block of a layout mixes positions"
-        return mixer
-
-    @property
-    def adds(self) -> nn.Module:
-        """The module whose output, times `branch_scale`, is the attention branch as it is added to the stream.
-
-        It is not the attention module itself: BLOOM's returns residual + branch.
-        """
-        return self.attention_post_norm or self.mixer.output
 
     def attention_added(self, parts: AttentionParts) -> AttentionParts:
         """The attention's parts with its factor in the output map: the branch as it is added."""
@@ -268,14 +253,6 @@ class Layout:
             mlp_post_norm=part(self.mlp_post_norm),
             branch_scale=1.0 if self.branch_factor is None else float(getattr(module, self.branch_factor)),
         )
-
-    def attention_blocks(self, network: nn.Module) -> list[tuple[int, Block]]:
-        """The blocks that have attention, with their layers."""
-        return [(layer, block) for layer, block in enumerate(self.blocks(network)) if block.softmax is not None]
-
-    def beyond_attention(self, network: nn.Module) -> list[int]:
-        """The layers that mix positions by something else than attention."""
-        return [layer for layer, block in enumerate(self.blocks(network)) if block.softmax is None]
 
     def not_dense(self, network: nn.Module) -> str | None:
         """What a network has that theories of weights do not read; None for a dense decoder."""
