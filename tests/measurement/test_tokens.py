@@ -60,7 +60,7 @@ def test_a_theory_stands_beside_with_its_profile_of_the_same_prompt(model, measu
 
 def test_wrong_requests_are_refused(measurement, model):
     for arguments, said in (
-        ({"prompt": 2}, "prompt must be a whole number in"),
+        ({"prompt": 2}, "prompt must be a whole number >= 0 and < 2, got 2"),
         ({"kind": "probability"}, "kind must be one of jacobian, logit"),
         ({"theory": pb.Profile.uniform(3)}, "prediction or profile of 14 positions"),
         ({"theory": "rollout"}, "prediction or profile of 14 positions"),

@@ -153,7 +153,7 @@ def test_calibration_samples_choose_the_strength(model, calibration):
     assert len(set(scores.values())) == 2
     for wrong, message in (
         ({"strengths": (1.5,)}, r"fit: strengths must be a list, each a number >= 0 and <= 1"),
-        ({"strengths": (1, 1.0)}, r"fit: give each of the strengths once, got \[1, 1.0\]"),
+        ({"strengths": (1, 1.0)}, r"fit: give each of the strengths once, got \[1.0, 1.0\]"),
     ):
         with pytest.raises(UsageError, match=message):
             FitOptions(**wrong)
