@@ -69,6 +69,8 @@ def test_seen_attention_is_the_models_own(name: str) -> None:
         for state, own in zip(found, own_attention(model, token_ids), strict=True):
             ours = whole(state)
             assert ours.dtype == torch.float64
+            if name == "granite_swa":  # scales outputs by what its sinks leave, and returns weights without them
+                ours = ours / ours.sum(-1, keepdim=True)
             torch.testing.assert_close(ours, own.double(), rtol=TOLERANCE, atol=TOLERANCE)
             # Far from flat, so that nothing is right by accident.
             assert n_positions < POSITIONS or own.std() > 0.01
