@@ -158,8 +158,8 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
         "no_rope",
         "no_content",
     ]
-    tried = pb.MitigateOptions(fitting="steps=3, knots=[0, 4]", engine="local(threads=5)", require="worst>=0.8")
-    assert (tried.fitting.steps, tried.engine.threads, str(tried.require)) == (3, 5, "worst>=0.8")
+    tried = pb.MitigateOptions(fitting="steps=3, knots=[0, 4]", require="worst>=0.8")
+    assert (tried.fitting.steps, str(tried.require)) == (3, "worst>=0.8")
     audited = pb.AuditOptions(kinds="jacobian(probes=8),logit", engine="ray(gpus=1)")
     assert (list(audited.kinds), audited.engine.gpus) == (["jacobian(probes=8)", "logit"], 1)
     assert pb.MitigateOptions("key_bias,ms_poe(k=2)").entries == ["key_bias", "ms_poe(k=2)"]
