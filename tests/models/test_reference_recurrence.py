@@ -159,7 +159,7 @@ def test_theories_read_its_own_decays_and_nothing_takes_it_for_attention(tmp_pat
         )
     with pytest.raises(UsageError, match="a linear layer"):
         pb.predict(born, N, theory="mean_field")
-    with pytest.raises(UsageError, match="cannot be recomputed"):
+    with pytest.raises(UsageError, match="cannot be seen"):
         pb.attention(model, prompts())
 
 
