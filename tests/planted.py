@@ -40,11 +40,6 @@ class Planted:
     agreement: float = 0.7
     """Chance that an answer is drawn with the same luck before and after a method, in [0, 1]."""
 
-    def __post_init__(self) -> None:
-        for curve in (self.curve, *self.methods):
-            if len(curve) != len(self.curve) or not all(0 <= chance <= 1 for chance in curve):
-                raise UsageError(f"a planted curve holds {len(self.curve)} chances in 0 ... 1, got {list(curve)}")
-
 
 def planted_scores(
     planted: Planted, *, count: int, generator: np.random.Generator, noise: float | None = None

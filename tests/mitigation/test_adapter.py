@@ -18,7 +18,6 @@ from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import linear_projections, named_projections
-from posbias.tasks.language import KeyValue
 from tiny_families import DESCRIBED, UNLISTED, VOCABULARY, random_adapter, shaken_model
 
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY
@@ -169,20 +168,6 @@ def test_a_trial_fits_an_adapter_and_keeps_it(trial, long_llama, monkeypatch):
     np.testing.assert_array_equal(again.scores("logprob", 1), result.scores("logprob", 1))
 
 
-def test_a_recipe_of_an_adapter_is_judged_like_any_other_method(trial, long_llama):
-    result, options, directory = trial
-    recipe = str(directory / result.arms[1].directory / "recipe.json")
-    given = replace(options, methods=[recipe], calibration=0, evaluation=replace(options.evaluation, seed=9))
-    judged = mitigate(str(long_llama), "key_value(pairs=2)", options=given)
-    assert judged.arms[1].name == "recipe"
-    with pytest.raises(UsageError, match=r"was fitted to \d of the \d test samples"):
-        mitigate(
-            str(long_llama),
-            "key_value(pairs=2)",
-            options=replace(given, evaluation=options.evaluation),
-        )
-
-
 def test_an_order_follows_the_curve_under_a_method_of_a_run(trial, posbias, tmp_path):
     result, _, kept = trial
     directory = tmp_path / "run"
@@ -196,14 +181,3 @@ def test_an_order_follows_the_curve_under_a_method_of_a_run(trial, posbias, tmp_
     few = posbias(*command, "--method", "adapter(rank=2)")
     assert few.returncode == 2
     assert "placing needs 2 positions and 6 complete samples, got 2 and 2" in few.stderr
-
-
-def test_the_contract_of_fitting(long_llama):
-    model = pb.load_model(str(long_llama))
-    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
-    fitted = pb.fit("adapter(rank=2)", model, examples, options=pb.FitOptions(steps=3))
-    before = logits(model.network)
-    with pb.mitigated(model, fitted.method):
-        assert not torch.equal(logits(model.network), before)
-    assert len(fitted.how["text_loss"]) == 3, "ordinary text is read unless it is given"
-    assert fitted.how["prompt_tokens"][0] > 100

@@ -10,16 +10,14 @@ import torch
 import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
 from posbias.mitigation.fitting import gradient_fit
-from posbias.mitigation.fitting.base import fit_of
 from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import Recipe, read_recipe, write_recipe
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
-from tiny_families import VOCABULARY, shaken_model
+from tiny_families import shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
 
@@ -97,40 +95,6 @@ def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(
     assert len(set(first["answer_loss"])) == 3
 
 
-@pytest.mark.parametrize("from_question", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3", "opt"])
-def test_a_batch_has_the_loss_and_gradient_of_its_prompts(name, from_question):
-    """In one pass; from the question on, kept beginnings of different lengths lie side by side."""
-    model = shaken_model(name)
-    generator = np.random.default_rng(0)
-    sizes = [(9, 2), (14, 3), (11, 1)]
-    encoded = [EncodedRequest(*(generator.integers(3, VOCABULARY, size) for size in pair)) for pair in sizes]
-    begins = [5, 8, 4] if from_question else [0] * len(sizes)
-    options = FitOptions(knots=(0, 1, 90), scales=from_question, from_question=from_question)
-    numbers = fit_of("key_bias").numbers(model, options)
-    (free,) = numbers.free
-    with torch.no_grad():
-        free += torch.randn(free.shape, generator=torch.Generator().manual_seed(0)) / 4
-    answers, found, passes = fitting.Answers(model, encoded, begins), [], []
-    for most in (1, 3):
-        free.grad = None
-        groups = list(answers.together(range(3), most))
-        losses = torch.zeros(3)
-        handle = model.network.register_forward_hook(lambda *_: passes.append(most))  # noqa: B023
-        for group in groups:
-            beginnings = answers.beginnings(group)
-            with numbers.applied(model, [begins[index] for index in group]):
-                of_group = answers.losses(group, beginnings)
-                of_group.sum().backward()
-            losses[group] = of_group.detach().float()
-        handle.remove()
-        found.append((losses, free.grad.clone()))
-    (first, one_by_one), (again, together) = found
-    assert passes.count(3) == 1, "the beginnings are kept from the first time"
-    torch.testing.assert_close(first, again, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(one_by_one, together, rtol=1e-5, atol=1e-7)
-
-
 def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):
     monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 1)
     options = FitOptions(steps=40, rate=5.0, batch=2, held_out=0.3, penalty=0.0)
@@ -181,17 +145,6 @@ def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(mo
     expected = -plain.score.logprob / plain.score.n_tokens
     assert one.how["answer_loss"][int(np.argmin(order))] == pytest.approx(expected, rel=1e-5)
     assert reply.score.logprob > plain.score.logprob
-
-
-def test_a_key_bias_from_the_question_on_has_scales_too(model, calibration):
-    options = FitOptions(steps=3, penalty=0.0, knots=(0, 1, 90), from_question=True)
-    found = fit("key_bias", model, calibration, options=options)
-    assert found.how["numbers"] == 2 * 4 * 3
-    assert np.shape(found.method.scales) == (2, 4)
-    assert np.ptp(found.method.scales) > 0
-    everywhere = fit("key_bias", model, calibration, options=replace(options, from_question=False))
-    assert everywhere.method.scales is None
-    assert not everywhere.how["scales"]
 
 
 @pytest.mark.parametrize("scales", [True, False])

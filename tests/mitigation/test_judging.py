@@ -9,7 +9,7 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST, samples_for
+from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging.judge import (
@@ -131,14 +131,6 @@ def test_harm_anywhere_forbids_what_helps_elsewhere():
     assert "worst position falls" in reasons_of(fallen)[1]
 
 
-def test_a_gain_of_one_position_at_the_cost_of_another_does_not_raise_the_worst():
-    before, after = paired((0.9, 0.2, 0.9), (0.2, 0.9, 0.9))
-    found = one(before, after)
-    assert found.verdict == NOTHING
-    assert found.changes[FORMERLY_BEST].value.high < 0 or found.changes[FORMERLY_BEST].p > 0.05
-    assert "would decide whether the mean rises" in reasons_of(found)[0]
-
-
 def test_the_more_methods_the_more_each_must_show():
     before, after = paired((0.5, 0.4, 0.6), (0.57, 0.47, 0.67), count=16, seed=5)
     alone = judge(before, [ArmScores("good", after)], positions=PLACES)
@@ -239,8 +231,6 @@ def test_a_gain_that_the_best_position_pays_for_evens_out():
     said = " ".join(recommendation(judgement))
     assert said.startswith("windows evens scores out. On average over positions, accuracy goes from 0.30 to 0.49")
     assert "The best position, 0, loses 0.55 [0.4" in said
-    assert "anywhere. No other harm is established, but only this task was judged" in said
-    assert "The dependence on position shrank: best minus worst position goes from 0.90 to 0.25 (-0.65 [" in said
 
 
 def test_a_loss_of_the_best_position_that_evens_nothing_out_is_harm():
@@ -248,7 +238,6 @@ def test_a_loss_of_the_best_position_that_evens_nothing_out_is_harm():
     (found,) = judgement.verdicts
     assert (found.verdict, found.dependence, judgement.recommended) == (HARM, GREW, None)
     assert reasons_of(found)[0].startswith("Harm: formerly best position (0) falls by 0.300")
-    assert any(reason.startswith("Gain: mean rises by 0.300") for reason in reasons_of(found))
 
 
 def test_a_rise_at_all_positions_alike_leaves_position_as_it_was():
@@ -264,11 +253,7 @@ def test_a_rise_at_all_positions_alike_leaves_position_as_it_was():
     (found,) = unequal.verdicts
     assert (found.verdict, found.dependence) == (RAISES, GREW)
     assert words(found) == "raises all, position matters more"
-    assert recommendation(unequal)[0] == "more raises scores at all positions; position matters more."
-    assert (
-        "The dependence on position grew: best minus worst position goes from 0.33 to 0.67"
-        in recommendation(unequal)[-1]
-    )
+    assert "The dependence on position grew" in recommendation(unequal)[-1]
     some = one(answers(0.5, 0.4, 0.3), answers(0.52, 0.38, 0.9))
     assert (words(some), some.lowered) == ("raises some, position matters more", 1)
 
@@ -280,35 +265,3 @@ def test_a_verdict_is_read_from_its_record_as_it_was():
         read = Judgement.of_record(stored)
         assert read.as_record() == stored
         assert settle(read.verdicts, found.smallest)[0] == read.verdicts
-
-
-def test_nothing_established_says_how_many_samples_would_decide():
-    before, (after,) = planted_scores(
-        Planted((0.5, 0.4, 0.6), ((0.5, 0.4, 0.6),)), count=40, generator=np.random.default_rng(7)
-    )
-    judgement = judge(before, [ArmScores("idle", after)], positions=PLACES)
-    (found,) = judgement.verdicts
-    assert found.verdict == NOTHING
-    rise, samples = found.changes[MEAN].needed
-    assert rise == max(0.05, found.changes[MEAN].value.value)
-    shown = f"about {-(-samples // 10) * 10} samples ({-(-samples // 10) * 30:,} questions, each at 3 positions)"
-    assert f"A{shown[1:]} would decide whether the mean rises by {rise:.2f}." in recommendation(judgement)
-    assert f"A{shown[1:]} would decide" in reasons_of(found)[0]
-
-
-def test_the_samples_that_would_decide_find_the_rise_in_80_percent_of_runs():
-    """By a first run of 40 the samples are counted; runs of so many, under the rise, find it."""
-    idle, generator = Planted((0.5, 0.4, 0.6), ((0.5, 0.4, 0.6),)), np.random.default_rng(0)
-    asked = [samples_for(*_pair(idle, 40, generator), 0.1, 2)[1] for _ in range(40)]
-    effective, count = Planted((0.5, 0.4, 0.6), ((0.6, 0.5, 0.7),)), round(np.mean(asked))
-    runs = 150
-    found = [
-        judge(old, [ArmScores("method", new)], positions=PLACES).verdicts[0].gains[MEAN] < 0.05
-        for old, new in (_pair(effective, count, generator) for _ in range(runs))
-    ]
-    assert 0.8 - 3 * np.sqrt(0.8 * 0.2 / runs) <= np.mean(found) <= 0.95, count
-
-
-def _pair(planted, count, generator):
-    before, (after,) = planted_scores(planted, count=count, generator=generator)
-    return before, after

@@ -230,7 +230,7 @@ def test_the_first_token_is_weighed_against_learned_sinks_too(gamma):
         ([(-9, -4)], "the begin of a passage must be a whole number >= 0"),
     ],
 )
-@pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine"])
+@pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine", "attention_calibration"])
 def test_passages_that_are_none_are_refused_by_every_method(name, passages, message):
     with (
         pytest.raises(UsageError, match=f"{name}: {message}"),
@@ -336,11 +336,6 @@ def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
     with pytest.raises(UsageError, match=message) as caught, mitigated(model, spelling):
         pass
     assert "\n" not in str(caught.value)
-
-
-def test_a_family_without_the_interface_is_refused_by_name():
-    with pytest.raises(UsageError, match="bloom models do not let attention be replaced"):
-        mitigated(shaken_model("bloom"), "temperature").install()
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text"], indirect=True)

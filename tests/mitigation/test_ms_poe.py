@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from posbias import UsageError, mitigated
-from posbias.mitigation.methods import rotary as positions
 from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
@@ -135,29 +134,6 @@ def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
         found = logits_of(model, tokens).log_softmax(-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert not torch.allclose(logits_of(model, tokens).log_softmax(-1), expected, atol=1e-2)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("method", METHODS)
-def test_a_step_of_decoding_turns_the_new_key_alone_and_a_cut_cache_all(method, monkeypatch):
-    model, tokens, turned = model_of("llama"), token_ids(), []
-    original = positions.turned_by
-    monkeypatch.setattr(positions, "turned_by", lambda keys, *by: turned.append(keys.shape[2]) or original(keys, *by))
-    with under(model, method):
-        whole = logits_of(model, tokens)
-        cache = model.network(input_ids=tokens[:, :11], use_cache=True).past_key_values
-        for place in (11, 12, 13):
-            turned.clear()
-            found = model.network(input_ids=tokens[:, place : place + 1], past_key_values=cache).logits
-        assert max(turned) == 1
-        torch.testing.assert_close(found[:, 0], whole[:, 13], rtol=1e-4, atol=1e-4)
-        cache.crop(-2)
-        found = model.network(input_ids=tokens[:, 13:], past_key_values=cache).logits
-        assert max(turned) == 13
-        cache.crop(-1)
-        for place in (12, 13):
-            found = model.network(input_ids=tokens[:, place : place + 1], past_key_values=cache).logits
-        torch.testing.assert_close(found[:, 0], whole[:, 13], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

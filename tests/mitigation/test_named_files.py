@@ -61,11 +61,6 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
         trial_record(PAIRS, responder, options(paths[0], str(tmp_path / "b" / ".." / "a" / "recipe.json")))
 
 
-def test_a_file_that_is_not_there_is_one_line_that_says_what_is_allowed(responder):
-    with pytest.raises(UsageError, match=r"there is no file 'no\.json'; allowed: all, names or spellings of methods"):
-        trial_record(PAIRS, responder, options("no.json"))
-
-
 def splined(value):
     spline = f"log_spline(values=[{value}, 0.0, 0.0, 0.0, 0.0], knots=[0, 1, 8, 64, 512])"
     return MITIGATIONS.build("key_bias", biases=spline)

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import posbias as pb
-from posbias import LocalResponder, UsageError, mitigated
+from posbias import UsageError, mitigated
 from posbias.architecture import Causal, SlidingWindow
-from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
-from posbias.mitigation import answering_under, resolve_method
 from posbias.mitigation.methods import pine
 from posbias.mitigation.methods.pine import windows_of
-from posbias.models.hugging_face import looks_ahead
-from posbias.tasks.language import KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
 LENGTHS = (3, 5, 2, 4)
@@ -166,26 +160,3 @@ def test_a_prompt_that_is_read_in_pieces_within_the_documents_is_refused():
         plain.crop(9 - len(ids))
         with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 8"):
             model.network(model.token_tensor([ids[9:]]), past_key_values=plain)
-
-
-def test_nothing_is_reused_of_a_prompt_whose_documents_look_ahead():
-    model = shaken_model("llama")
-    ids, spans = prompt((0, 1, 2, 3))
-    with mitigated(model, "pine", passages=spans):
-        assert looks_ahead(model, model.embed(model.token_tensor([ids[:2]])))
-    assert not looks_ahead(model, model.embed(model.token_tensor([ids])))
-
-
-def test_a_responder_answers_with_a_cache_as_whole_passes_do(long_llama):
-    model = pb.load_model(str(long_llama), dtype="float64")
-    (example, *_) = KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5)
-    request = Request(prompt=example.prompt, answer=example.target, passages=example.passages, max_tokens=5)
-    responder = answering_under(resolve_method("pine", model), LocalResponder(model))
-    (reply,) = responder.respond([request], generate=True, score=True)
-    assert responder.inner.tried(encode_requests(model.tokenizer, [request])[0].prompt).cached
-    spans, _ = locate(request.prompt, request.passages, model.tokenizer)
-    ids = encode_requests(model.tokenizer, [request])[0].prompt.tolist()
-    with mitigated(model, "pine", passages=spans), torch.no_grad():
-        for token in reply.response.token_ids:
-            assert int(model.network(model.token_tensor([ids])).logits[0, -1].argmax()) == token
-            ids.append(token)

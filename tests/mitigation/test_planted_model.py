@@ -34,8 +34,6 @@ DEPTH = 6.0
 """Nats that the keys of the middle documents are planted below the others."""
 PLANTED = -DEPTH * np.interp(np.arange(64), [24, 27, 39, 42], [0, 1, 1, 0])
 """By token."""
-PASSAGES = range(22, 44, 3)
-"""The documents' tokens."""
 RUNS = 100
 
 
@@ -186,15 +184,6 @@ def test_the_verdicts_are_those_of_what_was_planted(task, biased, sound):
     assert verdicts(on_sound)[0] == HARM, "the same bias makes a sound model heed its middle alone"
     assert verdicts(on_sound)[2:] == [HARM, NOTHING]
     assert not {*GAINS} & {*verdicts(on_sound)}
-
-
-def test_a_lost_beginning_is_told_from_a_lost_middle(task, built_at):
-    lost = -DEPTH * np.interp(np.arange(64), [21, 22, 30, 33], [0, 1, 1, 0])
-    record = scores_of(task, loaded(built_at[0], lost), key_bias(-lost), CURE, IDLE)
-    before = record.arrays["scores/logprob/0"].mean(axis=0)
-    assert (before[:2] < -1).all()
-    assert (before[2:] > -0.1).all()
-    assert verdicts(record) == [APPLY, HARM, NOTHING], "the cure of the middle is not that of the beginning"
 
 
 def test_a_fit_finds_the_bias_that_was_planted(task, biased):

@@ -20,12 +20,11 @@ from posbias import (
     UsageError,
     load_model,
     load_prompts,
-    write_report,
 )
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.mitigation import MITIGATIONS, MitigationTrial, PromptMitigation
+from posbias.mitigation import MITIGATIONS, PromptMitigation
 from posbias.mitigation.fitting import calibration
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.context_bias import ContextBias
@@ -36,7 +35,6 @@ from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.plan import plan_trial
 from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
-from posbias.report.export import gguf_commands
 from posbias.report.page import html_of
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import read_record
@@ -44,8 +42,6 @@ from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
 CURVE = (0.8, 0.3, 0.7)
-UNDECIDED = "raises all, whether position matters less is not decided"
-"""Of samples that are too few for the spread."""
 HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.8), (0.2, 0.1, 0.2), CURVE))
 
 
@@ -87,19 +83,6 @@ def test_the_test_begins_after_the_calibration_samples(planted):
     plan = plan_trial(PlantedResponder(CURVE), LANGUAGE_TASKS.parse(TASK), options(IDLE))
     assert [sample.name for sample in plan.calibration.samples] == ["0-0", "0-1", "0-2", "0-3"]
     assert {sample.name for sample in plan.test.samples} == asked
-
-
-def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_path):
-    record, directory = planted
-    page = write_report([read_record(directory)], tmp_path).read_text()
-    recommended = "raises scores at all positions; whether position matters less is not decided"
-    places = [page.index(text) for text in (recommended, "<figure ", "what each method does", "Why each verdict")]
-    assert places == sorted(places)
-    assert "Do not apply planted(curve=[0.2, 0.1, 0.2])" in page
-    assert "Required worst&gt;=0.3 is met" in page
-    rows = report_of(record).summary[0].cells
-    assert [row[2] for row in rows[1:]] == [UNDECIDED, HARM, NOTHING]
-    assert html_of(report_of(record))
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
@@ -209,7 +192,6 @@ def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(told
 def test_bad_input_is_refused_in_one_line():
     responder = PlantedResponder(CURVE)
     for methods, message in (
-        (["nosuch"], "unknown mitigation 'nosuch'"),
         (["temperature"], "temperature is fitted and needs the model itself"),
         (["temperature(scale=0.2)"], "temperature needs the model itself, not one behind a server"),
         ([IDLE, IDLE], "is given twice"),
@@ -217,13 +199,7 @@ def test_bad_input_is_refused_in_one_line():
     ):
         with pytest.raises(UsageError, match=message):
             trial_record(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
-    with pytest.raises(UsageError, match="by must be one of accuracy, starts, logprob or None, got 'rank'"):
-        MitigateOptions(by="rank")
-    scored, worst = EvaluateOptions(count=6, generate=False), Requirement.parse("worst>=0.6")
-    with pytest.raises(
-        UsageError, match=r"require worst>=0\.6: without generated answers it is about log-probabilities"
-    ):
-        MitigateOptions(evaluation=scored, require=worst)
+    scored = EvaluateOptions(count=6, generate=False)
     for possible in ("worst>=-0.6", "spread<=0.2", "mean<=0"):
         MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
 
@@ -299,9 +275,6 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
         assert ("Serve it" in report_of(record).folded) is served
     record.resolved = {**record.resolved, "methods": {name: "adapter(weights='ab')"}}
     (table,) = report_of(record).folded["Serve it"]
-    source = MitigationTrial.from_record(record).model
-    assert [f"vllm serve {source} --enable-lora --lora-modules posbias=adapter"] in table.cells
-    assert gguf_commands(MitigationTrial.from_record(record).model, "adapter") in table.cells
     assert table.cells[0] == ["posbias export . --to adapter --gguf"]
     for kind, needing in (("context_bias", []), ("key_bias", [name]), ("attention_calibration", [])):
         record.resolved |= {
@@ -317,9 +290,6 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved["methods"] = {name: "repeat_prompt(times=3)"}
     (table,) = report_of(record).folded["Use it in your prompts"]
     assert table.title == "repeat_prompt(times=3)"
-    assert table.cells == [
-        ["The prompt twice, so that the second time every passage is read after all others; twice the tokens."]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -469,8 +439,6 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     assert "cut off" in even["withheld"]
     assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
     assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
-    with pytest.raises(UsageError, match="by must be one of accuracy, starts, logprob or None, got 'rank'"):
-        tried(8, by="rank")
 
 
 class Longer(PlantedResponder):

@@ -41,12 +41,3 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
 def test_wrong_lists_are_refused_before_a_model_is_loaded(subject: Any, options: Any, complaint: str) -> None:
     with pytest.raises(pb.UsageError, match=complaint):
         pb.evaluate(subject, "key_value(pairs=3)", options=pb.EvaluateOptions(**options))
-
-
-def test_a_finished_evaluation_is_found_and_not_asked_again(long_llama: Any, tmp_path: Any) -> None:
-    first = pb.evaluate(long_llama, "key_value(pairs=4)", options=pb.EvaluateOptions(count=2, directory=tmp_path))
-    first.save(tmp_path, overwrite=True)
-    options = pb.EvaluateOptions(count=2, directory=tmp_path, resume=True)
-    again = pb.evaluate(long_llama, "key_value(pairs=4)", options=options)
-    assert (first.found, again.found) == (False, True)
-    assert again.record.run_id == first.record.run_id
