@@ -11,7 +11,7 @@ import posbias as pb
 from conftest import save_byte_tokenizer, without_notes
 from posbias import AttentionOptions
 from posbias.measurement.attention.result import AttentionStatistics
-from posbias.measurement.attention.statistics import MAP_CELLS, MeanKernels
+from posbias.measurement.attention.statistics import MeanKernels
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
@@ -41,22 +41,8 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     statistics, rollouts = library
     expected = {
         "distance/low": statistics.distance.low,
-        "distance/even": statistics.even_distance,
-        "entropy/per_prompt": statistics.entropy.per_prompt,
-        "content/difference/high": statistics.content.difference.high,
         "content/published/per_prompt": statistics.content.published.per_prompt,
-        "similarity/off_diagonal/per_prompt": statistics.similarity.off_diagonal.per_prompt,
-        "similarity/of_mean/diagonal": statistics.similarity.of_mean.diagonal,
-        "sinks/per_prompt": statistics.sinks.per_prompt,
         "sinks/high": statistics.sinks.high,
-        "sinks/by_layer": statistics.sinks_by_layer,
-        "monotonicity/violated/low": statistics.monotonicity.violated.low,
-        "monotonicity/of_mean/gap": statistics.monotonicity.of_mean.gap,
-        "mixing/tokens/per_prompt": statistics.mixing.tokens.per_prompt,
-        "mixing/frobenius/low": statistics.mixing.frobenius.low,
-        "mixing/by_position": statistics.mixing.by_position,
-        "kernels/mean": statistics.kernels.mean,
-        "kernels/squared": statistics.kernels.squared,
         "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
         "rollouts/power/influence": rollouts.rollouts["power"].mean(axis=0),
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
@@ -143,12 +129,6 @@ def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_lla
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_kernels_are_drawn_in_cells_unless_asked_for(library):
-    statistics = library[0]
-    assert statistics.kernels.mean.shape[-1] <= MAP_CELLS
-    np.testing.assert_array_equal(statistics.kernels.drawn().mean, statistics.kernels.mean)
-
-
 @pytest.mark.parametrize(
     ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
 )
@@ -165,17 +145,6 @@ def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
     assert np.isin(found.bounds, bounds).all()
     runs = np.diff(np.searchsorted(bounds, found.bounds))
     assert runs.max() - runs.min() <= 1
-
-
-def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.measurement.attention.statistics.MAP_CELLS", 8)
-    flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
-    assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
-    drawn = read_record(tmp_path / "drawn").arrays
-    assert drawn["kernels/mean"].shape == (2, 7, 7)
-    assert drawn["kernels/bounds"][-1] == 24
-    np.testing.assert_allclose(drawn["kernels/mean"].sum(-1), 1, rtol=1e-5)
-    assert not np.triu(drawn["kernels/mean"], 1).any()
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,3 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tiny_llama, tmp_path):
         assert message in result.stderr
         assert len(without_notes(result.stderr)) == 1
         assert not (tmp_path / "run").exists()
-
-
-def test_interventions_are_listed(posbias):
-    printed = posbias("list", "interventions").stdout
-    for name in ("no_rope", "window", "sink_masked", "attention_scaled", "bidirectional"):
-        assert f"  {name} " in printed

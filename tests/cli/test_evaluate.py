@@ -177,12 +177,6 @@ def test_a_gate_fails_where_answers_decide_nothing_and_the_record_says_so(posbia
     assert "require worst>=80: accuracies lie in 0 ... 1, and so must the bound" in refused.stderr
 
 
-def test_the_report_can_be_redrawn(posbias, finished):
-    (finished / "report.html").unlink()
-    assert posbias("report", finished).returncode == 0
-    assert 'class="chart"' in (finished / "report.html").read_text()
-
-
 def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp_path):
     scores = tmp_path / "scores.jsonl"
     scores.write_text('{"score": 0.5}\n\n{"score": 0.3, "text": "b"}\n0.2\n0.1\n')

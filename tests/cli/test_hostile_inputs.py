@@ -37,15 +37,6 @@ def refused(result, *said, code=2):
 # --- files that are too large, or none ---
 
 
-@pytest.fixture
-def line_of_three_gigabytes(tmp_path: Path) -> Path:
-    """A sparse file: zeros without a line end, no space taken on the disk."""
-    path = tmp_path / "line.jsonl"
-    path.touch()
-    os.truncate(path, 3 * 10**9)
-    return path
-
-
 @pytest.mark.parametrize(
     ("byte", "said"),
     [(b"a", "line 1 is too long"), (b"\0", "line 1 is too long"), (b"\n", "100,000 blank lines")],
@@ -177,7 +168,6 @@ class Templated:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (LOOP, "does not end within 1 seconds"),
         ("{{ 'a' * 10**10 }}", "of memory"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses it"),
         ("{{ 'a' * 5 * 10**7 }}", "bytes; at most 33,554,432 are allowed"),
@@ -224,18 +214,13 @@ def rewritten(run: Path, change) -> None:
     save_file(arrays, path, metadata=metadata)
 
 
-CHANGES = {
-    "resolved": lambda document, arrays: document.update(resolved=[]),
-    "scalars": lambda document, arrays: document.update(resolved={"title": 3, "n_positions": {}}),
-    "status": lambda document, arrays: document.update(status=["done"]),
-    "not a number": lambda document, arrays: document["scalars"].update(sink_share=float("nan")),
-    "shape": lambda document, arrays: arrays.update({"profile/influence": np.zeros((2, 3))}),
-    "sort": lambda document, arrays: arrays.update({"profile/influence": np.array([True])}),
-    "none": lambda document, arrays: arrays.clear(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document, arrays: document.update(status=["done"]),
+        lambda document, arrays: arrays.update({"profile/influence": np.zeros((2, 3))}),
+    ],
+)
 def test_a_record_that_was_changed_is_known_by_its_checksum(posbias, predicted, change):
     rewritten(predicted, change)
     refused(posbias("report", predicted), "arrays.safetensors' is damaged or not a posbias run")

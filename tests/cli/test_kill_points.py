@@ -92,7 +92,7 @@ ROUNDING = {"behaviour": 1e-6}
 """By the place of a record below a run: by how much scores of samples differ that were read in one pass with others
 and, after a kill between them, alone."""
 KILLED = -9
-FAST = {"measure": 1, "evaluate": 1, "train": 1, "mitigate": 1}
+FAST = {"measure": 1, "audit": 1, "evaluate": 1, "train": 1, "mitigate": 1}
 """How many points of some cases belong to the ordinary suite."""
 RANDOM = ("measure", "audit", "evaluate", "decompose", "train", "reproduce")
 RANDOM_KILLS = 18

@@ -143,22 +143,6 @@ def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_lla
     assert not (tmp_path / second / "record.json").exists()
 
 
-def test_resuming_needs_the_directory_to_go_on_in(tiny_llama):
-    plan = MeasurePlan(options=pb.MeasureOptions(resume=True))
-    with pytest.raises(UsageError, match="resume=True needs out: the directory"):
-        next(measure_models([str(tiny_llama)], plan))
-
-
-def test_a_finished_measurement_of_one_model_is_taken_over_too(posbias, tiny_llama, tmp_path):
-    command = ("measure", tiny_llama, *FLAGS, "--out", tmp_path / "out")
-    assert posbias(*command).returncode == 0
-    before = read_record(tmp_path / "out").run_id
-    assert posbias(*command, "--resume").returncode == 0
-    assert read_record(tmp_path / "out").run_id == before
-    assert posbias(*command, "--overwrite").returncode == 0
-    assert read_record(tmp_path / "out").run_id != before
-
-
 def test_no_model_is_measured_where_one_of_them_is_finished(posbias, tiny_llama, other_llama, tmp_path):
     _, second = names_of(tiny_llama, other_llama)
     assert posbias("measure", other_llama, *FLAGS, "--out", tmp_path / second).returncode == 0

@@ -5,26 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from posbias import MeasureOptions, UsageError
 from posbias.runs.records import read_record
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, tiny_llama):
-    from typer.testing import CliRunner
-
-    from posbias.cli.app import app
-
-    out = tmp_path_factory.mktemp("runs") / "measured"
-    arguments = ["measure", str(tiny_llama), "--length", "20", "--count", "3", "--dtype", "bfloat16", "--out", str(out)]
+def test_the_record_holds_output_depth_and_precision(posbias, tiny_llama, tmp_path) -> None:
+    arguments = ["measure", tiny_llama, "--length", 20, "--count", 3, "--dtype", "bfloat16", "--out", tmp_path / "run"]
     arguments += ["--kinds", "jacobian(probes=2),integrated_gradients(steps=2),perturbation", "--depth-profiles", "all"]
-    result = CliRunner().invoke(app, [*arguments, "--output", "at(position=-5)"])
-    assert result.exit_code == 0, result.output
-    return out, result.output
-
-
-def test_the_record_holds_output_depth_and_precision(run) -> None:
-    record = read_record(run[0])
+    result = posbias(*arguments, "--output", "at(position=-5)")
+    assert result.returncode == 0, result.stderr
+    record = read_record(tmp_path / "run")
     measurement = record.resolved["measurement"]
     assert measurement["output"] == "at(position=-5)"
     assert measurement["passes"]["layers"] == "all"
@@ -41,14 +30,10 @@ def test_the_record_holds_output_depth_and_precision(run) -> None:
     assert record.scalars["details"]["perturbation"]["prefix_reused"] == [1, 1, 1]
 
 
-def test_a_target_is_measured(tiny_llama) -> None:
-    from typer.testing import CliRunner
-
-    from posbias.cli.app import app
-
-    arguments = ["measure", str(tiny_llama), "--length", "12", "--count", "2", "--kinds", "logprob", "--json"]
-    result = CliRunner().invoke(app, [*arguments, "--output", "target(text=' Paris, France')"])
-    assert result.exit_code == 0, result.output
+def test_a_target_is_measured(posbias, tiny_llama) -> None:
+    arguments = ["measure", tiny_llama, "--length", 12, "--count", 2, "--kinds", "logprob", "--json"]
+    result = posbias(*arguments, "--output", "target(text=' Paris, France')")
+    assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["resolved"]["measurement"]["output"] == "target(text=' Paris, France')"
     assert len(document["arrays"]["trained/measured/logprob/influence"]) == 12
@@ -64,19 +49,7 @@ def test_a_target_is_measured(tiny_llama) -> None:
         (["--depth-profiles", "0,7"], "layer 7 is not in the network"),
     ],
 )
-def test_wrong_flags_are_refused(tiny_llama, arguments, words) -> None:
-    from typer.testing import CliRunner
-
-    from posbias.cli.app import app
-
-    result = CliRunner().invoke(app, ["measure", str(tiny_llama), "--length", "8", "--count", "1", *arguments])
-    assert result.exit_code != 0
-    assert words in " ".join(f"{result.output} {result.stderr} {result.exception}".split())
-
-
-def test_layers_are_parsed() -> None:
-    assert MeasureOptions(layers=None).layers is None
-    assert MeasureOptions(layers="all").layers == "all"
-    assert MeasureOptions(layers="0,5, 11").layers == (0, 5, 11)
-    with pytest.raises(UsageError):
-        MeasureOptions(layers="")
+def test_wrong_flags_are_refused(posbias, tiny_llama, arguments, words) -> None:
+    result = posbias("measure", tiny_llama, "--length", 8, "--count", 1, *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr

@@ -74,20 +74,6 @@ def test_bad_input_is_one_line(posbias, long_llama):
         assert refused_before or "homer" in message, "before any work"
 
 
-def test_what_is_no_longer_offered_is_refused_by_name(posbias, long_llama):
-    for arguments, message in (
-        (("--influence", "6"), "No such option: --influence"),
-        (("--workers", "2"), "No such option: --workers"),
-        *(
-            (("--fit", f"{name}=1"), f"unexpected keyword argument '{name}'")
-            for name in ("draws", "fewest", "distractors", "begin", "together", "shared")
-        ),
-    ):
-        done = posbias("mitigate", long_llama, *QUICK, *arguments)
-        assert done.returncode == 2
-        assert message in done.stderr.splitlines()[-1], done.stderr
-
-
 def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(posbias, tmp_path):
     out = tmp_path / "run"
     given = ("--task", "key_value(pairs=3)", "--positions", "0,2", "--count", "6", "--calibration", "6")

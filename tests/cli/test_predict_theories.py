@@ -84,20 +84,3 @@ def test_wrong_theories_are_one_line_before_anything_is_loaded(posbias, theory, 
     assert done.returncode == 2
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--shuffle"], "--shuffle is read with --model only"),
-        (["--windows", "starts"], "--windows is read with --model only"),
-        (["--dtype", "float64"], "--dtype is read with --model only"),
-        (["--device", "cpu"], "--device is read with --model only"),
-        (["--model", "config:demo", "--theory", "mean_field", "--shuffle"], "--shuffle is read with --prompts only"),
-    ],
-)
-def test_flags_that_would_be_ignored_are_refused(posbias, flags, complaint):
-    done = posbias("predict", *flags)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -5,15 +5,10 @@ import pytest
 
 import posbias as pb
 from posbias.runs.directories import LOCK_FILE, exclusive
-from posbias.runs.engines import Local
 from posbias.runs.parts import PARTS, PartStore
 from posbias.runs.records import read_record
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
-
-
-def kept(out):
-    return {path.name: path.stat().st_mtime_ns for path in (out / PARTS).glob("*.safetensors")}
 
 
 @pytest.mark.parametrize(
@@ -31,35 +26,6 @@ def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, command):
     result = posbias(*(tiny_llama if word == "MODEL" else word for word in command.split()), "--resume")
     assert result.returncode == 2
     assert result.stderr == "posbias: --resume needs --out: the directory of the run that is continued\n"
-
-
-def test_a_missing_piece_is_measured_and_the_others_are_kept(tiny_llama, tmp_path, monkeypatch):
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=24, count=4)
-
-    def measured(**settings):
-        options = pb.MeasureOptions(engine=Local(threads=1), directory=tmp_path, **settings)
-        return pb.measure(model, prompts, kinds="jacobian", options=options).per_prompt["jacobian"]
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("posbias.measurement.measurement.combine", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            measured()
-    (tmp_path / PARTS / "prompt-000002.safetensors").unlink()
-    before = kept(tmp_path)
-    with pytest.raises(pb.UsageError, match="holds 3 finished pieces; resume=True takes over what is the same"):
-        measured()
-    assert before == kept(tmp_path)
-    keep, made = PartStore.keep, []
-    monkeypatch.setattr(PartStore, "keep", lambda store, name, piece: made.append(name) or keep(store, name, piece))
-    whole = measured(resume=True)
-    assert made == ["prompt-000002"]
-    np.testing.assert_array_equal(measured(overwrite=True), whole)
-    assert len(made) == 5
-    assert not (tmp_path / PARTS).exists()
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,9 @@ def test_the_default_mixing_is_a_residual_network_and_is_said(posbias):
     assert printed["resolved"]["architecture"]["mixing"] == [RESIDUAL_MIXING] * 3 == [float(RESIDUAL)] * 3
     alone = posbias("predict", "--depth", 3, "--length", 12, "--theory", "attention_only")
     assert "is the default" not in alone.stdout
-    assert pb.Architecture(depth=3).layer_mixing.tolist() == [RESIDUAL_MIXING] * 3, (
-        "one default wherever it is left out"
-    )
-    assert (
-        pb.design("flat", options=DesignOptions(depth=3, n_positions=12)).architecture.layer_mixing.tolist()
-        == [RESIDUAL_MIXING] * 3
-    )
+    designed = pb.design("flat", options=DesignOptions(depth=3, n_positions=12)).architecture
+    for stack in (pb.Architecture(depth=3), designed):
+        assert stack.layer_mixing.tolist() == [RESIDUAL_MIXING] * 3, "one default wherever it is left out"
 
 
 def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
@@ -129,33 +125,13 @@ def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
     assert list(printed["scalars"]["subjects"]) == ["initialised"]
 
 
-def test_list_knows_every_sort(posbias):
-    catalogue = document(posbias("list", "--json"))
-    sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "metrics", "claims"}
-    assert set(catalogue) == sorts | {
-        "interventions",
-        "mitigations",
-        "tasks",
-        "synthetic-tasks",
-        "optimisers",
-        "stopping-rules",
-        "targets",
-    }
-    assert {"integrated_gradients", "perturbation"} <= set(catalogue["kinds"])
+def test_list_says_which_verbs_a_family_takes(posbias):
     by_name = document(posbias("list", "families", "--json"))["families"]
     assert by_name["llama"] == "every verb"
-    assert "sliding_window" in catalogue["masks"]
-    assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(by_name)
-    assert all(description for variants in catalogue.values() for description in variants.values())
+    assert {"gpt2", "bloom", "gemma3_text"} <= set(by_name)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        *("predict", "measure", "attention", "decompose", "compare", "audit", "evaluate", "place", "verify"),
-        *("reproduce", "train", "report", "list", "models", "mitigate", "export"),
-    ],
-)
+@pytest.mark.parametrize("verb", sorted(typer.main.get_command(app).commands))
 def test_help_answers_with_an_example(posbias, verb):
     result = posbias(verb, "--help")
     assert result.returncode == 0
@@ -185,19 +161,6 @@ def test_literals_are_parsed_and_never_evaluated():
     with pytest.raises(UsageError, match="is not a list"):
         literal("[__import__('os')]")
     assert split_literals("jacobian(probes=2, probe='ones'),logit") == ["jacobian(probes=2, probe='ones')", "logit"]
-
-
-def test_predict_for_a_model_at_birth_and_trained(posbias, tiny_llama):
-    born = document(
-        posbias("predict", "--model", f"config:{tiny_llama}", "--theory", "mean_field", "--length", 20, "--json")
-    )
-    model = pb.load_model(f"config:{tiny_llama}")
-    expected = pb.predict(model, 20, theory="mean_field").profile.influence
-    np.testing.assert_allclose(born["arrays"]["profile/influence"], expected, rtol=1e-12)
-    flags = ["--model", tiny_llama, "--theory", "power_rollout", "--length", 20, "--count", 2]
-    trained = document(posbias("predict", *flags, "--json"))
-    assert sum(trained["arrays"]["profile/influence"]) == pytest.approx(1)
-    assert posbias("predict", "--model", tiny_llama, "--theory", "mean_field").returncode == 2
 
 
 def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
