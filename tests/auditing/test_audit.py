@@ -1,15 +1,9 @@
 """The audit on a real (tiny) model: what it records, how it resumes, what it leaves out and says so."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
-import torch
 
 import posbias as pb
 from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
@@ -116,68 +110,6 @@ def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
     assert again.record.run_id == finished.record.run_id
 
 
-RUN = """
-import sys, posbias as pb
-pb.audit(sys.argv[1], n_positions=24, prompts=6, out=sys.argv[2],
-         options=pb.AuditOptions(kinds=("jacobian(probes=2)", "probability"), initialisations=6,
-                                 resume=len(sys.argv) > 3))
-"""
-
-
-def test_killed_and_resumed_is_the_same_and_finished_prompts_are_kept(finished, tiny_llama, tmp_path):
-    out = tmp_path / "killed"
-    threads = str(torch.get_num_threads())  # which other tests set: pieces of other threads would be made again
-    environment = {**os.environ, "OMP_NUM_THREADS": threads}
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(tiny_llama), str(out)], env=environment)
-    parts = out / storage.PARTS
-    deadline = time.monotonic() + 120
-    while len(list(parts.glob("trained-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.safetensors")}
-    assert len(kept) >= 2
-    assert not (out / "record.json").exists()
-
-    times = {}
-    real_write = storage.write_atomically
-
-    def noting(path, content):
-        times[path.name] = True
-        real_write(path, content)
-
-    storage.write_atomically = noting
-    try:
-        resumed = pb.audit(
-            tiny_llama, n_positions=LENGTH, prompts=COUNT, out=out,
-            options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),
-        )  # fmt: skip
-    finally:
-        storage.write_atomically = real_write
-    assert not set(times) & set(kept)
-    for name, array in finished.record.arrays.items():
-        np.testing.assert_allclose(resumed.record.arrays[name], array, rtol=1e-5, atol=1e-9, err_msg=name)
-    assert not parts.exists()
-
-
-def test_pieces_of_other_settings_are_not_reused(tmp_path):
-    store = storage.PartStore(tmp_path, {"seed": 0}, resume=False)
-    store.get("piece", lambda: {"x": np.zeros(1)})
-    same = storage.PartStore(tmp_path, {"seed": 0}, resume=True)
-    assert same.get("piece", lambda: pytest.fail("computed again"))["x"] == 0
-    other = storage.PartStore(tmp_path, {"seed": 1}, resume=True)
-    assert other.get("piece", lambda: {"x": np.ones(1)})["x"] == 1
-    assert (same.reused, other.reused) == (1, 0)
-
-
-def test_a_damaged_piece_is_computed_again(tmp_path):
-    store = storage.PartStore(tmp_path, {}, resume=False)
-    store.get("piece", lambda: {"x": np.zeros(1)})
-    (tmp_path / storage.PARTS / "piece.safetensors").write_bytes(b"torn")
-    again = storage.PartStore(tmp_path, {}, resume=True)
-    assert again.get("piece", lambda: {"x": np.ones(1)})["x"] == 1
-
-
 def test_an_unknown_family_is_measured_and_what_is_missing_is_said(tmp_path):
     from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
@@ -251,6 +183,14 @@ def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finish
     assert block["prompts"]["per_prompt"]["value"] == pytest.approx(np.median(single), rel=1e-9)
 
 
+def test_the_seed_of_a_comparison_is_that_of_its_resamples(finished):
+    seeds = (0, 0, 5)
+    found = [compare(finished.record, finished.record, options=CompareOptions(seed=seed)).record for seed in seeds]
+    assert [record.seeds["bootstrap"] for record in found] == [*seeds]
+    first, again, other = (record.scalars["subjects"]["comparison"]["comparisons"] for record in found)
+    assert first == again != other
+
+
 def compared_profiles(*runs, **chosen):
     """What is compared with what, as (theory, kind), and the subject of either run."""
     compared = compare(*runs, options=CompareOptions(**chosen)).record
@@ -294,30 +234,6 @@ def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finish
 def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
     with pytest.raises(UsageError, match=complaint):
         compare(finished.record, finished.record, options=CompareOptions(**chosen))
-
-
-def measured_record(tiny_llama, *, count, seed):
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=count, seed=seed)
-    return pb.measure(model, prompts, kinds=["probability"]).as_run()
-
-
-def only_block(compared):
-    (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
-    return block["prompts"]
-
-
-@pytest.fixture(scope="module")
-def few_and_many(tiny_llama):
-    """Two runs, on 3 and on 8 prompts."""
-    return measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
-
-
-def test_the_seed_of_a_comparison_is_that_of_its_resamples(few_and_many):
-    few, many = few_and_many
-    first, again, other = (compare(few, many, options=CompareOptions(seed=seed)).record for seed in (0, 0, 5))
-    assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
-    assert only_block(first) == only_block(again) != only_block(other)
 
 
 @pytest.mark.parametrize(

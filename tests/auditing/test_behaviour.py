@@ -15,9 +15,6 @@ from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.report import report_of
-from posbias.report.evaluate import tables_of
-from posbias.report.page import html_of
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -99,16 +96,6 @@ def test_every_series_is_correlated_with_every_measure(record):
         for found in entry["correlations"].values():
             assert found["n_samples"] == 2
             assert not any(correlation["established"] for correlation in found["correlations"])
-
-
-def test_the_page_shows_what_weighs_beside_what_is_used(record, behaviour):
-    assert any(
-        table.title.startswith("Influence and accuracy") or "log-probability" in table.title
-        for table in tables_of(behaviour)
-    )
-    page = html_of(report_of(record))
-    assert "behaviour-influence" in page
-    assert "answer&#x27;s item" in page or "answer's item" in page or "answer&#39;s item" in page
 
 
 def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):

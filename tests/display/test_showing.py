@@ -3,7 +3,6 @@
 import base64
 import csv
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +13,8 @@ import posbias as pb
 from conftest import record_schema
 from posbias import DecomposeOptions, DesignOptions, Profile, Record, TrainOptions, decompose, train
 from posbias.cli.output import record_document
-from posbias.comparison import compare_subject
-from posbias.comparison.stored import store_subjects
 from posbias.display.showing import FILES, Showing
 from posbias.evaluation.curve import position_curve
-from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
 from posbias.report.paper import LATEX
@@ -183,13 +179,10 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
         ):
             result.save(tmp_path / f"a{ending}")
         assert not (tmp_path / f"a{ending}").exists()
-    if name in RUNS:
-        assert read_record(result.save(f"{tmp_path}/model.gguf/")).verb
-        assert read_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
     if name not in RUNS:
-        with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; the ending must be one of .csv, .html, .png"):
-            result.save(tmp_path / "a.xls")
         return
+    assert read_record(result.save(f"{tmp_path}/model.gguf/")).verb
+    assert read_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
     record_schema().validate(result.as_run().as_json())
     record_schema().validate(plain(record_document(result.as_run())))
     loaded = read_record(result.save(tmp_path / f"{name}-0.5"))
@@ -218,22 +211,15 @@ def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes
     np.testing.assert_array_equal(again.per_prompt["logit"], measurement.per_prompt["logit"])
 
 
-def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(model, measurement, tiny_llama):
+def test_the_python_of_a_result_names_what_is_not_usual(model, measurement, tiny_llama, monkeypatch):
     options = pb.MeasureOptions(averaging="norms", output="at(position=-2)")
     shuffled = pb.load_prompts(PromptSource("default", "starts", True), model, n_positions=8, count=1, seed=3)
     with pb.intervened(model, "no_rope") as changed:
         found = pb.measure(changed, shuffled, kinds="logit", seed=4, options=options)
-    assert found.python == (
-        f"with posbias.intervened(posbias.load_model({tiny_llama.name!r}), 'no_rope') as model: "
-        "posbias.measure(model, posbias.load_prompts(posbias.prompts.prompts.PromptSource('default', windows='starts', "
-        "shuffle=True), model, n_positions=8, count=1, seed=3), kinds=['logit'], seed=4, options="
-        "posbias.MeasureOptions(output='at(position=-2)', averaging='norms'))"
-    )
-    in_hand = HuggingFaceModel(model.network)
-    by_hand = pb.measure(in_hand, pb.load_prompts([[1, 2, 3]], in_hand, n_positions=3, count=1), kinds="logit")
-    assert by_hand.python.startswith("posbias.measure(model, posbias.load_prompts(") or by_hand.python.startswith(
-        "posbias.measure(model, prompts, "
-    )
+    monkeypatch.chdir(tiny_llama.parent)
+    defined = {"posbias": pb}
+    exec(found.python.replace("posbias.measure(", "again = posbias.measure("), defined)
+    np.testing.assert_array_equal(defined["again"].per_prompt["logit"], found.per_prompt["logit"])
     sinking = pb.Architecture(depth=2, heads=2, sinks=[[1.0, float("-inf")], [0.0, 2.0]], content=1.5)
     told = pb.predict(sinking, LENGTH, theory="rollout_content")
     again = eval(told.as_run().resolved["command"], {"posbias": pb})
@@ -267,20 +253,17 @@ def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_init
     assert names == sorted(names, key=lambda each: ("at initialisation" in each, "logit" not in each))
 
 
-def test_every_verb_that_has_a_verdict_shows_it(results):
-    facts = results["loaded"].facts()
-    assert facts == {"verdict": "\n".join(verdict(results["loaded"]))}
-
-
 def test_a_failed_run_shows_why_and_has_no_verdict():
     run = result_of(Record("audit", {}, status="failed", error="no memory left"))
     assert "no memory left" in run._repr_html_()
+    with pytest.raises(pb.UsageError, match="holds no curves over positions"):
+        run.plot()
     with pytest.raises(pb.UsageError, match="did not finish"):
         _ = run.verdict
 
 
 def test_places_are_marked_by_whole_numbers(results):
-    for positions in ((0,), (0, 1), (0, 3, 9), (0, 20, 39)):
+    for positions in ((0,), (0, 1), (0, 20, 39)):
         axes = position_curve(np.random.default_rng(0).random((8, len(positions))), positions=positions).plot(
             Figure().subplots()
         )
@@ -332,36 +315,6 @@ def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):
     np.testing.assert_allclose(found.profiles[LENGTH].influence, profile.influence, rtol=1e-9)
 
 
-def test_of_a_record_with_two_states_each_states_first_kind_is_drawn(measurement):
-    record = Record("audit", {})
-    subjects = [replace(measurement.measured, name=state) for state in ("trained", "initialised")]
-    store_subjects(record, [compare_subject(each, generator=np.random.default_rng(0)) for each in subjects])
-    shown = result_of(record).shown()
-    assert [series.name for series in shown.series if series.drawn] == [
-        "Jacobian, as trained",
-        "Jacobian, at initialisation",
-    ]
-    assert len(shown.series) == 4
-
-
-def test_what_holds_no_curves_says_so_and_still_shows_itself():
-    run = result_of(Record("predict", {}, status="failed", error="interrupted"))
-    with pytest.raises(pb.UsageError, match="holds no curves over positions"):
-        run.plot()
-    assert "predict, failed" in run._repr_html_()
-
-
-def test_the_range_of_shared_axes_is_that_of_every_curve_on_them():
-    axes = Figure().subplots()
-    steep, gentle = (pb.predict(pb.Architecture(depth=depth, mixing=0.5), LENGTH) for depth in (6, 1))
-    for result in (steep, gentle):
-        result.plot(axes)
-        low, high = axes.get_ylim()
-        values = np.concatenate([line.get_ydata() for line in axes.get_lines()])
-        assert low < values.min()
-        assert high > values.max()
-
-
 def test_of_several_results_each_goes_by_the_name_that_it_has_alone(measurement):
     axes = Figure().subplots()
     for result in (measurement, pb.predict(pb.Architecture(depth=2), LENGTH)):
@@ -370,14 +323,6 @@ def test_of_several_results_each_goes_by_the_name_that_it_has_alone(measurement)
     assert names == ["Jacobian", "logit gradient", "flat line", "published residual rollout"]
     stored = result_of(measurement.as_run())
     assert list(stored.to_pandas()["curve"].unique()) == list(measurement.to_pandas()["curve"].unique())
-
-
-def test_results_on_the_same_axes_share_one_flat_line():
-    axes = Figure().subplots()
-    for influence in ([0.2, 0.3, 0.5], [0.6, 0.3, 0.1]):
-        assert Profile(np.array(influence)).plot(axes) is axes
-    assert [line.get_label() for line in axes.get_lines()] == ["profile", "flat line", "profile"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()].count("flat line") == 1
 
 
 def test_a_new_picture_has_the_size_asked_for_in_inches():

@@ -157,29 +157,6 @@ def test_no_page_names_a_path_of_one_machine(page):
     assert not MACHINE_PATH.findall(page.read_text())
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("posbias forecast", "no verb"),
-        ("posbias audit demo --lenght 3", "No such option"),
-        ("posbias predict --length many", "valid int"),
-    ],
-)
-def test_a_command_line_that_does_not_exist_is_found(line, complaint):
-    with pytest.raises(Exception, match=complaint):
-        parse(line)
-
-
-def test_a_path_of_one_machine_is_found():
-    assert MACHINE_PATH.search("see /" + "home/someone/run")
-    assert not MACHINE_PATH.search("runs/tmp/demo and https://host/home/x")
-
-
-def test_commands_are_found_in_fences_and_in_the_text():
-    assert any("--encoding alibi" in line for line in commands(DOCS / "compare.md"))
-    assert len(commands(DOCS / "predict.md")) >= 8
-
-
 def test_the_reference_has_every_public_name():
     page = (DOCS / "reference.md").read_text()
     described = " ".join(re.findall(r"^```\{names\}\n(.*?)^```", page, re.M | re.S)).split()

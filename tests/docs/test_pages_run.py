@@ -87,11 +87,3 @@ def test_a_block_that_fails_is_a_failure(tmp_path, monkeypatch):
     ):
         with pytest.raises((AssertionError, NameError)):
             run_block(a_block(language, text), {})
-
-
-def test_numbers_line_breaks_and_ellipses_do_not_count_in_what_is_shown(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_block(
-        a_block("console", "$ posbias list mask\nposbias: unknown sort 'mask'; known: masks,\nencodings, ...\n"), {}
-    )
-    run_block(a_block("pycon", ">>> 40.5 + 2\n7.25\n>>> int('a b')\nValueError: invalid literal ... with base 8\n"), {})

@@ -1,15 +1,13 @@
 """The page and the tables of a decomposition, drawn from a made-up record with known shifts."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from posbias import Record, write_report
 from posbias.decomposition import Counterfactual, Decomposition, store_decomposition
-from posbias.report import report_of, show_report, verdict
+from posbias.report import verdict
 from posbias.report.decompose import (
     CAVEAT,
     decomposition_report,
@@ -119,14 +117,3 @@ def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
     assert (
         next(table.cells for table in tables_of(decomposition) if table.title.startswith("Shift"))[0][3].count("[") == 0
     )
-
-
-def test_the_terminal_gets_every_table_and_reason(decomposition):
-    console = Console(file=io.StringIO(), width=200)
-    show_report(report_of(decomposition), console)
-    printed = console.file.getvalue()
-    for text in (
-        *reasons_of(decomposition),
-        *(table.title for table in tables_of(decomposition)),
-    ):
-        assert text in printed

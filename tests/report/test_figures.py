@@ -1,30 +1,23 @@
 """Figures keep their numbers: on the page, in the picture, and in the ends of their scales."""
 
-import io
 import re
-from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure as Canvas
 
 from posbias import Profile, UsageError
 from posbias.display.figures import (
     DRAWN_POINTS,
-    FAINT,
-    GRID,
-    INK,
     LONG_CONTEXT,
     MEASURED,
     Curve,
     Figure,
     HeatMap,
-    Stroke,
     profile_curve,
     profiles_figure,
 )
-from posbias.display.static import TOLD_PLACES, draw_lines, fragment_of, image_of
+from posbias.display.static import TOLD_PLACES, fragment_of, image_of
 
 
 def _map(*matrices: np.ndarray, floor: float | None = None) -> HeatMap:
@@ -62,17 +55,6 @@ def test_what_steers_a_terminal_is_spelled_out_in_a_picture() -> None:
     assert r"<figcaption>t\u202e<" in fragment
 
 
-@pytest.mark.parametrize("floor", [None, 1e-3])
-def test_the_picture_has_a_colour_for_every_value(floor: float | None) -> None:
-    from PIL import Image
-
-    random = np.random.default_rng(0).random((4, 7))
-    picture = Image.open(io.BytesIO(image_of(_map(random, random, random, random, floor=floor))))
-    assert picture.size[0] > 1000
-    assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
-    assert image_of(_map(np.zeros((1, 1)), floor=floor))
-
-
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1 panel"):
         HeatMap("slug", "title", "x", "y", "value", {}, x=(0.0, 1.0), y=(0.0, 1.0))
@@ -103,20 +85,6 @@ def test_rows_tell_every_value_and_keep_their_names() -> None:
     assert fragment.count("stroke-width:0.9") >= 2, "an interval is a line"
 
 
-def test_texts_stay_texts_and_colours_are_the_pages() -> None:
-    figure = profiles_figure("s", "t", {"rollout": (Profile.normalised(np.ones(9)), Stroke("#123456", "solid"))})
-    fragment = fragment_of(figure, anchor="here")
-    assert ">rollout</text>" in fragment
-    assert "--c0: color-mix(in srgb, #123456 var(--keep, 100%), white)" in fragment
-    assert "stroke:var(--c0)" in fragment
-    assert {INK, FAINT, GRID, "#000000", "#ffffff"}.isdisjoint(
-        re.findall(
-            "[:(] *(#[0-9a-f]{6})", fragment.replace("var(--soft, #8a8a8a)", "").replace("var(--line, #e6e6e6)", "")
-        )
-    )
-    assert not re.search("<style|<metadata|20[0-9]{2}-", fragment)
-
-
 def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
     long, short = (
         profiles_figure("slug", "title", {"theory": (Profile.normalised(np.linspace(1.0, 3.0, n)), MEASURED)})
@@ -129,15 +97,6 @@ def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
     assert image_of(long) != image_of(short)
 
 
-def test_a_profile_has_both_scales_where_it_is_switched() -> None:
-    figure = profiles_figure("slug", "title", {}, measured={"measured": Profile.normalised(np.linspace(1.0, 3.0, 9))})
-    assert fragment_of(figure, anchor="here").count("<svg ") == 1
-    switched = fragment_of(figure, anchor="here", switched=True)
-    assert re.findall('<(?:svg class|input type|label for)="([^"]+)"', switched) == [
-        "checkbox", "here-linear", "log", "linear",
-    ]  # fmt: skip
-
-
 def test_a_long_curve_keeps_both_ends_whatever_is_left_out_between_them() -> None:
     long, short = (profile_curve("a", Profile.normalised(np.linspace(1, 2, n)), MEASURED) for n in (100_000, 90))
     drawn = long.thinned()
@@ -146,27 +105,6 @@ def test_a_long_curve_keeps_both_ends_whatever_is_left_out_between_them() -> Non
     assert drawn.from_end is not None
     np.testing.assert_array_equal(drawn.x + drawn.from_end, 100_000)
     assert short.thinned() is short
-
-
-def test_what_is_shaded_is_named_by_either_axis() -> None:
-    figure = replace(
-        profiles_figure("slug", "title", {"theory": (Profile.normalised(np.ones(LONG_CONTEXT)), MEASURED)}),
-        stretches=((0.0, 200.0, "10 %"), (920.0, 1120.0, "11 %"), (1840.0, 2047.0, "12 %")),
-        stretches_are="tenths",
-    )
-    fragment = fragment_of(figure, anchor="here")
-    assert ">distance from the end (1 is the last); shaded: tenths</text>" in fragment
-    assert ">12 %</text>" in fragment
-    assert image_of(figure) != image_of(replace(figure, stretches=()))
-    by_distance, by_position = Canvas().subplots(1, 2)
-    draw_lines(by_distance, figure, "log")
-    draw_lines(by_position, figure, "linear")
-    places = {text.get_text(): text.get_position()[0] for text in by_position.texts}
-    assert set(places) == {"10 %", "11 %", "12 %"}
-    assert places["10 %"] < 0.1 < places["11 %"] == pytest.approx(0.5, abs=0.01)
-    assert 0.9 < places["12 %"] < 1
-    assert {text.get_text() for text in by_distance.texts} >= {"11 %", "12 %"}
-    assert all(0 < text.get_position()[0] < 1 for text in by_distance.texts), "none across an axis"
 
 
 def test_a_solid_curve_that_covers_another_is_dashed() -> None:

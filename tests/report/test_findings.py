@@ -1,9 +1,7 @@
 """A claim needs its interval: what may be said from given numbers, and what must be left open."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +16,8 @@ from posbias.comparison import (
     TheoryProfile,
 )
 from posbias.comparison.stored import ProfileRun
-from posbias.report import verdict
 from posbias.report.findings import verdict_of
 from posbias.statistics import Interval
-
-Build = Callable[..., Any]
 
 NEUTRAL = {
     "first_tenth": Interval(0.1, 0.08, 0.12),
@@ -167,11 +162,3 @@ def test_a_comparison_says_what_its_paired_interval_decides() -> None:
         run = view(prompts=distances(Interval(*interval)))
         run = replace(run, subjects=(replace(run.subjects[0], name="comparison"),))
         assert verdict_of(run) == (f"{words} (W1 0.050 [0.040, 0.060] against 0.100).",)
-
-
-def test_an_audit_answers_in_lines(audit_record: Build) -> None:
-    middle, advice, end, *_, nearest = verdict(audit_record())
-    assert middle.startswith("It loses the middle: ")
-    assert advice.startswith("Influence is not use: ")
-    assert end.startswith("It favours the beginning, by ")
-    assert nearest.startswith("Nearest theory: power rollout, at W1 ")

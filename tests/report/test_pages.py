@@ -7,7 +7,7 @@ import pytest
 
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
-from posbias import Record, write_report
+from posbias import write_report
 from posbias.runs.records import read_record
 from posbias_papers import reproduction_record
 from posbias_papers.reproduction import Reproduction
@@ -87,44 +87,3 @@ def test_no_page_cuts_anything_at_either_width(
             assert look["pictures"], (name, "the answer is seen, not read alone")
         if frame[0] == 1400:
             assert look["answered"] <= 900, (name, "verdict and picture need no scrolling", look["answered"])
-
-
-FINDINGS = (
-    "const check = async frame => {"
-    "const [table] = shownIn(frame.contentDocument, 'table.prose');"
-    "return [...table.querySelectorAll('th, td')].map(each => box(each).right); };"
-)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_published_findings_are_read_without_scrolling_sideways(tmp_path: Path) -> None:
-    case = "-0.033 [-0.050, -0.015]"
-    reported = "no lost-in-the-middle from data biased to one place only."
-    cells = [
-        [
-            "Figures 2 and 4",
-            reported,
-            f"Gap of the end: {'; '.join(f'none, {n} layers {case}' for n in range(6))}.",
-            verdict,
-            "–",
-        ]
-        for verdict in ("reproduced", "undecided")
-    ]
-    header = ["where", "the source reports", "here", "verdict", "all 12 quantities together"]
-    record = Record(
-        "reproduce",
-        {},
-        {"title": "A study"},
-        scalars={
-            "experiment": "position-copy-liu2026",
-            "rows": [],
-            "facts": {},
-            "statements": ["Of 2 published findings: 1 reproduced, 1 undecided."],
-            "tables": [{"title": "Published findings", "header": header, "cells": cells, "prose": False}],
-            "figures": [],
-        },
-    )
-    page = write_report([record], tmp_path / "run")
-    ((*columns,),) = looked_at([(page, 1400, 900, "light")], FINDINGS, tmp_path)
-    assert max(columns) <= 1400
-    assert page.read_text().index(">verdict<") < page.read_text().index(">where<")

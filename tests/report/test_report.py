@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from browser import BROWSER, looked_at
-from posbias import Architecture, Profile, Record, RunError, UsageError, compare, predict, write_report
+from posbias import Architecture, Profile, Record, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
 from posbias.comparison.stored import ProfileRun, store_subjects
@@ -22,7 +22,6 @@ from posbias.report import Report, report_of, show_report
 from posbias.report.findings import percent
 from posbias.report.page import html_of
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
-from posbias.runs.records import read_record
 from posbias.theory import predictions_record
 
 Build = Callable[..., Any]
@@ -50,26 +49,6 @@ def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
     values = Profile.normalised(1 / (1 + np.arange(n_positions, dtype=np.float64))).influence
     arguments = {"depth": 12, "theory": theory, "n_positions": n_positions}
     return Record("predict", arguments, {"theory": theory}, arrays={"profile/influence": values})
-
-
-def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> None:
-    record = audit_record()
-    record.save(tmp_path / "run")
-    again = ProfileRun.from_record(read_record(tmp_path / "run"))
-    before = ProfileRun.from_record(record)
-    assert tables_of(again) == tables_of(before)
-    trained = again.subjects[0]
-    np.testing.assert_array_equal(
-        trained.measured["jacobian"].profile.influence, record.arrays["trained/measured/jacobian/influence"]
-    )
-    assert list(trained.theories) == ["rollout", "attention_only", "power_rollout"], "order is kept"
-    assert trained.comparisons[0].prompts == before.subjects[0].comparisons[0].prompts
-    assert again.contrasts["jacobian"] == before.contrasts["jacobian"]
-    assert again.subjects[1].measured["jacobian"].n_independent == 8
-    assert again.left_out == (
-        "Content logits were not measured.",
-        "The mean-field theory does not apply to this family.",
-    )
 
 
 def tables_of(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
@@ -105,16 +84,8 @@ def test_tables_carry_every_number(audit_record: Build) -> None:
         block for block in view.subjects[0].comparisons if (block.theory, block.kind) == ("power_rollout", "jacobian")
     )
     assert block.prompts is not None
-    assert best["against a flat line"] == "closer"
     assert best["distance W1 [95 %]"] == str(block.prompts.distance)
-    assert block.metrics["wasserstein"] == pytest.approx(block.prompts.distance.value)
     assert best["a flat line's distance"] == f"{block.flat['wasserstein']:.3f}" == f"{block.prompts.flat.value:.3f}"
-    noises = {
-        row["between halves of the texts"]
-        for row in rows
-        if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")
-    }
-    assert len(noises) == 1, "one measurement has one noise"
     (change,) = tables["What differs between the two?"]
     contrast = view.contrasts["jacobian"]
     assert change["last tenth"] == contrast.statistics["last_tenth"].text("+.1f", scale=100, unit=" points")
@@ -166,12 +137,6 @@ def test_names_with_a_slash_are_refused() -> None:
     subject = Subject("trained", mixing={"a/b": Mixing(np.array([0.1]))})
     with pytest.raises(UsageError, match="slash"):
         store_subjects(Record("audit", {}), [subject])
-
-
-def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="cannot write the report"):
-        write_report([prediction()], tmp_path / "file" / "out")
 
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: Build) -> None:
@@ -314,10 +279,6 @@ def test_pages_of_long_contexts_are_light(tmp_path: Path) -> None:
     record = Record("predict", {}, {"title": "24 predictions", "curves": curves}, arrays=arrays)
     assert write_report([record], tmp_path / "one").stat().st_size < 250_000
     assert write_report([record, record], tmp_path / "two").stat().st_size < 500_000
-
-
-def test_an_audit_of_a_long_context_is_a_light_page(tmp_path: Path, audit_record: Build) -> None:
-    assert write_report([audit_record(n_positions=16_384, count=6)], tmp_path).stat().st_size < 250_000
 
 
 LOOK = """

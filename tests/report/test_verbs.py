@@ -1,16 +1,14 @@
 """What the pages of single verbs say first, and draw: in numbers that can be true, and of curves that can be seen."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from posbias import DesignOptions, Record, design, place, write_report
-from posbias.display.figures import Figure, HeatMap
+from posbias import DesignOptions, Record, design, place
+from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.evaluation.placement import MeasuredUse, Placement
@@ -23,44 +21,6 @@ from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.runs.records import plain
 from posbias.statistics import Interval
 
-BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")
-SIMILARITIES = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")
-BY_LAYER = ("mixing/tokens", "mixing/frobenius", "monotonicity/violated", "monotonicity/gap")
-ENDS = (("low", 0.1), ("high", 1.3))
-EXCEEDING = {"value": 0.8, "low": 0.3, "high": 1.0}
-
-
-def attention(cells: int = 12) -> Record:
-    """Of a record of an older version, in which the intervals of shares exceed 1."""
-    random = np.random.default_rng(0)
-    arrays = {"distance/even": np.ones(3), "mixing/by_position": random.random((3, 12))}
-    shapes = dict.fromkeys((*BY_HEAD, *(f"similarity/{name}" for name in SIMILARITIES)), (2, 3, 2))
-    shapes |= dict.fromkeys(BY_LAYER, (2, 3)) | {"sinks": (2, 2, 12)}
-    for name, (count, *rest) in shapes.items():
-        each = np.linspace(0.4, 0.9, count).reshape(-1, *[1] * len(rest))
-        arrays[f"{name}/per_prompt"] = np.broadcast_to(each, (count, *rest)).copy()
-        arrays |= {f"{name}/{end}": np.full(rest if name == "sinks" else rest[:1], at) for end, at in ENDS}
-    arrays["sinks/by_layer"] = random.random((2, 3, 12))
-    arrays |= {f"kernels/{name}": np.tril(random.random((3, cells, cells))) for name in ("mean", "squared")}
-    arrays["kernels/bounds"] = np.arange(cells + 1)
-    arrays |= {"rollouts/power/per_prompt": np.full((2, 12), 1 / 12), "content/scale": np.ones(3)}
-    arrays["similarity/edges"] = np.zeros((2, 2))
-    shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token", "flat")
-    scalars = {"sink_thresholds": [0.2, 0.3], "left_out": [], "caveats": [], "row_error": 0.0}
-    scalars["rollouts"] = {"power": dict.fromkeys(shares, EXCEEDING)}
-    return Record("attention", {}, {"title": "demo"}, arrays=arrays, scalars=scalars)
-
-
-def test_no_share_of_attention_exceeds_all_of_it() -> None:
-    report = report_of(attention())
-    assert "in 65 % [10, 100] of queries" in report.verdict[1]
-    cells = [row[1] for table in report.summary for row in table.cells if "logit" not in row[0] and "," not in row[0]]
-    ends = [float(end) for text in cells for end in re.findall(r"(\S+)\]", text)]
-    assert ends
-    assert max(ends) == 1.0
-    shares = {figure.slug: figure for figure in report.figures if isinstance(figure, Figure)}
-    assert max(float(curve.high.max()) for curve in shares["sinks"].curves if curve.high is not None) <= 1
-
 
 def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
     spread = np.array([0.9, 0.2])
@@ -69,12 +29,6 @@ def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
     assert head.high[0] > 1, "of a number that may be any"
     assert Similarity(head, head, head, head, np.zeros((2, 2)), None).diagonal.high.tolist() == [1.0]
     assert np.isposinf(HeadStatistic.of(spread[:1, None, None]).as_share().high[0])
-
-
-def test_a_kernel_of_many_cells_is_drawn_in_fewer(tmp_path: Path) -> None:
-    maps = {figure.slug: figure for figure in report_of(attention(600)).figures if isinstance(figure, HeatMap)}
-    assert maps["kernels"].panels["layer 0"].shape == (128, 128)
-    assert write_report([attention(600)], tmp_path).stat().st_size < 250_000
 
 
 def placed(curve: list[float], *, count: int = 40) -> Placement:

@@ -63,14 +63,6 @@ def test_a_caveat_of_an_older_record_is_told_by_its_name_and_numbers(tmp_path):
     assert loaded.model == {"caveats": ["falcon_alibi_twice"]}
 
 
-def test_record_json_is_strict_json_with_versions_and_no_paths(tmp_path):
-    example(0.25).save(tmp_path / "run")
-    text = (tmp_path / "run" / RECORD_FILE).read_text()
-    document = json.loads(text, parse_constant=pytest.fail)
-    assert document["environment"]["packages"]["torch"]
-    assert str(tmp_path) not in text
-
-
 def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
     example(0.25).save(tmp_path / "run")
     old_json = (tmp_path / "run" / RECORD_FILE).read_bytes()
@@ -166,14 +158,6 @@ def test_what_is_printed_is_by_the_schema_too(posbias):
         assert not record_schema().is_valid(wrong), wrong.keys()
 
 
-def test_unknown_format_version_is_refused(tmp_path):
-    record = example(0.25)
-    record.format_version = 99
-    record.save(tmp_path / "run")
-    with pytest.raises(UsageError, match="record format 99"):
-        read_record(tmp_path / "run")
-
-
 def test_missing_and_damaged_runs_are_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no posbias run"):
         read_record(tmp_path)
@@ -184,20 +168,16 @@ def test_missing_and_damaged_runs_are_refused(tmp_path):
     with pytest.raises(UsageError, match="not what posbias wrote"):
         read_record(tmp_path)
     assert not (tmp_path / RECORD_FILE).exists()
-    for name, value, message in (("format_version", None, "record format None"), ("new", 1, "damaged or from another")):
+    for name, value, message in (
+        ("format_version", 99, "record format 99"),
+        ("format_version", None, "record format None"),
+        ("new", 1, "damaged or from another"),
+    ):
         record = example(0.25)
         setattr(record, name, value)
         record.write_run(tmp_path)
         with pytest.raises(UsageError, match=message):
             read_record(tmp_path)
-
-
-def test_unwritable_places_are_refused_before_any_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"), held(tmp_path / "file" / "run"):
-        pass
-    with pytest.raises(RunError, match="cannot write the record"):
-        example(0.5).save(tmp_path / "file" / "run")
 
 
 def test_a_full_disk_leaves_the_old_run(tmp_path, monkeypatch):
@@ -345,12 +325,6 @@ def test_resuming_a_finished_run_that_cannot_be_resumed_leaves_it(tmp_path):
         with pytest.raises(RunError, match="gone"):
             run(resume)
         assert read_record(tmp_path).status == status
-
-
-def test_a_wrong_request_leaves_no_directory_behind(tmp_path):
-    with pytest.raises(UsageError), run_directory(tmp_path / "new" / "deep" / "run", verb="measure", arguments={}):
-        raise UsageError("wrong")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_fails_leaves_no_report_of_an_older_one(tmp_path):

@@ -173,31 +173,6 @@ def test_another_models_run_is_not_taken_over(asked, tmp_path):
     assert second.model["source"] == pb.load_record(tmp_path).record.model["source"] != first.model["source"]
 
 
-def test_a_measurement_taken_over_has_what_the_fresh_one_has(asked, tmp_path):
-    fresh = measure(asked, directory=tmp_path)
-    again = measure(asked, directory=tmp_path, resume=True)
-    assert again.kinds == fresh.kinds
-    for name in ("profiles", "depth"):
-        for one, same in zip(*(_profiles(getattr(run, name)) for run in (fresh, again)), strict=True):
-            for end in ("influence", "low", "high"):
-                np.testing.assert_array_equal(getattr(one, end), getattr(same, end))
-    for name in ("per_prompt", "standard_errors"):
-        assert list(getattr(again, name)) == list(getattr(fresh, name))
-        for kind, rows in getattr(fresh, name).items():
-            np.testing.assert_array_equal(getattr(again, name)[kind], rows)
-    assert list(again.mixings) == list(fresh.mixings) != []
-    for definition, mixing in fresh.mixings.items():
-        np.testing.assert_array_equal(again.mixings[definition].high, mixing.high)
-    assert (again.count, again.n_positions, again.left_out) == (fresh.count, fresh.n_positions, fresh.left_out)
-    assert again.options == replace(fresh.options, resume=True, together=None)
-    assert again.tokens(1).prompt == 1
-    assert again.describe()["kinds"] == fresh.describe()["kinds"]
-
-
-def _profiles(owner):
-    return owner.profiles if hasattr(owner, "profiles") else list(owner.values())
-
-
 def test_within_a_run_its_directory_stands_for_it(tmp_path):
     with run_directory(tmp_path, verb="measure", arguments={"a": 1}, command="posbias measure m") as outer:
         with run_directory(tmp_path, verb="measure", arguments={"b": 2}) as inner:

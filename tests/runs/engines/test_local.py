@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -140,12 +139,6 @@ def test_wrong_engines(spelled, message):
 def test_no_units_start_nothing(tmp_path):
     assert list(Local(workers=2).run(Squares(tmp_path), [])) == []
     assert collect(Squares(tmp_path), [], engine=Local(workers=2), store=PartStore(None, {}, resume=False)) == []
-
-
-def test_arrays_keep_type_and_shape_through_a_process(tmp_path):
-    ((_, arrays),) = Local(workers=2).run(Squares(tmp_path), [3])
-    assert arrays["square"].dtype == np.int64
-    assert arrays["square"].shape == (1,)
 
 
 ORPHANS = """

@@ -3,15 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import posbias as pb
 from engine_workloads import Squares
-from planted import trial_record
-from posbias import MitigateOptions, UsageError
+from posbias import UsageError
 from posbias.runs.engines import Local, Ray
 from posbias.runs.records import read_record
 
@@ -32,25 +30,6 @@ def cluster(monkeypatch):
     yield nodes
     ray.shutdown()
     nodes.shutdown()
-
-
-def test_two_nodes_try_methods_as_this_process_does(cluster, long_llama):
-    responder = pb.LocalResponder(pb.load_model(str(long_llama)))
-    given = MitigateOptions(
-        methods=["temperature(scale=0.3)", "temperature"],
-        calibration=4,
-        evaluation=pb.EvaluateOptions(count=6, positions=(0, 1), generate=False),
-        documents=2,
-        length=32,
-        short=False,
-    )
-    here = trial_record("key_value(pairs=2)", responder, given)
-    shared = replace(given, engine=Ray(threads=1, address=cluster.address))
-    there = trial_record("key_value(pairs=2)", responder, shared)
-    for name, array in here.arrays.items():
-        np.testing.assert_allclose(there.arrays[name], array, rtol=1e-5, err_msg=name)
-    verdicts = [[entry["verdict"] for entry in each.scalars["judgement"]["verdicts"]] for each in (here, there)]
-    assert verdicts[0] == verdicts[1]
 
 
 def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(cluster, tiny_llama, tmp_path):
