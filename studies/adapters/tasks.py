@@ -67,7 +67,6 @@ class Entries(LanguageTask):
     """Text before, between and after the entries."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if type(self.entries) is not int or not 2 <= self.entries <= self.most:
             raise UsageError(f"{self.name}: entries must be 2 ... {self.most}, got {self.entries!r}")
 

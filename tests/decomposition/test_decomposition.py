@@ -45,7 +45,7 @@ def prompts():
 @pytest.fixture(scope="module")
 def decomposition(model, prompts):
     torch.set_num_threads(1)
-    chosen = [*DEFAULT_INTERVENTIONS, "window(width=4)", "attention_scaled(factor=1)"]
+    chosen = [*DEFAULT_INTERVENTIONS, "window(width=4)", "attention_scaled(factor=1.0)"]
     return decompose(model, prompts, options=DecomposeOptions(interventions=chosen, kinds=KINDS))
 
 
@@ -82,7 +82,7 @@ def test_every_profile_is_a_distribution_and_every_absence_has_a_reason(decompos
         "no_content": set(),
         "sink_masked": {"rollout_content"},
         "window(width=4)": set(),
-        "attention_scaled(factor=1)": set(),
+        "attention_scaled(factor=1.0)": set(),
     }
 
 
@@ -116,7 +116,7 @@ def test_theories_are_what_their_names_say(model, prompts, decomposition):
 
 
 def test_a_change_that_changes_nothing_shifts_nothing(decomposition):
-    entry = item(decomposition, "attention_scaled(factor=1)")
+    entry = item(decomposition, "attention_scaled(factor=1.0)")
     assert np.all(entry.divergence < 1e-12)
     shifts = [shift for shift in decomposition.shifts if shift.intervention == entry.name]
     assert len(shifts) == 3 * (len(SOURCES) + 3)  # three sources speak of the second kind, too

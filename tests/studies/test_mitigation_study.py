@@ -133,12 +133,6 @@ def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(mode
     assert f"{paid} of them for methods whose mean or worst position rises" in page
 
 
-@pytest.mark.parametrize("name", ["controls", "controls_2"])
-def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    _script("controls").summary(json.loads((STUDY / f"{name}.json").read_text()))
-    assert capsys.readouterr().out == (STUDY / f"{name}.csv").read_text()
-
-
 def test_the_heads_that_two_closed_forms_find_are_those_of_their_numbers() -> None:
     found = json.loads((STUDY / "controls_2.json").read_text())
     power, first = (np.ravel(found[name]["values"]) for name in ("power of the position", "first token"))

@@ -152,7 +152,7 @@ def test_levels_are_spelled_as_literals():
     assert str(SampledHeads(50)) == "sampled(heads=50)"
     with pytest.raises(UsageError, match="known: first, sampled, value"):
         LEVELS.parse("second")
-    with pytest.raises(UsageError, match=">= 1, got 0"):
+    with pytest.raises(UsageError, match=">= 1 and <= 50,000,000, got 0"):
         SampledHeads(0)
 
 

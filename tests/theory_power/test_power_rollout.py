@@ -169,7 +169,7 @@ def test_attention_rollout_without_mixing_stays_at_the_last_position(tiny_model:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"form": "dense"}, "unknown form 'dense' .* known: diagonal, isotropic"),
+        ({"form": "dense"}, "form must be one of diagonal, isotropic, got 'dense'"),
         ({"target": "loss"}, "unknown target 'loss' .* known: jacobian, probability, logprob"),
     ],
 )

@@ -119,8 +119,13 @@ def asks_interface(module: nn.Module) -> bool:
     return code is not None and INTERFACE in code.co_names
 
 
-def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
-    """The stream that a block, or its attention, is about to read, among the arguments of its call."""
+def stream_read(
+    positional: tuple[Any, ...], named: Mapping[str, Any]
+) -> Float[Tensor, "*copies batch position feature"]:
+    """The stream that a block, or its attention, is about to read, among the arguments of its call.
+
+    Gemma 3n has several copies of it.
+    """
     stream: Tensor = positional[0] if positional else named["hidden_states"]
     return stream
 

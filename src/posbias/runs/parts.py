@@ -113,9 +113,21 @@ def clear_parts(directory: str | Path) -> None:
         return
     clear_unfinished(directory)
     for path in parts.glob("*.safetensors"):
-        path.unlink(missing_ok=True)
+        if _is_piece(path):
+            path.unlink(missing_ok=True)
     with suppress(OSError):  # a user's own files stay, and with them the directory
         parts.rmdir()
+
+
+def _is_piece(path: Path) -> bool:
+    """True if a file carries a fingerprint: other files are the user's, or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return "fingerprint" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def clear_unfinished(directory: str | Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from posbias.errors import RunError, UsageError
 from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts
-from posbias.runs.records import Record, finished_record, without_paths
+from posbias.runs.records import Record, finished_record, read_record, without_paths
 
 PIECES = "finished pieces"
 WORK = {
@@ -91,7 +91,7 @@ def run_directory(
             remove_pieces(held_directory)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
-        before = _finished_id(held_directory)
+        before, written = _finished_id(held_directory), _written_id(held_directory)
         run = OpenRun(held_directory, arguments, command, before if resume else None)
         token = _OPEN.set({**_OPEN.get(), place: run})
         try:
@@ -99,7 +99,8 @@ def run_directory(
         except UsageError:
             raise
         except Exception as error:
-            there, saved = _finished_id(held_directory), run.finished not in (None, before)
+            there = _finished_id(held_directory)
+            saved = run.finished not in (None, before) or _written_id(held_directory) != written
             if not saved and (there is None or (there == before and not resume)):
                 with suppress(RunError):
                     failed_record(verb, arguments, error).write_run(held_directory)
@@ -111,6 +112,13 @@ def run_directory(
 def _finished_id(directory: Path) -> str | None:
     record = finished_record(directory)
     return None if record is None else record.run_id
+
+
+def _written_id(directory: Path) -> str | None:
+    """The run whose record a directory holds, also one that failed and says so itself."""
+    with suppress(UsageError):
+        return read_record(directory).run_id
+    return None
 
 
 def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = False) -> None:
