@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import typer
@@ -160,6 +161,7 @@ def test_no_page_names_a_path_of_one_machine(page):
 def test_the_reference_has_every_public_name():
     page = (DOCS / "reference.md").read_text()
     described = " ".join(re.findall(r"^```\{names\}\n(.*?)^```", page, re.M | re.S)).split()
+    assert all(resolve_name(f"posbias.{name}") for name in described)
     described = [*(name for name in described if "." not in name), *re.findall(r"^`posbias\.(\w+)`", page, re.M)]
     assert sorted(described) == sorted(dir(posbias))
 
