@@ -25,7 +25,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "alibi": {"depth": 4, "heads": 3, "encoding": "alibi", "mixing": [0.2, 0.37, 0.53, 0.7]},
     "decay": {"depth": 4, "encoding": "decay(rate=0.8)", "mixing": 0.3},
     "rope": {"depth": 3, "heads": 2, "encoding": "rope(base=100.0, head_dim=8)", "mixing": 0.6},
-    "content": {"depth": 3, "heads": 2, "mixing": 0.5, "content": [[1.0, -2.0], [0.0, 3.0], [5.0, -5.0]]},
+    "content": {"depth": 3, "heads": 2, "mixing": 0.5, "content": [[-30.0, 2.0], [0.5, 260.0], [1.0, -1.0]]},
     "window and alibi, mixed layers": {
         "depth": 3,
         "heads": 2,

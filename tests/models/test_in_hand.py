@@ -18,7 +18,6 @@ from transformers import (
 )
 
 import posbias as pb
-from posbias.models.demo import fetch_demo
 from posbias.models.networks import reinitialise
 from posbias.models.weights import network_sha256
 from tiny_families import CONFIGS, MIXTURES, READS_TOKENS, shaken_model
@@ -37,18 +36,6 @@ def test_it_measures_as_the_same_model_by_name(tiny_llama):
     for kind, profile in one.profiles.items():
         np.testing.assert_array_equal(profile.influence, other.profiles[kind].influence)
     np.testing.assert_array_equal(one.mixing, other.mixing)
-
-
-@pytest.mark.slow
-def test_the_demo_model_in_hand_is_the_demo_model():
-    directory = fetch_demo()
-    network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model, named = pb.load_model(network, AutoTokenizer.from_pretrained(directory)), pb.load_model("demo")
-    one, other = (
-        pb.measure(each, pb.load_prompts("default", each, n_positions=32, count=2)) for each in (model, named)
-    )
-    for kind, profile in one.profiles.items():
-        np.testing.assert_allclose(profile.influence, other.profiles[kind].influence, rtol=1e-4)
 
 
 def test_an_audit_draws_it_anew_and_names_it_without_its_place(tiny_llama):

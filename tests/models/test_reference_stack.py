@@ -1,7 +1,5 @@
 """Stacked models: each computes what it computes alone, whatever its mask and encoding, and so do its gradients."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -52,41 +50,3 @@ def test_a_member_is_itself_in_any_company(architectures: list[Architecture], re
         torch.testing.assert_close(together[0][member], alone[0][0], rtol=SAME, atol=SAME)
         for name, value in alone[1].items():
             torch.testing.assert_close(together[1][name][member], value[0], rtol=SAME, atol=SAME)
-
-
-def test_shapes_tell_apart_what_cannot_compute_together() -> None:
-    config = retrieval_network(Architecture(2))
-    others = [
-        retrieval_network(Architecture(3)),
-        retrieval_network(Architecture(2), residual=True),
-        retrieval_network(Architecture(2, encoding="rope")),
-        retrieval_network(Architecture(2, encoding="sinusoidal(width=64)")),
-        replace(config, norm="pre"),
-        replace(config, dtype="float64"),
-    ]
-    assert len({shape_of(each, N) for each in [config, *others]}) == 1 + len(others)
-    assert shape_of(config, N) == shape_of(replace(config, seed=5), N) != shape_of(config, N + 1)
-
-
-@pytest.mark.parametrize("encoding", ["none", "rope"])
-def test_gradients_match_central_differences(encoding: str) -> None:
-    config = ReferenceConfig(
-        Architecture(2, encoding=encoding),
-        width=4,
-        vocabulary_size=None,
-        outputs=3,
-        attention="content",
-        values="gaussian",
-        output_map=False,
-        residual="added",
-    )
-    parameters = stacked([draw_parameters(config, torch.Generator().manual_seed(seed)) for seed in range(2)])
-    constants = stacked([constants_of(config, 4)] * 2)
-    shape, names = shape_of(config, 4), list(parameters)
-
-    def logits(inputs: Tensor, *values: Tensor) -> Tensor:
-        return forward(shape, dict(zip(names, values, strict=True)), constants, inputs, rows=(3,))
-
-    inputs = torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    leaves = [value.requires_grad_() for value in (inputs, *parameters.values())]
-    assert torch.autograd.gradcheck(logits, leaves, fast_mode=True)

@@ -27,22 +27,10 @@ def network(config: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize("name", LONGROPE)
-def test_longrope_switches_at_the_original_length(name: str) -> None:
-    lengths = AngleLengths.of(shaken_model(name).network)
-    assert lengths == AngleLengths(switches=(24,))
-    assert lengths.angles(3) == lengths.angles(24) != lengths.angles(25) == lengths.angles(60)
-
-
 def test_dynamic_angles_are_their_own_at_every_length_beyond_the_configured_one() -> None:
     lengths = AngleLengths.of(network(llama(rope_type="dynamic", factor=2.0)))
     assert lengths == AngleLengths(moving_from=64)
     assert lengths.angles(64) == lengths.angles(1) != lengths.angles(65) != lengths.angles(66)
-
-
-@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])
-def test_other_angles_depend_on_the_position_alone(rope: dict[str, Any]) -> None:
-    assert AngleLengths.of(network(llama(**rope))) == AngleLengths()
 
 
 def test_a_sort_of_layers_may_switch_alone() -> None:
