@@ -1,90 +1,75 @@
 """The reference transformer computes what Hugging Face's GPT-2, Llama and BLOOM compute, from the same weights."""
 
-import sys
 from typing import Any
 
 import pytest
 import torch
-from tests.hugging_face_reference import reference_from_hugging_face
-from tests.tiny_families import CONFIGS
 
-from posbias import UsageError
+from posbias import Architecture
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.networks import random_network
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
+from tiny_families import shaken_model
 
-SINGLE = 1e-5
-DOUBLE = 1e-10
-FITTING = ["gpt2", "gpt2-layer-scale", "llama", "llama-biases", "bloom", "bloom-6-heads", "mistral", "qwen2", "opt"]
+ROUNDING = 1e-5
+"""Relative to the largest logit: transformers takes norms, softmax and rotary angles in float32."""
+COMMON = {"attention": "content", "values": "gaussian", "residual": "added", "norm": "pre", "mlp": True}
+LAYER_NORMS = {"normalisation": "layer", "norm_epsilon": 1e-5, "activation": "gelu_tanh", "biases": True}
+GATED = {"norm_epsilon": 1e-6, "activation": "silu", "gated_mlp": True, "mlp_width": 48, "key_value_heads": 2}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt2": {**LAYER_NORMS, "learned_positions": 64},
+    "llama": GATED,
+    "llama-biases": {**GATED, "biases": True, "head_width": 16},
+    "bloom": {**LAYER_NORMS, "embedding_norm": True},
+}
+ENCODINGS = {"gpt2": "none", "llama": "rope(head_dim=8)", "llama-biases": "rope(head_dim=16)", "bloom": "alibi"}
 
 
-def tiny(name: str, dtype: torch.dtype) -> HuggingFaceModel:
-    """A random model whose biases and gains are not at their neutral values."""
-    network = random_network(CONFIGS[name](), seed=1).to(dtype)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
-    return HuggingFaceModel(network)
+def weights_of(model: HuggingFaceModel) -> dict[str, torch.Tensor]:
+    """Maps [out, in] as [head, in, feature], by the reference's names."""
+    family, network = model.family, model.network
+    found: dict[str, torch.Tensor | None] = {
+        "embedding": network.get_input_embeddings().weight,
+        "unembedding": network.get_output_embeddings().weight,
+    }
+    if family.position_table is not None:
+        found["positions"] = network.get_submodule(family.position_table).get_parameter("weight")
+    norms = {"final": network.get_submodule(family.final_norm)}
+    if family.embedding_norm is not None:
+        norms["embedding"] = network.get_submodule(family.embedding_norm)
+    for layer, block in enumerate(family.blocks(network)):
+        name = f"blocks.{layer}"
+        norms[f"{name}.attention"], norms[f"{name}.mlp"] = block.attention_norm, block.mlp_norm
+        parts, mlp = family.attention_parts(block, model.config), family.mlp_parts(block, model.config)
+        for of in ("query", "key", "value"):
+            weight, bias = getattr(parts, of), getattr(parts, f"{of}_bias")
+            found[f"{name}.{of}"] = weight.unflatten(0, (-1, parts.head_dim)).transpose(1, 2)
+            found[f"{name}.{of}_bias"] = None if bias is None else bias.unflatten(0, (-1, parts.head_dim))
+        found[f"{name}.output"] = parts.output.T.unflatten(0, (-1, parts.head_dim))
+        found[f"{name}.output_bias"] = parts.output_bias
+        for of in ("up", "gate", "down"):
+            weight = getattr(mlp, of)
+            found[f"{name}.{of}"] = None if weight is None else weight.T
+            found[f"{name}.{of}_bias"] = getattr(mlp, f"{of}_bias")
+    for name, module in norms.items():
+        norm = family.norm(module)
+        found[f"{name}_gain"], found[f"{name}_shift"] = norm.gain, norm.bias
+    return {name: weight for name, weight in found.items() if weight is not None}
 
 
-def difference(model: HuggingFaceModel) -> float:
-    """The largest between all logits of two prompts."""
-    reference = reference_from_hugging_face(model)
+@pytest.mark.parametrize("name", SETTINGS)
+@torch.no_grad()
+def test_logits_agree(name: str) -> None:
+    model = shaken_model(name)
+    config = ReferenceConfig(
+        Architecture(3, 4, encoding=ENCODINGS[name]),
+        width=model.width,
+        vocabulary_size=model.vocabulary_size,
+        **COMMON,
+        **SETTINGS[name],
+    )
+    reference = ReferenceTransformer(config, weights_of(model))
     token_ids = torch.randint(0, model.vocabulary_size, (2, 13), generator=torch.Generator().manual_seed(3))
     theirs = model.outputs(model.embed(token_ids), list(range(13))).logits
     ours = reference.outputs(reference.embed(token_ids), list(range(13))).logits
-    return float((ours - theirs).abs().max())
-
-
-@pytest.mark.parametrize("name", FITTING)
-def test_logits_agree_in_single_precision(name: str) -> None:
-    assert difference(tiny(name, torch.float32)) < SINGLE
-
-
-class DoubleTorch:
-    """PyTorch, but whoever asks for single precision gets double."""
-
-    float32 = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-def in_double(monkeypatch: pytest.MonkeyPatch, model: HuggingFaceModel) -> None:
-    """Lift what transformers keeps in single precision whatever the weights: norms, softmax, rotary angles, a tanh."""
-    network: Any = model.network
-    monkeypatch.setattr(sys.modules[type(network).__module__], "torch", DoubleTorch())
-    if model.model_type == "llama":
-        half = model.config.head_dim // 2
-        base = model.config.rope_parameters["rope_theta"]
-
-        def angles(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            frequency = base ** (-torch.arange(half, dtype=torch.float64) / half)
-            turn = (position_ids[..., None] * frequency).repeat(1, 1, 2)
-            return turn.cos(), turn.sin()
-
-        monkeypatch.setattr(network.model.rotary_emb, "forward", angles)
-    if model.model_type == "bloom":
-        for block in network.transformer.h:
-            block.mlp.gelu_impl = torch.nn.GELU(approximate="tanh")
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "llama-biases", "bloom"])
-def test_logits_agree_in_double_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny(name, torch.float64)
-    in_double(monkeypatch, model)
-    assert difference(model) < DOUBLE
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("phi", "phi has attention and MLP in parallel"),
-        ("qwen3", "qwen3 has norms on queries and keys"),
-        ("gemma2", "gemma2 has norms after its branches"),
-        ("stablelm", "stablelm has rotary positions of part of a head"),
-    ],
-)
-def test_what_no_reference_layer_has_is_refused(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        reference_from_hugging_face(tiny(name, torch.float32))
+    torch.testing.assert_close(ours, theirs.double(), rtol=0, atol=ROUNDING * float(theirs.abs().max()))
