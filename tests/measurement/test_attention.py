@@ -10,7 +10,6 @@ from torch import nn
 
 from operations import Operations
 from posbias import AttentionOptions, RunError, UsageError, attention
-from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.measurement.attention.layer_statistics import (
     KernelSums,
     prefix_monotonicity,
@@ -19,7 +18,7 @@ from posbias.measurement.attention.layer_statistics import (
 )
 from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.prompt import mixing_of_layers
-from posbias.models.attention_blocks import AttentionState, block_ranges, blocks_of, elements_at_once
+from posbias.models.attention_blocks import AttentionState, blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -167,17 +166,6 @@ def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
     np.testing.assert_allclose(whole.squared, found.squared, atol=TOLERANCE)
 
 
-def test_cells_are_merged_only_whole() -> None:
-    model, prompts = _model("llama"), _prompts()
-    eight, four = (attention(model, prompts, options=AttentionOptions(kernel_cells=cells)).kernels for cells in (8, 4))
-    merged = eight.coarser(4)
-    np.testing.assert_allclose(merged.mean, four.mean)
-    np.testing.assert_array_equal(merged.bounds, four.bounds)
-    for cells in (0, 9):
-        with pytest.raises(UsageError, match=f"8 cells cannot be drawn in {cells}; allowed: 1 to 8"):
-            eight.coarser(cells)
-
-
 @pytest.mark.parametrize(("kept", "cells"), [(17, 6), (N_POSITIONS, 8)])
 def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the_same(kept: int, cells: int) -> None:
     model, prompts = _model("llama"), _prompts()
@@ -196,17 +184,6 @@ def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the
     np.testing.assert_allclose(found.mean.sum(-1), 1)
     # Axes tell positions as if all cells were equally large: less than a cell from where these begin.
     assert np.abs(found.bounds - np.arange(cells + 1) * N_POSITIONS / cells).max() < N_POSITIONS / cells
-
-
-def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
-    shape = {"layers": 30, "heads": 9, "n_positions": 8192}
-    always = r"take shorter prompts \(--length\), fewer kernel cells \(--kernel-cells, kernel_cells\)"
-    for options, ways in (
-        (AttentionOptions(memory_limit=10), ""),
-        (AttentionOptions(mean_content=True), r", in Python no mean content logits \(mean_content=False\)"),
-    ):
-        with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(in Python, memory_limit\\)$"):
-            options.check_memory(**shape)
 
 
 @pytest.mark.parametrize("kind", LLAMA_LIKE)
@@ -427,26 +404,6 @@ def test_equal_keys_attend_evenly() -> None:
     assert np.all(found.similarity.diagonal.per_prompt == 1)
     assert not found.similarity.off_diagonal_outside.per_prompt.any()
     assert not found.monotonicity.violated.per_prompt.any()
-
-
-@pytest.mark.parametrize("mask", [Causal(), SlidingWindow(100)], ids=str)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_blocks_hold_every_query_once_and_no_more_than_the_device_is_made_for(mask: Mask, device: str) -> None:
-    n_positions, heads = 5000, 32
-    most = elements_at_once(torch.device(device))
-    position = np.arange(n_positions)
-    oldest = torch.as_tensor(position - mask.keys_before(position, n_positions))
-    ranges = list(block_ranges(heads, oldest, device=torch.device(device)))
-    assert [position for queries, _ in reversed(ranges) for position in range(queries.start, queries.stop)] == [
-        *range(n_positions)
-    ]
-    for queries, keys in ranges:
-        assert keys.stop == queries.stop
-        first, last = (row - mask.keys_before(np.array(row), n_positions) for row in (queries.start, queries.stop - 1))
-        assert keys.start == first
-        assert keys.start <= last
-        assert heads * (queries.stop - queries.start) * (keys.stop - keys.start) <= most
-    assert mask != Causal() or (len(ranges) < 60) == (device == "meta")  # large enough to keep an accelerator busy
 
 
 def reduced_without_values(n_positions: int, *, block: int | None = None) -> Operations:

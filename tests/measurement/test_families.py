@@ -1,4 +1,4 @@
-"""Measurement, by depth too, runs on every described family, and checkpointing leaves it as it is."""
+"""Measurement, by depth too, runs on every described family (that checkpointing changes nothing: tests/contracts)."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,6 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
 from tiny_families import UNLISTED, VOCABULARY, shaken_model
-
-TOLERANCE = 1e-4
-"""float32: recomputed activations are the same numbers, but kernels may split sums differently."""
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
@@ -29,13 +26,7 @@ def test_every_family_is_measured(model_type: str) -> None:
     assert plain.mixing.shape == (3,)
     assert np.all(plain.mixing > 0)
     assert np.all(plain.mixing < 1)
-    changed = MeasureOptions(layers="all", checkpointing=True, rows=2)
-    checkpointed = measure(model, prompts, kinds=kinds, options=changed)
-    assert checkpointed.depth is not None
-    np.testing.assert_allclose(checkpointed.depth.influence, plain.depth.influence, rtol=TOLERANCE, atol=1e-9)
-    for kind, profile in plain.profiles.items():
-        assert np.all(profile.influence > 0)
-        np.testing.assert_allclose(checkpointed.per_prompt[kind], plain.per_prompt[kind], rtol=TOLERANCE)
+    assert all(np.all(profile.influence > 0) for profile in plain.profiles.values())
 
 
 @pytest.mark.parametrize("name", sorted(set(UNLISTED) - {"gemma4_text"}))

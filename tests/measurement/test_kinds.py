@@ -64,14 +64,6 @@ def test_exact_jacobian_agrees_with_central_differences(gpt2_64: Model) -> None:
     np.testing.assert_allclose(_norms(gpt2_64, Jacobian(exact=True)), expected, rtol=1e-6)
 
 
-def test_gradient_of_the_probability_is_p_times_that_of_its_logarithm(gpt2_64: Model) -> None:
-    logits = gpt2_64.last(gpt2_64.embed(gpt2_64.token_tensor([TOKENS.tolist()]))).logits[0]
-    probability = float(logits.softmax(dim=0).max())
-    np.testing.assert_allclose(
-        _norms(gpt2_64, Probability()), probability * _norms(gpt2_64, LogProbability()), rtol=1e-12
-    )
-
-
 @pytest.mark.parametrize("probe", ["rademacher", "gaussian"])
 def test_probes_are_unbiased(gpt2_64: Model, probe: str) -> None:
     exact = _norms(gpt2_64, Jacobian(exact=True), rows=12)

@@ -1,4 +1,4 @@
-"""`measure` as a whole: the linear model's rollout, averaging, intervals, mixing, resuming, bad input."""
+"""`measure` as a whole: averaging, intervals, mixing, resuming, bad input."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,16 +18,6 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.parts import packed, unpacked
 
 MakePrompts = Callable[[Model, int, int], Prompts]
-
-
-def test_exact_jacobian_of_a_linear_model_is_its_rollout(kernel_model: Model, make_prompts: MakePrompts) -> None:
-    rollout = np.eye(7)
-    for share, matrix in zip(kernel_model.mixing.numpy(), kernel_model.attention.numpy(), strict=True):
-        rollout = ((1 - share) * np.eye(7) + share * matrix) @ rollout
-    measured = measure(kernel_model, make_prompts(kernel_model, 2, 7), kinds="jacobian(exact=True)")
-    np.testing.assert_allclose(measured.profiles["jacobian"].influence, rollout[-1], rtol=1e-12)
-    # The Jacobian itself is rollout x identity: its Frobenius norm is sqrt(width) times the rollout.
-    np.testing.assert_allclose(measured.per_prompt["jacobian"][0], np.sqrt(kernel_model.width) * rollout[-1])
 
 
 def test_prompts_do_not_depend_on_each_other(llama: Model, make_prompts: MakePrompts) -> None:
@@ -137,7 +127,8 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
     runs, saved = [], []
     block = gpt2_64.network.get_submodule("transformer.h.0")
     original = block.forward
-    for options in (MeasureOptions(), MeasureOptions(checkpointing=True), MeasureOptions(checkpointing=True, rows=3)):
+    plain = MeasureOptions(layers="all")
+    for options in (plain, replace(plain, checkpointing=True), replace(plain, checkpointing=True, rows=3)):
         elements = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,6 +143,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
     for run in runs[1:]:
         for kind in run.profiles:
             np.testing.assert_allclose(run.per_prompt[kind], runs[0].per_prompt[kind], rtol=1e-10)
+        np.testing.assert_allclose(run.depth.influence, runs[0].depth.influence, rtol=1e-10)
     assert block.forward == original
     assert not gpt2_64.network.training
 
@@ -169,40 +161,11 @@ def test_prompts_the_model_cannot_take_are_refused(llama: Model, make_prompts: M
         measure(llama, Prompts(np.array([[1, 61]])))
 
 
-def test_broken_weights_are_named_by_layer(build_llama: Callable[[], Model], make_prompts: MakePrompts) -> None:
-    broken = build_llama()
-    broken.network.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = torch.nan
-    words = r"jacobian, probability: the output on prompt 0 is not finite, first in model\.layers\.1$"
-    with pytest.raises(RunError, match=words):
-        measure(broken, make_prompts(broken, 2, 6))
-
-
 def test_broken_embeddings_are_named(build_llama: Callable[[], Model]) -> None:
     broken = build_llama()
     broken.network.get_parameter("model.embed_tokens.weight").data[7] = torch.inf
     with pytest.raises(RunError, match="prompt 1 is not finite, already in the embeddings"):
         measure(broken, Prompts(np.array([[1, 2, 3], [4, 7, 5]])), kinds="logit")
-
-
-class _SteepRoot(torch.autograd.Function):
-    """The identity with an infinite derivative: a finite output whose gradient is not."""
-
-    @staticmethod
-    def forward(context: object, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
-    @staticmethod
-    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * torch.inf
-
-
-def test_broken_gradients_are_named(kernel_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = type(kernel_model).outputs
-    monkeypatch.setattr(
-        type(kernel_model), "outputs", lambda self, x, positions: original(self, _SteepRoot.apply(x), positions)
-    )
-    with pytest.raises(RunError, match="logit: the gradient on prompt 0 is not finite"):
-        measure(kernel_model, Prompts(np.array([[1, 2, 3, 4, 5, 6, 7]])), kinds="logit")
 
 
 def test_sure_predictions_have_profiles_in_single_precision(build_llama: Callable[[], Model]) -> None:
