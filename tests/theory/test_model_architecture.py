@@ -31,13 +31,6 @@ def test_where_the_configuration_fixes_mixing_it_is_taken(theory: str, residual:
     assert found.architecture is not None
 
 
-def test_the_linear_network_has_the_jacobian_of_its_own_rollout() -> None:
-    """Measured and predicted from the same object, without a word about its architecture."""
-    model = ReferenceTransformer(Architecture(3, 2, encoding="alibi", mixing=0.3))
-    measured = measure(model, prompts_of(model), kinds=["jacobian"]).profiles["jacobian"].influence
-    np.testing.assert_allclose(measured, predict(model, N).profile.influence, atol=1e-10)
-
-
 def test_an_added_residual_has_the_mixing_that_measure_finds(tiny_llama: Path) -> None:
     for model in (ReferenceTransformer(copy_network(Architecture(2), residual=True)), load_model(tiny_llama)):
         prompts = prompts_of(model)

@@ -57,12 +57,6 @@ def test_profiles_sum_to_one(n_positions: int) -> None:
     assert rollout_profile(MIXED, n_positions=n_positions).sum() == pytest.approx(1, abs=1e-13)
 
 
-def test_a_sink_keeps_its_share() -> None:
-    """One uniform layer over N keys and a sink of logit 0 gives each position 1 / (N + 1)."""
-    profile = rollout_profile(Architecture(depth=1, mixing=1, sinks=0.0), n_positions=9)
-    np.testing.assert_allclose(profile, 0.1, rtol=1e-14)
-
-
 @pytest.mark.parametrize("encoding", ALL_ENCODINGS)
 @settings(max_examples=25, deadline=None)
 @given(

@@ -1,4 +1,4 @@
-"""Small models of real families: theory against measurement, and the three wrong turns, which must be clearly worse."""
+"""Small models of real families: theory against measurement, and a wrong turn, which must be clearly worse."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
-from posbias.theory.mean_field.spec import LayerSpec, MeanFieldSpec
+from posbias.theory.mean_field.spec import MeanFieldSpec
 
 N = 64
 SEEDS = 12
@@ -20,23 +20,6 @@ FEW = "sampled(heads=400)"
 
 def changed(spec: MeanFieldSpec, change) -> MeanFieldSpec:
     return replace(spec, layers=tuple(change(layer) for layer in spec.layers))
-
-
-def without_epsilon(layer: LayerSpec) -> LayerSpec:
-    def bare(norm):
-        return None if norm is None else replace(norm, epsilon=0.0)
-
-    attention, mlp = layer.attention, layer.mlp
-    attention = replace(
-        attention,
-        pre_norm=bare(attention.pre_norm),
-        post_norm=bare(attention.post_norm),
-        query_norm=bare(attention.query_norm),
-        key_norm=bare(attention.key_norm),
-    )
-    return replace(
-        layer, attention=attention, mlp=replace(mlp, pre_norm=bare(mlp.pre_norm), post_norm=bare(mlp.post_norm))
-    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from posbias.architecture import (
 from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
-    CausalMean,
-    DenseOperator,
     Kernel,
     growing_bins,
     head_operators,
@@ -52,12 +50,6 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     np.testing.assert_allclose(operator.pull(values), expected.T @ values, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
-
-
-def test_plain_causal_attention_uses_cumulative_sums():
-    assert isinstance(uniform_operator(Causal(), unit_bins(9)), CausalMean)
-    assert isinstance(uniform_operator(SlidingWindow(width=20), unit_bins(9)), CausalMean)
-    assert isinstance(uniform_operator(SlidingWindow(width=4), unit_bins(9)), DenseOperator)
 
 
 @pytest.mark.parametrize("content", [0.0, 1.5])
