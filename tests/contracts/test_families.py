@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,6 @@ from tiny_families import (
     shaken_model,
 )
 
-README = Path(__file__).parents[2] / "README.md"
 # Norms, rotary angles and softmax run in float32 inside transformers, whatever the dtype of the weights.
 FLOAT32_INSIDE = 2e-5
 POSITIONS = 12
@@ -235,22 +233,6 @@ def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: 
         torch.testing.assert_close(norms.branch[layer], branch.norm(dim=-1), rtol=1e-4, atol=1e-5)
 
 
-def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, token_ids: Tensor) -> None:
-    """With the MLPs silenced, a block's output less its input is the attention branch, whatever the family."""
-    model = HuggingFaceModel(copy.deepcopy(dense.network))
-    blocks = model.family.blocks(model.network)
-    for block in blocks:
-        parts = model.family.mlp_parts(block, model.config)
-        for tensor in (parts.down, parts.down_bias):
-            if tensor is not None:
-                tensor.zero_()
-    norms = model.branch_norms(token_ids)
-    for layer, seen in enumerate(watch(model, token_ids).blocks):
-        torch.testing.assert_close(norms.stream[layer], seen["input"].norm(dim=-1))
-        torch.testing.assert_close(norms.branch[layer], (seen["output"] - seen["input"]).norm(dim=-1))
-    assert bool((norms.branch > 0).all())
-
-
 def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
     family, config = model.family, model.config
     for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
@@ -419,19 +401,6 @@ def test_theories_of_weights_name_what_they_do_not_read(name: str, theory: str, 
     has = "linear layers" if name in HYBRIDS else "mixtures of experts"
     with pytest.raises(UsageError, match=f"^{said} reads the weights of dense .* has {has}; .*allowed: arcee"):
         pb.predict(model, theory=theory, prompts=Prompts(token_ids.numpy()))
-
-
-def test_mean_field_has_every_dense_family(dense: HuggingFaceModel) -> None:
-    from posbias.theory.mean_field import spec_of
-
-    parts = dense.family.attention_parts(dense.family.blocks(dense.network)[0], dense.config)
-    spec = spec_of(dense)
-    assert len(spec.layers) == 3
-    for layer, block in enumerate(dense.family.blocks(dense.network)):
-        attention = spec.layers[layer].attention
-        assert spec.layers[layer].parallel == dense.family.is_parallel(dense.config)
-        assert (attention.rotation is not None) == dense.family.rotates(block.attention, dense.config)
-        assert attention.softcap == parts.softcap
 
 
 def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) -> None:

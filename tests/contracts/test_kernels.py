@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from posbias import Architecture
 from posbias.architecture import ENCODINGS, MASKS, Encoding
 from posbias.theory import Rollout
-from posbias.theory.kernels import DistanceKernel, Kernel, SumKernel, dense_heads, keys, linear
+from posbias.theory.kernels import Kernel, SumKernel, dense_heads, keys, linear
 
 TOLERANCE = 1e-12
 """Relative, per entry: the contract of every kernel."""
@@ -233,7 +233,3 @@ def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_o
 def test_strong_rotary_logits_that_oppose_their_neighbours_are_taken_row_by_row() -> None:
     case = kernel_of("causal", "rope(base=2.0, head_dim=2, logit=-345.0)", 64)
     np.testing.assert_allclose(case.kernel.push(np.ones(64)), 1.0, rtol=TOLERANCE)
-
-
-def test_falling_logits_keep_their_fast_kernel_however_steep() -> None:
-    assert isinstance(kernel_of("causal", "rope(head_dim=8, logit=300.0)", 64).kernel, DistanceKernel)
