@@ -21,8 +21,6 @@ ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
 """Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
 REFUSED_SECONDS, REFUSED_BYTES = 20, 100 << 20
 """What a refusal may take at most."""
-MODEL_BYTES = 200 * 10**6
-"""What a model may take beside the process; more is refused by `load_model` itself."""
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "glm", "falcon-alibi", "opt", "qwen2-window")
@@ -162,10 +160,6 @@ def _change(document: Any, draw: random.Random) -> str:
         return f"without {key}"
     holder[key] = copy.deepcopy(draw.choice(HOSTILE))
     return f"{key} is {str(holder[key])[:40]!r}"
-
-
-def _keys(holder: Any) -> list[Any]:
-    return list(holder if isinstance(holder, dict) else range(len(holder)))
 
 
 def _holders(value: Any) -> list[Any]:

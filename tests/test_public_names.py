@@ -181,8 +181,3 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     for options, field in (("require", "best>1"), ("fitting", "colour=3")):
         with pytest.raises(pb.UsageError, match=r"allowed: worst|parameters of options: steps"):
             pb.MitigateOptions(**{options: field})
-
-
-def test_every_name_is_there():
-    for name in NAMES:
-        assert callable(getattr(pb, name)), name

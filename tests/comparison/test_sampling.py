@@ -8,13 +8,8 @@ import pytest
 from posbias import Profile, UsageError, compare
 from posbias.comparison import (
     UNITS_FOR_CLAIM,
-    MeasuredKind,
     Sample,
-    Subject,
-    TheoryProfile,
-    compare_subject,
     compare_with_prompts,
-    contrast_subjects,
     summarise,
 )
 from posbias.comparison.contrasts import contrast
@@ -140,25 +135,6 @@ def test_bad_prompts_are_refused() -> None:
     rows[3] = np.nan
     with pytest.raises(UsageError, match="prompt 3 has no profile"):
         Sample.of(rows)
-
-
-def test_a_subject_is_compared_kind_by_kind() -> None:
-    units = prompts_around(u_shape(), seed=14)
-    measured = MeasuredKind(Profile(Sample.of(units).average), units)
-    bare = MeasuredKind(Profile.normalised(u_shape()))
-    theory = TheoryProfile(Profile.normalised(u_shape()))
-    subject = Subject("trained", {"jacobian": measured, "logit": bare}, {"rollout": theory, "power": theory})
-    compared = compare_subject(subject, generator=generator())
-    assert [(block.kind, block.theory) for block in compared.comparisons] == [
-        ("jacobian", "rollout"),
-        ("jacobian", "power"),
-        ("logit", "rollout"),
-        ("logit", "power"),
-    ]
-    assert compared.comparisons[0].prompts is not None
-    assert compared.comparisons[2].prompts is None, "no single prompts, no interval"
-    assert set(compared.summaries) == {"jacobian"}
-    assert set(contrast_subjects(compared, compared, generator=generator())) == {"jacobian"}
 
 
 def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() -> None:

@@ -199,14 +199,6 @@ def test_the_divergence_is_kullback_leibler_of_the_next_token(model, prompts, de
     assert decomposition.divergences["no_content"].value == pytest.approx(found.mean())
 
 
-def test_the_model_is_left_as_it_was(prompts):
-    model = shaken_model("qwen2")
-    ids = model.token_tensor([prompts.token_ids[0].tolist()])
-    before = model.last(model.embed(ids)).logits
-    decompose(model, Prompts(prompts.token_ids[:1]), options=DecomposeOptions(kinds=("logit",)))
-    assert torch.equal(model.last(model.embed(ids)).logits, before)
-
-
 def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_path, monkeypatch):
     few = Prompts(prompts.token_ids[:2])
     names = ["no_rope", "no_residual"]

@@ -108,15 +108,6 @@ def test_an_exception_inside_the_context_restores_the_model(token_ids):
         assert torch.equal(last(model, token_ids), before)
 
 
-def test_a_window_is_mistral_with_that_window(token_ids):
-    model = shaken_model("mistral-full")
-    windowed = transformers.AutoModelForCausalLM.from_config(CONFIGS["mistral"](), attn_implementation="sdpa").double()
-    windowed.load_state_dict(model.network.state_dict())
-    with intervened(model, "window(width=5)") as changed:
-        found = last(changed, token_ids)
-    torch.testing.assert_close(found, last(HuggingFaceModel(windowed), token_ids), rtol=0, atol=1e-12)
-
-
 def test_without_rope_llama_is_smollm3_without_rope_layers(token_ids):
     model = shaken_model("llama")
     config = transformers.SmolLM3Config(**{**CONFIGS["smollm3"]().to_dict(), "no_rope_layers": [0, 0, 0]})
@@ -430,19 +421,6 @@ def test_half_precision_stays_finite(dtype, token_ids):
     for literal in ("window(width=3)", "sink_masked", "bidirectional", "no_content", "no_rope", "no_residual"):
         with intervened(model, literal) as changed:
             assert bool(last(changed, token_ids).isfinite().all()), literal
-
-
-def test_no_theory_takes_out_what_is_not_there():
-    llama, bloom = shaken_model("llama"), shaken_model("bloom")
-    (rope,), (alibi,) = resolve_interventions("no_rope"), resolve_interventions("no_alibi")
-    with pytest.raises(UsageError, match="no rotary module"):
-        rope.description(bloom, rerun=False)
-    with pytest.raises(UsageError, match="made for bloom, mpt"):
-        alibi.description(llama, rerun=False)
-    with pytest.raises(UsageError, match="in the activations"):
-        resolve_interventions("no_learned_positions")[0].description(llama, rerun=False)
-    with pytest.raises(UsageError, match="the changed network's own"):
-        resolve_interventions("scaled_rope(factor=2)")[0].description(llama, rerun=False)
 
 
 def test_spellings_parse_back():

@@ -6,7 +6,6 @@ import torch
 from posbias import UsageError
 from posbias.training import OPTIMISERS, Adam, AdamW
 from posbias.training.optimisers import fresh_state, settings_of
-from posbias.training.stack import Layout
 
 STEPS = 30
 ROUNDING = 1e-12
@@ -64,21 +63,3 @@ def test_wrong_settings_are_refused(spelled, message):
     with pytest.raises(UsageError) as caught:
         OPTIMISERS.parse(spelled)
     assert message in str(caught.value)
-
-
-def test_a_layout_gives_back_what_was_packed_and_pads_every_member_alike():
-    generator = torch.Generator().manual_seed(0)
-    members = [
-        {"a": torch.randn(3, 5, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(3)
-    ]
-    layout = Layout.of(members[0])
-    flat = layout.pack(members, torch.device("cpu"))
-    assert layout.size == 64
-    assert flat.shape == (3, 64)
-    assert not flat[:, 16:].any()
-    views = layout.views(flat)
-    for index, member in enumerate(members):
-        for name, values in member.items():
-            assert torch.equal(views[name][index], values)
-    views["a"].zero_()
-    assert not flat[:, :15].any()

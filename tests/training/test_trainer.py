@@ -158,13 +158,6 @@ def test_members_end_by_rule_at_their_own_step():
         assert_same(found, train_members([member], options).members[0])
 
 
-def test_rules_look_at_the_tail_of_the_curve():
-    curve = np.array([2.0, 1.0, 0.4, 0.3], dtype=np.float32)
-    assert Below(0.5, windows=2).stops(curve)
-    assert not Below(0.5, windows=3).stops(curve)
-    assert not Below(0.5, windows=5).stops(curve)
-
-
 @dataclass(frozen=True)
 class Breaking(PositionCopy):
     """A task that cannot be drawn for seed 13."""
