@@ -42,26 +42,6 @@ def test_the_table_of_results_says_what_the_answers_say(study, capsys):
         assert told in " ".join(results[first : first + 2])
 
 
-def test_methods_that_change_prompts_stand_beside_adapters(study, capsys, tmp_path):
-    """Rows of answers alone, without log-probabilities and without ordinary text; a gold item alone has its column."""
-    asked = np.zeros((study.JUDGED, 2, 1))
-    right = np.ones_like(asked)
-    scores = {"before": asked.tolist(), "after": right.tolist()}
-    (tmp_path / "methods.json").write_text(json.dumps({"repeat_prompt, seed 0": {"scores": scores}}))
-    alone = {side: [[-1.0, value]] * study.JUDGED for side, value in (("before", 0.0), ("after", 1.0))}
-    pairs = {side: np.repeat(values, 2, axis=2).tolist() for side, values in (("before", asked), ("after", right))}
-    cell = {"left_out": "dates", "own": "roles", "scores": {"dates x1": pairs}, "alone": alone}
-    (tmp_path / "families.json").write_text(json.dumps({"2 families, seed 0": cell}))
-    study.table(tmp_path)
-    printed = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("| repeat_prompt | 1.00") and line.endswith(": 1.00 1.00 |  |") for line in printed)
-    assert any("left out | left out, gold alone |" in line for line in printed)
-
-
-def test_every_seed_leaves_another_family_out(study):
-    assert len({study.left_out_family(seed) for seed in (*study.SEEDS, *study.MORE_SEEDS)}) == 6
-
-
 def test_the_tables_shown_are_those_of_the_answers(study, capsys):
     study.table(STUDY)
     study.order_of_learning(STUDY)

@@ -60,12 +60,6 @@ def test_the_page_counts_what_the_file_has():
     assert f"both ends exceed the middle in {both} of {len(shares)} published shapes" in page
 
 
-def test_the_variations_are_those_of_the_script(study):
-    assert [tuple(row[name] for name in ("base", "varied", "value")) for row in rows("variations")] == [
-        *study.variations()
-    ]
-
-
 @pytest.mark.parametrize("position_table", [True, False])
 def test_one_drawn_layer_stands_for_all(study, position_table):
     def config():

@@ -1,8 +1,6 @@
 """The shipped study of trained models: its page shows its record, kept single prompts give the record."""
 
 import importlib
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -138,18 +136,3 @@ def test_a_cell_judged_on_fewer_prompts_does_not_replace_the_recorded_one(script
         {**names, "text": "a", "prompts": 2, "from": "new"},
     ]
     assert [(line["text"], line["from"]) for line in summary.merged(new, old)] == [("a", "new"), ("novels", "old")]
-
-
-def test_vectors_of_strings_are_read_from_a_database_of_r(script, tmp_path):
-    texts = script("texts")
-    books = [["EMMA", "", "by £"], ["FINIS"]]
-    database = b""
-    for book in books:
-        body = b"X\n" + struct.pack(">III", 3, 0x00040201, 0x00030500) + struct.pack(">I", 5) + b"UTF-8"
-        body += struct.pack(">II", 16, len(book))
-        for line, encoding in zip(book, ("latin-1", "latin-1", "utf-8"), strict=False):
-            flags = 9 | (texts.UTF8 if encoding == "utf-8" else 0)
-            body += struct.pack(">II", flags, len(line.encode(encoding))) + line.encode(encoding)
-        database += struct.pack(">I", len(body)) + zlib.compress(body)
-    (tmp_path / "Rdata.rdb").write_bytes(database)
-    assert list(texts.novels(tmp_path / "Rdata.rdb")) == ["EMMA\n\nby £", "FINIS"]
