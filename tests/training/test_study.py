@@ -149,7 +149,7 @@ def test_thousands_need_to_be_meant():
         ("? [a]\n: 1", "a key must be a text or a number"),
         ("a: &a [*a]", "an alias for a list or mapping; write it out"),
         ("a:\n - " + "9" * 5000, "value has 5000 digits"),
-        ("[" * 5000, "recursion"),
+        ("[" * 5000, "is not YAML of plain values"),
     ],
 )
 def test_files_that_are_not_plain_yaml_are_refused(tmp_path, text, message):
