@@ -15,7 +15,7 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,13 @@ from torch import nn
 
 from posbias.checks import Natural, checked
 from posbias.comparison import STATISTICS, decided
-from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
+from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles, Series, examiner_of
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.measurement.room import check_passes
-from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -311,21 +310,6 @@ def _stacked(
     return np.concatenate([masses(profiles[series]) - start for profiles in after], axis=1)
 
 
-def settings_of(model: Any, prompts: Prompts, options: DecomposeOptions, *, piece: bool = False) -> dict[str, Any]:
-    """Everything that a decomposition depends on, or a `piece` of it, which the other interventions do not touch."""
-    spelled = {} if piece else {"interventions": [str(item) for item in resolve_interventions(options.interventions)]}
-    return {
-        "model": model.describe(),
-        "prompts": prompts.describe(),
-        "kinds": [str(kind) for kind in resolve_kinds(options.kinds)],
-        "seed": options.seed,
-        "verb": "decompose",
-        "threads": torch.get_num_threads(),
-        "made_by": made_by(),
-        **spelled,
-    }
-
-
 @checked
 def decompose(
     model: Model | str | Path | nn.Module, prompts: Prompts, *, options: DecomposeOptions | None = None
@@ -349,8 +333,7 @@ def decompose(
         RunError: the unchanged model gives something that is not finite.
     """
     options = options or DecomposeOptions()
-    resolve_interventions(options.interventions)
-    resolve_kinds(options.kinds)
+    interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
     arguments = {"model": named(model), "seed": options.seed}
     with run_directory(
         options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite
@@ -359,25 +342,38 @@ def decompose(
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
             raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
-        finished = finished_run(
-            options.directory, partial(settings_of, subject, prompts, options), resume=options.resume
-        )
+        of_pieces: dict[str, Any] = {  # which interventions do not touch
+            "model": subject.describe(),
+            "prompts": prompts.describe(),
+            "kinds": [str(kind) for kind in kinds],
+            "seed": options.seed,
+            "verb": "decompose",
+            "threads": torch.get_num_threads(),
+            "made_by": made_by(),
+        }
+        settings = {**of_pieces, "interventions": [str(item) for item in interventions]}
+        finished = finished_run(options.directory, lambda: settings, resume=options.resume)
         if finished is not None:
             decomposition = Decomposition.from_record(finished)
         else:
             check_passes(subject, prompts.n_positions)
-            decomposition = _decomposed(subject, prompts, options)
+            store = PartStore(options.directory, of_pieces, resume=options.resume, overwrite=options.overwrite)
+            examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
+            resolved = {
+                "title": str(settings["model"].get("source", "model")),
+                "command": "",
+                **{name: settings[name] for name in ("interventions", "kinds", "model", "prompts")},
+                "fingerprint": fingerprint(settings),
+            }
+            record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
+            decomposition = store_decomposition(_decomposed(examiner, interventions, record))
             _check_possible(decomposition, options)
         run.finish(decomposition.record)
     return decomposition
 
 
-def _decomposed(subject: HuggingFaceModel, prompts: Prompts, options: DecomposeOptions) -> Decomposition:
-    """A decomposition, whose finished pieces are kept in the directory and taken from there."""
-    interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
-    settings = settings_of(subject, prompts, options, piece=True)
-    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
-    examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
+def _decomposed(examiner: Examiner, interventions: Sequence[Intervention], record: Record) -> Decomposition:
+    """The profiles of every source, as the model is and under every intervention."""
     baseline, left_out = examiner.profiles(None, list(SOURCES))
     if MEASURED in left_out:
         raise RunError(left_out[MEASURED])
@@ -388,18 +384,8 @@ def _decomposed(subject: HuggingFaceModel, prompts: Prompts, options: DecomposeO
         divergence = None if MEASURED in reasons else examiner.divergence(intervention)
         item = Counterfactual(str(intervention), intervention.ingredient, profiles, reasons, divergence)
         counterfactuals.append(item)
-    resolved = {
-        "title": str(settings["model"].get("source", "model")),
-        "command": "",
-        "interventions": [str(intervention) for intervention in interventions],
-        "kinds": settings["kinds"],
-        "model": settings["model"],
-        "prompts": settings["prompts"],
-        "fingerprint": fingerprint(settings_of(subject, prompts, options)),
-    }
-    record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
-    names = tuple(kind.name for kind in kinds)
-    return store_decomposition(Decomposition(record, baseline, tuple(counterfactuals), left_out, names))
+    names = tuple(kind.name for kind in examiner.kinds)
+    return Decomposition(record, baseline, tuple(counterfactuals), left_out, names)
 
 
 def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> None:

@@ -21,7 +21,7 @@ from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.measurement.influence import chosen_layers, influence_of_positions, of_layer
 from posbias.measurement.kinds import Kind, Pullback
-from posbias.measurement.outputs import Influence, Key, PassOptions, TokenIds
+from posbias.measurement.outputs import Key, PassOptions, TokenIds
 from posbias.models.branches import BranchWatch, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -40,13 +40,6 @@ class DepthInfluence:
     norms: Float64[np.ndarray, "layers n_positions"]
     standard_errors: Float64[np.ndarray, "layers n_positions"] | None
     """Errors of the norms, from the spread over probes; None if nothing was drawn."""
-
-    @classmethod
-    def of_layers(cls, layers: tuple[int, ...], influences: Sequence[Influence]) -> "DepthInfluence":
-        """The influences of the layers, side by side."""
-        errors = [influence.standard_errors for influence in influences if influence.standard_errors is not None]
-        norms = np.stack([influence.norms for influence in influences])
-        return cls(layers, norms, np.stack(errors) if errors else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,22 +106,7 @@ class Mixing:
 
 def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixing:
     """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
-    (mixing,) = mixings_together(model, token_ids[None], prompts=[prompt])
-    return mixing
-
-
-def mixings_together(
-    model: Model, token_ids: SeveralTokenIds, *, prompts: Sequence[int], norms: BranchNorms | None = None
-) -> list[Mixing]:
-    """The same of several prompts, from a pass that has equally many rows of each, or else by one pass for all."""
-    if norms is None or norms.stream.shape[2] != token_ids.shape[1]:
-        norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
-    rows = norms.stream.shape[1] // len(prompts)
-    streams, branches = (torch.split(values[:, ::rows], 1, dim=1) for values in (norms.stream, norms.branch))
-    return [
-        mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
-        for stream, branch, prompt in zip(streams, branches, prompts, strict=True)
-    ]
+    return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
 
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
@@ -202,10 +180,18 @@ def measure_together(
     mixings: list[Mixing | None] = [None for _ in keys]
     with suppress(UsageError):  # blocks that add no branches of attention
         norms = watch.norms() if watch is not None and watch.stream else None
-        mixings = [*mixings_together(model, token_ids, prompts=[prompt for _, prompt in keys], norms=norms)]
+        if norms is None or norms.stream.shape[2] != token_ids.shape[1]:  # a target stands behind the prompts
+            norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
+        rows = norms.stream.shape[1] // len(keys)  # equally many of each prompt
+        streams, branches = (torch.split(values[:, ::rows], 1, dim=1) for values in (norms.stream, norms.branch))
+        mixings = [
+            mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
+            for stream, branch, (_, prompt) in zip(streams, branches, keys, strict=True)
+        ]
     measured = []
     for tokens, key, influence, mixing in zip(token_ids, keys, influences, mixings, strict=True):
         by_depth = [influence.pop(of_layer(layer)) for layer in layers]
+        depth_errors = [result.standard_errors for result in by_depth if result.standard_errors is not None]
         full, reason = norms_in_full_precision(model, tokens, kinds=kinds, key=key, options=options)
         reasons = [limit for result in influence.values() for limit in result.left_out]
         reasons += [] if reason is None else [reason]
@@ -216,7 +202,13 @@ def measure_together(
                 standard_errors={kind: values for kind, values in errors.items() if values is not None},
                 mixing={} if mixing is None else {"token_mean": mixing.tokens, "frobenius": mixing.frobenius},
                 details={kind: result.details for kind, result in influence.items() if result.details},
-                depth=DepthInfluence.of_layers(layers, by_depth) if layers else None,
+                depth=DepthInfluence(
+                    layers,
+                    np.stack([result.norms for result in by_depth]),
+                    np.stack(depth_errors) if depth_errors else None,
+                )
+                if layers
+                else None,
                 full_precision=full,
                 left_out=reasons,
             )
