@@ -4,6 +4,7 @@ A name is the family's own, or the family's with a hyphen and what is special.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from posbias.mitigation import MITIGATIONS
-from posbias.mitigation.methods.adapter import Adapter, adapter_of, target_projections
+from posbias.mitigation.methods.adapter import Adapter, target_projections, tensors_hash
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import attention_of, random_network
 
@@ -433,7 +434,7 @@ def random_adapter(model: HuggingFaceModel, spelling: str = "adapter(rank=2)", *
         up[rows] = 0.3 * generator.standard_normal((len(rows), template.rank))
         down = 0.3 * generator.standard_normal((template.rank, read))
         tensors |= {f"{one.path}.down": down.astype(np.float32), f"{one.path}.up": up}
-    return adapter_of(template, tensors)
+    return replace(template, weights=tensors_hash(tensors), updates=tensors)
 
 
 SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3

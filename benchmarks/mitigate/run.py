@@ -32,7 +32,6 @@ METHODS = (
     "pine",
     "positional_channel(channel=100)",
     "positional_channel(channel=100, from_question=True)",
-    "attention_calibration(together=True)",
     "attention_calibration",
 )
 PASSAGES = 8

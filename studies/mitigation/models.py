@@ -1,11 +1,10 @@
 """Verdicts on other models: `models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION [DTYPE]]`.
 
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
-`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK
-[MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
-`... models.py table RECORD...` prints the verdicts of README.md from the records, `... models.py changes RECORD...` the
-numbers behind them (changes.csv), `... models.py answers RECORD...` and `answer_changes` those of generated answers
-(appendix.md, answers.csv), `... models.py beside RECORD...` methods side by side on several tasks, or at strengths.
+`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py table RECORD...` prints the
+verdicts of README.md from the records, `... models.py changes RECORD...` the numbers behind them (changes.csv),
+`... models.py answers RECORD...` and `answer_changes` those of generated answers (appendix.md, answers.csv),
+`... models.py beside RECORD...` methods side by side on several tasks, or at strengths.
 `... models.py rejudge RECORD...` settles the verdicts of finished records by today's rule.
 """
 
@@ -22,11 +21,9 @@ from typing import Any
 import numpy as np
 
 import posbias as pb
-from posbias.evaluation.curve import position_means
-from posbias.evaluation.evaluation import measures_of
 from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
+from posbias.mitigation.judging.judge import SMALLEST, Judgement
 from posbias.mitigation.judging.verdicts import (
     EVENS,
     GAINS,
@@ -42,8 +39,8 @@ from posbias.mitigation.judging.verdicts import (
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record
+from posbias.runs.results import from_stored
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
@@ -90,37 +87,6 @@ def run(
     judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--out", out, "--resume"]
     command = [sys.executable, "-m", "posbias", "mitigate", model, *asked, *judged, "--methods", f"{recipe},{methods}"]
     subprocess.run(command, check=True)
-
-
-def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") -> None:
-    """A record of the arms of a run that have ended."""
-    ended = sorted(path.parent for path in Path(run).glob("arms/*/record.json") if path.parent.name != "unchanged")
-    found = [read_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
-    spelled = [record.resolved["responder"].get("method", "") for record in found]
-    names = [_kept(name) for name in spelled]
-    scores = [measures_of(below(record.arrays, "scores/"))[measure] for record in found]
-    positions = [int(position) for position in found[0].arrays["positions"]]
-    tried = [ArmScores(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
-    judgement = judge(scores[0], tried, positions=positions, measure=measure)
-    record = Record("mitigate", {"model": model, "task": task, "count": len(scores[0]), "methods": names[1:]})
-    record.environment = found[0].environment
-    record.resolved = {name: found[0].resolved[name] for name in ("title", "task", "positions", "count", "responder")}
-    record.resolved["n_items"] = LANGUAGE_TASKS.parse(task).n_items
-    record.resolved |= {"methods": dict(zip(names[1:], spelled[1:], strict=True)), "needing_passages": []}
-    curves = [[mean.as_record() for mean in position_means(each)] for each in scores]
-    record.scalars = {
-        "arms": ["unchanged", *names[1:]],
-        "judgement": judgement.as_record(),
-        "curves": {measure: curves},
-        "effort": [{"seconds": each.scalars["seconds"], "requests": each.scalars["examples"]} for each in found],
-        "requirement": None,
-        "left_out": ["ordinary text and short forms: the run was ended before them"],
-    }
-    record.arrays = {
-        "positions": found[0].arrays["positions"],
-        **{f"scores/{measure}/{number}": each for number, each in enumerate(scores)},
-    }
-    record.save(out, overwrite=True)
 
 
 def table(*directories: str) -> None:
@@ -176,7 +142,7 @@ def correct_together(records: Iterable[Record]) -> None:
 
 def _read(record: Record) -> list[Verdict]:
     """The verdicts of a record, with what those from before 2026-11-26 lack."""
-    judgement = Judgement.of_record(record.scalars["judgement"])
+    judgement = from_stored(Judgement, record.scalars["judgement"])
     before = np.array([each.value for each in judgement.before])
     found = []
     for verdict in judgement.verdicts:

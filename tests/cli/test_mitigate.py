@@ -39,7 +39,7 @@ def test_options_of_a_fit_and_the_text_that_judges_are_given(posbias, long_llama
     asked = ("--methods", "key_bias", "--fit", "steps=3, knots=[0, 8]", "--text", text)
     done = posbias("mitigate", long_llama, *QUICK, *asked, "--documents", "2", "--out", out)
     assert done.returncode == 0, done.stderr
-    fitted = json.loads((out / "record.json").read_text())["scalars"]["fits"]["key_bias"]
+    fitted = json.loads((out / "record.json").read_text())["scalars"]["arms"][1]["fitted"]
     assert (fitted["steps"], fitted["numbers"]) == (3, 8)
     recipe = json.loads(next((out / "arms").glob("key-bias-*/recipe.json")).read_text())
     assert recipe["method"].count("log_spline") == 2, "one for each of two layers"
@@ -90,7 +90,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         asked = len(server.asked)
         record = json.loads((out / "record.json").read_text())
         assert record["scalars"]["judgement"]["measure"] == "accuracy"
-        assert [effort["requests"] for effort in record["scalars"]["effort"]] == [12] * 3
+        assert [arm["effort"]["requests"] for arm in record["scalars"]["arms"]] == [12] * 3
         assert "not judged: the model is behind a server" in done.stdout
         again = posbias(*command, "--methods", "question_first,question_first(cue=True)", "--resume", "--json")
         assert json.loads(again.stdout)["run_id"] == record["run_id"]

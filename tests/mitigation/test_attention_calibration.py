@@ -17,8 +17,7 @@ from tiny_families import VOCABULARY, shaken_model
 SPANS = [(2, 5), (6, 9), (9, 11)]
 TOKENS = 14
 DUMMY = [7, 4]
-CALIBRATION = f"attention_calibration(temperature=0.01, dummy={DUMMY}"
-METHODS = [f"{CALIBRATION})", f"{CALIBRATION}, together=True)"]
+CALIBRATION = f"attention_calibration(temperature=0.01, dummy={DUMMY})"
 TURNED = {"rtol": 1e-4, "atol": 1e-5}
 """Tolerance where the network takes cosines and sines in float32, the reference in float64."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
@@ -48,7 +47,7 @@ def logits(model):
     return model.network(token_ids(model)).logits[0]
 
 
-def relevance(model, *, together):
+def relevance(model):
     """Attention to each document less that to a dummy at its place, per token, mean over layers and heads."""
 
     def per_token(states):
@@ -59,18 +58,17 @@ def relevance(model, *, together):
     whole = entering(model)
     dummy = model.embed(model.token_tensor([DUMMY]))[0]
     baseline = []
-    for replaced in [SPANS] * 3 if together else [[span] for span in SPANS]:
+    for begin, end in SPANS:
         states = whole.clone()
-        for begin, end in replaced:
-            states[begin:end] = torch.stack([dummy[(place - begin) % 2] for place in range(begin, end)])
+        states[begin:end] = torch.stack([dummy[(place - begin) % 2] for place in range(begin, end)])
         baseline.append(per_token(states))
     return per_token(whole) - torch.stack([found[:, k] for k, found in enumerate(baseline)], 1)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("together", "strength"), [(False, 1.0), (True, 0.4)])
-def test_attention_follows_relevance_in_the_upper_layers(dense, together, strength):
-    alpha = (relevance(dense, together=together) / 0.01).softmax(-1)
+@pytest.mark.parametrize("strength", [1.0, 0.4])
+def test_attention_follows_relevance_in_the_upper_layers(dense, strength):
+    alpha = (relevance(dense) / 0.01).softmax(-1)
     behind = SPANS[-1][1]
 
     def weights(layer, attention, read):
@@ -88,16 +86,14 @@ def test_attention_follows_relevance_in_the_upper_layers(dense, together, streng
         return (1 - strength) * own + strength * calibrated
 
     expected, _ = dense_decoder.run(dense.network, entering(dense), weights)
-    method = f"{CALIBRATION}, together={together})"
-    with mitigated(dense, method, strength=strength, passages=SPANS):
+    with mitigated(dense, CALIBRATION, strength=strength, passages=SPANS):
         torch.testing.assert_close(logits(dense), expected, **TURNED)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", METHODS)
-def test_generation_with_a_cache_is_one_pass(model, method):
+def test_generation_with_a_cache_is_one_pass(model):
     ids = token_ids(model)
-    with mitigated(model, method, passages=SPANS):
+    with mitigated(model, CALIBRATION, passages=SPANS):
         generated = model.network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -140,9 +136,9 @@ def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeyp
 @pytest.mark.parametrize(
     ("method", "spans", "message"),
     [
-        (f"{CALIBRATION})", [], "attention_calibration needs the passages"),
+        (CALIBRATION, [], "attention_calibration needs the passages"),
         ("attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
-        (f"{CALIBRATION}, first_layer=3)", SPANS, "first_layer must be below the 3 layers"),
+        (f"{CALIBRATION[:-1]}, first_layer=3)", SPANS, "first_layer must be below the 3 layers"),
         ("attention_calibration(temperature=0.0)", SPANS, "temperature must be a finite number > 0"),
         ("attention_calibration(dummy=[99])", SPANS, "dummy must be a list, each a whole number >= 0 and < 50"),
     ],
@@ -157,7 +153,7 @@ def test_calibration_takes_a_prompt_from_its_first_token():
     ids = token_ids(model)
     cache = model.network(ids[:, :4], use_cache=True).past_key_values
     with (
-        mitigated(model, f"{CALIBRATION})", passages=SPANS),
+        mitigated(model, CALIBRATION, passages=SPANS),
         pytest.raises(UsageError, match="4 tokens were cached without it"),
     ):
         model.network(ids[:, 4:], past_key_values=cache)

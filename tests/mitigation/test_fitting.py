@@ -278,7 +278,7 @@ def test_passages_may_be_given_as_texts(long_llama):
     ids = torch.tensor([model.tokenizer(prompt).input_ids])
 
     def logits(**told):
-        with torch.no_grad(), mitigated(model.network, "attention_calibration(together=True)", **told):
+        with torch.no_grad(), mitigated(model.network, "attention_calibration", **told):
             return model.network(input_ids=ids).logits
 
     texts = logits(passages=passages, prompt=prompt, tokenizer=model.tokenizer)

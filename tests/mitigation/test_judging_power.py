@@ -110,7 +110,7 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     assert reasons_of(verdict)[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, ")
     assert judgement.recommended is None
     assert "to raise accuracy by at least 0.01" in " ".join(recommendation(judgement))
-    assert judgement.as_record()["smallest"] == 0.01
+    assert judgement.smallest == 0.01
     assert one(*steady(-0.005)).verdicts[0].verdict == SMALL
     assert one(*steady(0.005, 1000), smallest=0.001).verdicts[0].verdict == RAISES
     assert one(*steady(-0.005), smallest=0.001).verdicts[0].verdict == HARM

@@ -7,9 +7,8 @@ import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
 from posbias.mitigation.fitting.calibration import JUDGED_FILES
-from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
 from posbias.mitigation.methods.ms_poe import MsPoe
-from posbias.mitigation.trial.phases import SERVER, UNASKED, measure_text
+from posbias.mitigation.trial.phases import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, measure_text
 from posbias.mitigation.trial.plan import plan_trial
 from posbias.report import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -20,7 +19,7 @@ METHODS = {
     "positional_channel(channel=3)": "",
     "repeat_prompt": REQUESTS,
     "question_first": REQUESTS,
-    "attention_calibration(together=True)": NO_PASSAGES,
+    "attention_calibration": NO_PASSAGES,
     "positional_channel(channel=3, from_question=True)": FROM_QUESTION,
     "key_bias(biases='gamma_key(alpha=1.5)', from_question=True)": FROM_QUESTION,
     "context_bias(values=[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])": FROM_QUESTION,
@@ -38,7 +37,7 @@ def test_text_is_judged_or_the_page_says_why_not(long_llama):
     record = trial_record(
         "key_value(pairs=2)", LocalResponder(pb.load_model(str(long_llama))), options(*METHODS, documents=16)
     )
-    assert record.scalars["text_not_judged"] == {name: why for name, why in METHODS.items() if why}
+    assert {arm["name"]: arm["text_reason"] for arm in record.scalars["arms"][1:]} == METHODS
     before = record.arrays["text/0"]
     shown = [row[6] for row in report_of(record).summary[0].cells][1:]
     for number, (why, cell) in enumerate(zip(METHODS.values(), shown, strict=True), start=1):
@@ -52,9 +51,8 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
     plan = plan_trial(LocalResponder(model), LANGUAGE_TASKS.parse("key_value(pairs=2)"), options(method, documents=2))
     judged = f"default#{JUDGED_FILES}"
     text = load_prompts(judged, model, n_positions=32, count=2, seed=plan.options.evaluation.seed)
-    measured = measure_text(plan)
-    found = measured.nats[1]
-    assert measured.reasons == {}
+    (_, found), reasons = measure_text(plan)
+    assert reasons == ["", ""]
     for window, nats in zip(text.token_ids, found, strict=True):
         with pb.mitigated(model, method, passages=[(0, len(window))]) as changed:
             logits = changed.outputs(changed.embed(changed.token_tensor([window.tolist()])), list(range(31))).logits[0]
@@ -65,9 +63,7 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
 def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):
     responder = LocalResponder(pb.load_model(str(long_llama)))
     record = trial_record("key_value(pairs=2)", responder, options("temperature(scale=5.0)", documents=0))
-    assert set(record.scalars["text_not_judged"].values()) == {UNASKED}
+    assert {arm["text_reason"] for arm in record.scalars["arms"]} == {UNASKED}
     planted = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=EvaluateOptions(count=6))
     record = trial_record("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)
-    assert set(record.scalars["text_not_judged"].values()) == {SERVER}
-    del record.scalars["text_not_judged"]  # as in records of earlier versions
-    assert report_of(record).summary[0].cells[1][6] == "–"
+    assert {arm["text_reason"] for arm in record.scalars["arms"]} == {SERVER}

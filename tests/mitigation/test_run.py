@@ -1,5 +1,6 @@
 """`mitigate` from a task to the page: planted effects are found, what is finished is never asked again, bad input."""
 
+import copy
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,10 @@ def options(*methods, count=24, **further):
     )
 
 
+def names_of(record):
+    return [arm["name"] for arm in record.scalars["arms"]]
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     """A finished run, and where it lies."""
@@ -71,7 +76,7 @@ def test_planted_effects_are_judged_as_planted(planted):
     assert record.scalars["requirement"]["arm"] == str(HELPFUL)
     short = judgement["verdicts"][1]["effects"]["key_value(pairs=2)"]
     assert short["value"]["high"] < 0, "the harmful method harms two pairs, too"
-    assert record.scalars["effort"][0]["requests"] == 24 * 5
+    assert record.scalars["arms"][0]["effort"]["requests"] == 24 * 5
     np.testing.assert_array_equal(record.arrays["scores/accuracy/0"], record.arrays["scores/accuracy/3"])
 
 
@@ -117,7 +122,7 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
     run_fit, fitted = phases.run_fit, []
 
     def counted(fit, *given, **how):
-        fitted.append(fit.method.name)
+        fitted.append(fit.__name__.removeprefix("fit_"))
         return run_fit(fit, *given, **how)
 
     def asked(*methods, resume=True):
@@ -136,11 +141,12 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
             asked("temperature", "repeat_prompt", resume=False)
     record = asked("context_bias", "temperature")
     assert fitted == ["temperature", "context_bias"]
-    assert record.scalars["arms"] == ["unchanged", "context_bias", "temperature"]
+    assert names_of(record) == ["unchanged", "context_bias", "temperature"]
     record.save(tmp_path)
     clear_parts(tmp_path)  # as a finished run does
     further = asked("temperature", "context_bias", "repeat_prompt")
-    assert further.scalars["fits"] == record.scalars["fits"]
+    fits = [{arm["name"]: arm["fitted"] for arm in each.scalars["arms"]} for each in (record, further)]
+    assert fits[0].items() <= fits[1].items()
     assert fitted == ["temperature", "context_bias"]
 
 
@@ -148,7 +154,7 @@ def test_a_record_with_what_is_no_longer_measured_is_read_and_shown():
     """Influence and replies to everyday requests; the numbers stay in the record."""
     record = read_record(Path(__file__).parents[2] / "studies" / "mitigation" / "records" / "demo_documents_influence")
     record.scalars["conversations"] = {"pine": {"value": 0.1, "low": 0.05, "high": 0.2}}
-    assert record.scalars["influence"]["changes"].keys() <= set(record.scalars["arms"])
+    assert record.scalars["influence"]["changes"].keys() <= set(names_of(record))
     report = report_of(record)
     assert report.verdict
     assert any(line.startswith("influence under attention_sorting was not measured") for line in report.left_out)
@@ -219,7 +225,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
     np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
     assert np.abs(record.arrays["text/0"] - np.log(300)).max() < 1, "a model that has learnt nothing"
-    assert record.scalars["fits"]["temperature"]["calibration_samples"] == 4
+    assert record.scalars["arms"][2]["fitted"]["calibration_samples"] == 4
     assert "with 3 methods" in capsys.readouterr().err
     recipe = next((tmp_path / "arms").glob("temperature-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("temperature(scale=")
@@ -264,30 +270,27 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):
-    record = replace(planted[0])
-    (name,) = {record.scalars["judgement"]["recommended"]}
+    record = copy.deepcopy(planted[0])
+    (arm,) = (arm for arm in record.scalars["arms"] if arm["name"] == record.scalars["judgement"]["recommended"])
     assert "Use it with transformers" not in report_of(record).folded, "a planted method is on no model"
-    record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
+    arm["method"] = "temperature(scale=0.2)"
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
     for spelling, served in (("adapter(weights='ab')", True), ("positional_channel(channel=3)", False)):
-        record.resolved = {**record.resolved, "methods": {name: spelling}}
+        arm["method"] = spelling
         assert ("Serve it" in report_of(record).folded) is served
-    record.resolved = {**record.resolved, "methods": {name: "adapter(weights='ab')"}}
+    arm["method"] = "adapter(weights='ab')"
     (table,) = report_of(record).folded["Serve it"]
     assert table.cells[0] == ["posbias export . --to adapter --gguf"]
-    for kind, needing in (("context_bias", []), ("key_bias", [name]), ("attention_calibration", [])):
-        record.resolved |= {
-            "methods": {name: f"{kind}(values=[[1.0, 2."},
-            "needing_passages": needing,
-            "question": None,
-        }
+    for kind, needing in (("context_bias", False), ("key_bias", True), ("attention_calibration", False)):
+        arm |= {"method": f"{kind}(values=[[1.0, 2.", "needs_passages": needing}
+        record.scalars["question"] = None
         (table,) = report_of(record).folded["Use it with transformers"]
         assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
-        record.resolved["question"] = '}\n\nKey: "'
+        record.scalars["question"] = '}\n\nKey: "'
         (table,) = report_of(record).folded["Use it with transformers"]
         assert any(r"""question='}\n\nKey: "', tokenizer=""" in line for (line,) in table.cells) is ("bias" in kind)
-    record.resolved["methods"] = {name: "repeat_prompt(times=3)"}
+    arm["method"] = "repeat_prompt(times=3)"
     (table,) = report_of(record).folded["Use it in your prompts"]
     assert table.title == "repeat_prompt(times=3)"
 
@@ -324,7 +327,7 @@ def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     record = trial_record("key_value(pairs=3)", responder, given, directory=tmp_path)
     said = " was not tried: "
     left_out = {text.partition(said)[0] for text in record.scalars["left_out"] if said in text}
-    judged = set(record.scalars["arms"]) - {UNCHANGED}
+    judged = set(names_of(record)) - {UNCHANGED}
     assert judged | left_out == set(MITIGATIONS)
     assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
 
@@ -419,7 +422,7 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     assert "answers cannot be judged" in cut.scalars["choice"]["undecided"]
     assert any(caveat.startswith("No verdict by answers: ") for caveat in report_of(cut).caveats)
     assert judgement["verdicts"][0]["verdict"] == NOTHING
-    unchanged, terse = cut.scalars["readings"]
+    unchanged, terse = (arm["reading"] for arm in cut.scalars["arms"])
     assert unchanged["unjudged"]["cut_off"] > 0.5 * unchanged["answers"]
     assert terse["unjudged"] == {}
     by_answers = tried(8, by="accuracy")

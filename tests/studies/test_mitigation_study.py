@@ -15,6 +15,7 @@ from posbias.mitigation.judging.judge import Judgement
 from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, corrected_together, settle
 from posbias.report.mitigate_wording import words
 from posbias.runs.records import read_record
+from posbias.runs.results import from_stored
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = ("demo_documents_strength", "demo_documents_designed", "demo_key_value_ratios")
@@ -120,7 +121,7 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
 def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(models: ModuleType) -> None:
     found = []
     for directory in sorted((STUDY / "records").iterdir()):
-        judgement = Judgement.of_record(read_record(directory).scalars["judgement"])
+        judgement = from_stored(Judgement, read_record(directory).scalars["judgement"])
         decided, recommended = settle(corrected_together(judgement.verdicts), judgement.smallest)
         assert list(map(words, decided)) == list(map(words, judgement.verdicts)), directory.name
         assert recommended == judgement.recommended

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posbias.errors import UsageError
-from posbias.interventions.base import Intervention, around_calls, before_calls
+from posbias.interventions.base import around_calls, before_calls
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.devices import float64_device
@@ -293,7 +293,7 @@ def is_wired(model: HuggingFaceModel) -> bool:
 
 
 @contextmanager
-def attending(model: HuggingFaceModel, intervention: Intervention | str, attend: Attend) -> Iterator[None]:
+def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> Iterator[None]:
     """Within the context, `attend` computes every layer's attention.
 
     Raises:

@@ -4,7 +4,7 @@ Several are other models and servers, and the first one under methods against po
 another, so that of local models one is in memory at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -108,8 +108,23 @@ def _compared(
     subjects: Sequence[Any], task: LanguageTask, options: EvaluateOptions, run: OpenRun
 ) -> EvaluationComparison:
     """Evaluations of all subjects, each written as soon as it is done, compared with the first."""
-    evaluations = {}
-    for name, evaluation in evaluate_each(subjects, task, options):
+    arms = _arms(subjects, options.methods)
+    if options.lengths:
+        raise UsageError(f"evaluate: lengths take one subject, got {', '.join(arms)}")
+    evaluations: dict[str, Evaluation] = {}
+    opened: tuple[Any, Responder] | None = None
+    for name, (subject, method) in arms.items():
+        if opened is None or opened[0] is not subject:
+            opened = None  # before the next is loaded
+            opened = subject, _opened(subject)
+        responder = opened[1]
+        if method is not None:
+            from posbias.mitigation.methods.applying import answering_under, resolve_method
+
+            model: Any = responder.model if isinstance(responder, LocalResponder) else None
+            responder = answering_under(resolve_method(method, model), responder)
+        directory = None if options.directory is None else options.directory / name
+        evaluation = evaluate_responder(responder, task, replace(options, directory=directory, methods=()))
         evaluations[name] = _concluded(evaluation, options.require, run, below=name)
     comparison = replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
     checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
@@ -124,33 +139,6 @@ def _compared(
 
 def _opened(subject: Any) -> Responder:
     return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
-
-
-def evaluate_each(
-    subjects: Sequence[Any], task: LanguageTask, options: EvaluateOptions
-) -> Iterator[tuple[str, Evaluation]]:
-    """Evaluations of subjects on the same samples as they are done, by the names of their directories, the first first.
-
-    Args:
-        subjects: As of `evaluate`, or `Unopened` ones.
-        task: What all of them are asked.
-        options: For all; each has a directory of its own below `options.directory`.
-
-    Raises:
-        UsageError: fewer than two, several lengths, a recipe that is not there, or as `evaluate`.
-        RunError: as `evaluate`.
-    """
-    arms = _arms(subjects, options.methods)
-    if options.lengths:
-        raise UsageError(f"evaluate: lengths take one subject, got {', '.join(arms)}")
-    opened: tuple[Any, Responder] | None = None
-    for name, (subject, method) in arms.items():
-        if opened is None or opened[0] is not subject:
-            opened = None  # before the next is loaded
-            opened = subject, _opened(subject)
-        directory = None if options.directory is None else options.directory / name
-        single = replace(options, directory=directory, methods=())
-        yield name, evaluate_responder(_under(method, opened[1]), task, single)
 
 
 def _arms(subjects: Sequence[Any], methods: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
@@ -171,16 +159,6 @@ def _arms(subjects: Sequence[Any], methods: Sequence[Any]) -> dict[str, tuple[An
 
     names = directory_names([name for name, _, _ in arms])
     return {name: (subject, method) for name, (_, subject, method) in zip(names, arms, strict=True)}
-
-
-def _under(method: Any, plain: Responder) -> Responder:
-    """An opened subject under a method; None: as it is."""
-    if method is None:
-        return plain
-    from posbias.mitigation.methods.applying import answering_under, resolve_method
-
-    model: Any = plain.model if isinstance(plain, LocalResponder) else None
-    return answering_under(resolve_method(method, model), plain)
 
 
 def _name(number: int, subject: Any) -> str:

@@ -195,11 +195,8 @@ class HuggingFaceModel(Model):
         positions: Sequence[int],
         *,
         cache: Any = None,
-        padding: Int[Tensor, "batch"] | None = None,
     ) -> Outputs:
         """Run the network like `Model.outputs`, or on after the positions in a cache of keys and values, which grows.
-
-        `padding` is how many slots at the beginning of every row, cached ones among them, hold no token of its prompt.
 
         Raises:
             UsageError: the network also reads the tokens themselves, which embeddings leave out.
@@ -210,7 +207,7 @@ class HuggingFaceModel(Model):
                 f"({self.reads_tokens}), which influence through embeddings would leave out; allowed: evaluating it, "
                 "and models that read embeddings alone"
             )
-        return self._outputs(embeddings, positions, cache=cache, padding=padding)
+        return self._outputs(embeddings, positions, cache=cache)
 
     def caveats(self) -> list[str]:
         """Differences between what runs and what the model's name promises."""
@@ -228,7 +225,6 @@ class HuggingFaceModel(Model):
         positions: Sequence[int],
         *,
         cache: Any = None,
-        padding: Int[Tensor, "batch"] | None = None,
     ) -> Outputs:
         caught: list[Tensor] = []
 
@@ -237,7 +233,7 @@ class HuggingFaceModel(Model):
 
         handle = self.network.get_output_embeddings().register_forward_pre_hook(catch)  # type: ignore[operator]
         try:
-            logits = self._forward(positions, cache=cache, padding=padding, inputs_embeds=embeddings)
+            logits = self._forward(positions, cache=cache, inputs_embeds=embeddings)
         finally:
             handle.remove()
         return Outputs(hidden=_rows(caught[-1], positions), logits=logits)
@@ -409,36 +405,6 @@ class Prefix:
             for layer in self._cache.layers
         ]
         return self._model.outputs(embeddings, positions, cache=DynamicCache(layers))
-
-    @staticmethod
-    def outputs_together(
-        prefixes: Sequence["Prefix"],
-        starts: Sequence[int],
-        embeddings: Float[Tensor, "batch rest feature"],
-        positions: Sequence[int],
-    ) -> Outputs:
-        """`outputs` of a batch, each row of which goes on from a beginning of its own, padded on the left.
-
-        At least one beginning has a position; rotary angles of all prompts are those of their prefixes.
-        """
-        from transformers import DynamicCache
-
-        padding = torch.tensor([max(starts) - start for start in starts], device=embeddings.device)
-        layers = [
-            tuple(
-                torch.cat(
-                    [
-                        nn.functional.pad(side[:, :, :start], (0, 0, max(starts) - start, 0))
-                        for side, start in zip(sides, starts, strict=True)
-                    ]
-                )
-                for sides in zip(*((layer.keys, layer.values) for layer in of_layer), strict=True)
-            )
-            for of_layer in zip(*(prefix._cache.layers for prefix in prefixes), strict=True)
-        ]
-        cache = DynamicCache(layers)
-        padded = padding if min(starts) < max(starts) else None
-        return prefixes[0]._model.outputs(embeddings, positions, cache=cache, padding=padded)
 
 
 def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature"]) -> Prefix | None:

@@ -3,26 +3,31 @@
 Where one map holds queries, keys and values, only the rows that are targets are updated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from posbias.measurement.blocks import checkpointed
-from posbias.mitigation.fitting.base import FITS, FitOptions
-from posbias.mitigation.fitting.gradient_fit import GradientFit
-from posbias.mitigation.methods.adapter import SIDES, Adapter, adapter_of, target_projections, tuned
+from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions
+from posbias.mitigation.fitting.gradient_fit import fit_by_gradient
+from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned
+from posbias.mitigation.methods.base import Method
 from posbias.models.hugging_face import HuggingFaceModel
+
+DEFAULTS: Mapping[str, Any] = {"steps": 60, "rate": 0.002, "batch": 4, "held_out": 0.2}
+"""Settings of this fit where nothing else is asked for."""
 
 
 class AdapterNumbers:
     """A and B of every target projection."""
 
-    def __init__(self, model: HuggingFaceModel, template: Adapter, options: FitOptions) -> None:
+    def __init__(self, template: Adapter, model: HuggingFaceModel, options: FitOptions) -> None:
         self.template, self.options = template, options
         generator = np.random.default_rng([options.seed, template.rank])
         dtype = torch.promote_types(model.dtype, torch.float32)
@@ -48,7 +53,7 @@ class AdapterNumbers:
         return [numbers for sides in self._updates.values() for numbers in sides]
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
+    def applied(self, model: HuggingFaceModel, begin: int) -> Iterator[None]:
         """The model with these updates, from the first token on."""
         recomputed = checkpointed(model.network, enabled=self.options.checkpointing)
         with tuned(model.network, self._updates), recomputed:
@@ -61,24 +66,16 @@ class AdapterNumbers:
             for path, sides in self._updates.items()
             for side, numbers in zip(SIDES, sides, strict=True)
         }
-        return adapter_of(self.template, tensors)
+        return replace(self.template, weights=tensors_hash(tensors), updates=tensors)
 
 
 @FITS.register(Adapter.name)
-@dataclass(frozen=True)
-class AdapterFit(GradientFit):
-    """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before."""
+def fit_adapter(
+    calibration: Calibration, options: FitOptions, *, template: Adapter | None = None
+) -> tuple[Method, dict[str, Any]]:
+    """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before.
 
-    method = Adapter
-    defaults: ClassVar[Mapping[str, Any]] = {"steps": 60, "rate": 0.002, "batch": 4, "held_out": 0.2}
-
-    template: Adapter = field(default_factory=Adapter)
-    """Rank and targets, and the strength."""
-
-    def settled(self, options: FitOptions) -> FitOptions:
-        """It acts on all tokens, and has neither knots nor scales."""
-        return replace(super().settled(options), knots=(), from_question=False, scales=False)
-
-    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> AdapterNumbers:
-        """A at random from the seed, B at 0."""
-        return AdapterNumbers(model, self.template, options)
+    The template says rank, targets and strength. They act on all tokens, and have neither knots nor scales.
+    """
+    numbers = partial(AdapterNumbers, template or Adapter())
+    return fit_by_gradient(numbers, calibration, options.settled(DEFAULTS, knots=(), from_question=False, scales=False))

@@ -1,13 +1,12 @@
-"""How methods are fitted: one `Fit` for each method with parameters to find, from calibration samples alone.
+"""How methods are fitted: one function for each method with parameters to find, from calibration samples alone.
 
 Each is registered under the name of its method, and its file is imported when it is asked for.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
@@ -17,8 +16,7 @@ from posbias.architecture import LogSpline
 from posbias.checks import Count, Natural, NonNegative, Positive, Steps
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
-from posbias.interventions.base import check_model
-from posbias.mitigation.fitting.calibration import check_samples
+from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
@@ -26,16 +24,19 @@ from posbias.tasks.language import Example
 
 Windows = Sequence[Int64[np.ndarray, "_"]]
 
-FILES = {
-    "adapter": "adapter",
-    "context_bias": "bias",
-    "key_bias": "bias",
-    "positional_channel": "positional_channel",
-    "temperature": "temperature",
-}
-"""Methods that are fitted, and the file beside this one that says how."""
-FITS: Registry["Fit"] = Registry("fit")
-"""The fits by the name of their method."""
+Fit = Callable[["Calibration", "FitOptions"], tuple[Method, dict[str, Any]]]
+"""From samples and settings to the method at full strength, and how it was found, in plain values."""
+FITS: Registry[Fit] = Registry(
+    "fit",
+    homes={
+        "adapter": "posbias.mitigation.fitting.adapter",
+        "context_bias": "posbias.mitigation.fitting.bias",
+        "key_bias": "posbias.mitigation.fitting.bias",
+        "positional_channel": "posbias.mitigation.fitting.positional_channel",
+        "temperature": "posbias.mitigation.fitting.temperature",
+    },
+)
+"""The fits by the name of their method, each in a file beside this one."""
 FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
 """A registry of one variant, which reads the options of a fit from text: `options(steps=600)`."""
 
@@ -82,30 +83,28 @@ class FitOptions:
         if self.knots:
             LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 
+    def settled(self, defaults: Mapping[str, Any], **fixed: Any) -> "FitOptions":
+        """All of them set: by the defaults of a fit where nothing was asked for, and as it takes them alone."""
+        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **unset, **fixed)
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The material of a fit: samples with their answers, ordinary text, and who can be asked."""
+    """The material of a fit: the model, samples with their answers, and ordinary text, which some fits read."""
 
-    model: HuggingFaceModel | None
-    """The model to fit to; None: it is behind a server."""
+    model: HuggingFaceModel
     examples: Sequence[Example]
-    text: Windows = ()
-    """Windows of ordinary text in token ids, all of one length."""
+    read_text: Callable[[], Windows]
 
-    def __post_init__(self) -> None:
-        lengths = sorted({len(window) for window in self.text})
+    @cached_property
+    def text(self) -> Windows:
+        """Windows of ordinary text in token ids, all of one length."""
+        windows = self.read_text()
+        lengths = sorted({len(window) for window in windows})
         if len(lengths) > 1:
             raise UsageError(f"fit: windows of ordinary text must be of one length, got {lengths[0]} to {lengths[-1]}")
-
-    @property
-    def network(self) -> HuggingFaceModel:
-        """The model, which must be of a family that can be changed inside."""
-        return check_model(self.model)
-
-    def count(self) -> dict[str, int]:
-        """Numbers of samples and prompts, for a recipe; too few samples are refused."""
-        return {"calibration_samples": check_samples(self.examples), "calibration_prompts": len(self.examples)}
+        return windows
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,29 +132,14 @@ class Fitted(Presented):
         )
 
 
-class Fit(ABC):
-    """One way of finding a method's parameters."""
-
-    method: type[Method]
-    required: ClassVar[bool] = True
-    """The method has no parameters unless it is fitted."""
-
-    @abstractmethod
-    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
-        """The method at full strength, and how it was found, without the samples."""
-
-    def reads_text(self, options: FitOptions) -> bool:
-        """True if windows of ordinary text are read."""
-        return False
-
-
 def fit_of(spelling: str) -> Fit | None:
     """The fit of a method, by its name or the spelling of an unfitted adapter; None if it has no parameters to find."""
     name = spelling.partition("(")[0].strip()
     MITIGATIONS[name]  # refused if unknown
-    spelled = MITIGATIONS.parse(spelling) if name != spelling.strip() else None
-    if name not in FILES or (spelled is not None and (name != "adapter" or spelled.leaves_out_tensors)):
+    if name not in FITS:
         return None
-    import_module(f"posbias.mitigation.fitting.{FILES[name]}")
-    fit: Fit = FITS[name]() if spelled is None else FITS[name](spelled)
-    return fit
+    if name == spelling.strip():
+        fit: Fit = FITS[name]
+        return fit
+    spelled = MITIGATIONS.parse(spelling)
+    return partial(FITS[name], template=spelled) if isinstance(spelled, Adapter) and not spelled.weights else None

@@ -4,10 +4,9 @@ A key bias is splines of ln(1 + j), a few numbers per head and layer, or one num
 Biases that act from the question on have a scale of each head's own logits, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,16 @@ from posbias.architecture.keys import log_spline_basis
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.measurement.blocks import checkpointed
-from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions, Fitted
-from posbias.mitigation.fitting.gradient_fit import GradientFit
-from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions
+from posbias.mitigation.fitting.gradient_fit import fit_by_gradient
+from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.heads import BEFORE
 from posbias.mitigation.methods.key_bias import KeyBiasMethod
 from posbias.models.hugging_face import HuggingFaceModel
 
+DEFAULTS: Mapping[str, Any] = {"steps": 300, "rate": 0.05, "batch": 1, "held_out": 0.0}
+"""Settings of these fits where nothing else is asked for."""
 SCALE_RATE = 0.4
 """Rate of the logarithm of a head's scale, as a share of the rate of biases."""
 
@@ -43,8 +44,8 @@ class BiasNumbers:
         self._bases: dict[int, Tensor] = {}
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
-        """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
+    def applied(self, model: HuggingFaceModel, begin: int) -> Iterator[None]:
+        """The model with these numbers, for prompts of which the question begins at that token."""
 
         def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
             basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
@@ -54,11 +55,9 @@ class BiasNumbers:
             return (SCALE_RATE * self._numbers[layer][:, -1]).exp()
 
         added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
-        several = torch.tensor(begins, device=model.device)[:, None]
-        first_query = begins[0] if len(set(begins)) == 1 else lambda: several
         recomputed = self.options.checkpointing and not self.options.from_question
         with (
-            biased(model, "fit", added, first_query=first_query),
+            biased(model, "fit", added, first_query=begin),
             checkpointed(model.network, enabled=recomputed),
         ):
             yield
@@ -85,40 +84,17 @@ def _rounded(numbers: Tensor) -> Any:
     return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
-class BiasFit(GradientFit):
-    """A bias by key, and scales beside it."""
-
-    defaults: ClassVar[Mapping[str, Any]] = {"steps": 300, "rate": 0.05, "batch": 1, "held_out": 0.0}
-
-    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> BiasNumbers:
-        """All 0."""
-        return BiasNumbers(model, options)
-
-
 @FITS.register(KeyBiasMethod.name)
-class KeyBiasFit(BiasFit):
-    """Splines over positions, for all queries or from the question on."""
-
-    method = KeyBiasMethod
-
-    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
-        """Descend, with knots alone."""
-        if not options.knots:
-            raise UsageError(f"fit: {self.method.name} needs knots; allowed without any is {ContextBias.name}")
-        return super().fit(calibration, options=options)
-
-    def settled(self, options: FitOptions) -> FitOptions:
-        """Scales go with biases from the question on, a penalty with all others."""
-        options = super().settled(options)
-        return replace(options, penalty=0.0) if options.from_question else replace(options, scales=False)
+def fit_key_bias(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
+    """Splines over positions, for all queries, with a penalty, or from the question on, with scales."""
+    if not options.knots:
+        raise UsageError(f"fit: {KeyBiasMethod.name} needs knots; allowed without any is {ContextBias.name}")
+    fixed: dict[str, Any] = {"penalty": 0.0} if options.from_question else {"scales": False}
+    return fit_by_gradient(BiasNumbers, calibration, options.settled(DEFAULTS, **fixed))
 
 
 @FITS.register(ContextBias.name)
-class ContextBiasFit(BiasFit):
+def fit_context_bias(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
     """One number for every head and layer, for all keys before the question, and a scale."""
-
-    method = ContextBias
-
-    def settled(self, options: FitOptions) -> FitOptions:
-        """It has no knots, acts from the question on, and so has no penalty."""
-        return replace(super().settled(options), knots=(), from_question=True, penalty=0.0)
+    options = options.settled(DEFAULTS, knots=(), from_question=True, penalty=0.0)
+    return fit_by_gradient(BiasNumbers, calibration, options)

@@ -30,14 +30,6 @@ JUDGED_FILES = "jargon_file,us_founding_documents"
 """Files of the default corpus that judge, unless another text is asked for; fits read the other files."""
 
 
-def check_samples(calibration: Sequence[Example]) -> int:
-    """The number of samples; too few are refused."""
-    samples = len({example.sample for example in calibration})
-    if samples < LEAST_SAMPLES:
-        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
-    return samples
-
-
 def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int) -> list[Int64[np.ndarray, "token"]]:
     """Windows of ordinary text for fits, from the files of the default corpus that are not in the text that judges."""
     source, _, files = judging.partition("#")

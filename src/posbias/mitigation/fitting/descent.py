@@ -6,12 +6,13 @@ on windows of ordinary text. What leaves text without a question as it is has no
 0. No weight is touched.
 
 Prompts of different lengths are run together with padding behind their ends, which no token before it can see; behind
-kept keys and values, with padding before their beginnings, and as many last tokens of each as the longest question has.
+kept keys and values each is run alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,8 +56,8 @@ class Numbers(Protocol):
     def free(self) -> Sequence[Tensor]:
         """Leaves with a gradient."""
 
-    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> AbstractContextManager[None]:
-        """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
+    def applied(self, model: HuggingFaceModel, begin: int) -> AbstractContextManager[None]:
+        """The model with these numbers, for prompts of which the question begins at that token."""
 
     def method(self) -> Mitigation:
         """The method with these numbers."""
@@ -95,76 +96,46 @@ class Answers:
 
     def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
         self.model, self._encoded, self.begins = model, encoded, begins
+        self._wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in encoded]
         self._prefixes: dict[int, Prefix] = {}
-        self._lengths = AngleLengths.of(model.network)
 
-    def together(self, indices: Sequence[int], most: int) -> Iterator[list[int]]:
-        """Groups of at most so many prompts that are run together, with about as many tokens to run each.
+    def together(self, indices: Sequence[int], most: int) -> list[list[int]]:
+        """Groups of at most so many prompts that are run together: of alike rotary angles, the longest first."""
+        lengths, alike = AngleLengths.of(self.model.network), dict[object, list[int]]()
+        for index in sorted(indices, key=lambda index: -len(self._wholes[index])):
+            alone = index if self.begins[index] else None
+            alike.setdefault((lengths.angles(len(self._wholes[index])), alone), []).append(index)
+        return [group[first : first + most] for group in alike.values() for first in range(0, len(group), most)]
 
-        Alone is what rotary angles of its whole length turn otherwise than those of its kept beginning.
-        """
-        by_angles: dict[object, list[int]] = {}
-        for index in sorted(indices, key=lambda index: -self._n_run(index)):
-            angles, begin = self._lengths.angles(self._n_tokens(index)), self.begins[index]
-            alone = index if begin and self._lengths.angles(begin) != angles else None
-            by_angles.setdefault((angles, begin > 0, alone), []).append(index)
-        for alike in by_angles.values():
-            while alike:
-                columns, begun = self._n_run(alike[0]), self.begins[alike[0]] > 0
-                group = [index for index in alike if not begun or self._n_tokens(index) > columns][:most]
-                yield group
-                alike = [index for index in alike if index not in group]
-
-    def beginnings(self, indices: Sequence[int]) -> list[Prefix]:
-        """Keys and values before the question of prompts that are run together, which no numbers change."""
-        return [self._prefix(index) for index in indices if self.begins[index]]
-
-    def losses(self, indices: Sequence[int], beginnings: Sequence[Prefix]) -> Float[Tensor, "prompt"]:
-        """Negative log-likelihood of each answer, per token, of prompts that are run together."""
-        requests = [self._encoded[index] for index in indices]
-        wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in requests]
-        columns = max(map(self._n_run, indices))
-        tokens = np.zeros((len(requests), columns), dtype=np.int64)
-        firsts = [len(whole) - columns if beginnings else 0 for whole in wholes]
-        for row, whole, first in zip(tokens, wholes, firsts, strict=True):
-            row[: len(whole) - first] = whole[first:]
-        starts = [len(request.prompt) - 1 - first for request, first in zip(requests, firsts, strict=True)]
-        rows = sorted({row for start, one in zip(starts, requests, strict=True) for row in _rows(start, one)})
-        embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
-        if len(beginnings) > 1:
-            outputs = Prefix.outputs_together(beginnings, firsts, embeddings, rows)
-        elif beginnings:
-            outputs = beginnings[0].outputs(firsts[0], embeddings, rows)
-        else:
-            outputs = self.model.outputs(embeddings, rows)
-        losses = []
-        for logits, start, request in zip(outputs.logits, starts, requests, strict=True):
-            first = rows.index(start)
-            answer = torch.as_tensor(request.answer, device=logits.device)
-            losses.append(torch.nn.functional.cross_entropy(logits[first : first + len(answer)].float(), answer))
-        return torch.stack(losses)
-
-    def _n_tokens(self, index: int) -> int:
-        return len(self._encoded[index].prompt) + len(self._encoded[index].answer) - 1
-
-    def _n_run(self, index: int) -> int:
-        """Tokens that no kept keys and values stand for."""
-        return self._n_tokens(index) - self.begins[index]
-
-    def _prefix(self, index: int) -> Prefix:
-        """The keys and values before the question; as many prompts as `KEPT_BYTES` hold keep theirs."""
-        if index in self._prefixes:
-            return self._prefixes[index]
+    def beginning(self, group: Sequence[int]) -> Prefix | None:
+        """Keys and values before the question of a prompt that is run alone; as many as `KEPT_BYTES` hold are kept."""
+        index = group[0]
+        if not self.begins[index] or index in self._prefixes:
+            return self._prefixes.get(index)
         tokens = self._encoded[index].prompt[: self.begins[index]]
         prefix = Prefix(self.model, self.model.embed(self.model.token_tensor([tokens.tolist()])))
         if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
             self._prefixes[index] = prefix
         return prefix
 
-
-def _rows(start: int, request: EncodedRequest) -> range:
-    """The tokens whose next one is an answer's."""
-    return range(start, start + len(request.answer))
+    def losses(self, group: Sequence[int], beginning: Prefix | None) -> Float[Tensor, "prompt"]:
+        """Negative log-likelihood of each answer, per token, of prompts that are run together."""
+        first = self.begins[group[0]]
+        tokens = np.zeros((len(group), max(len(self._wholes[index]) for index in group) - first), dtype=np.int64)
+        rows = []
+        for row, index in zip(tokens, group, strict=True):
+            row[: len(self._wholes[index]) - first] = self._wholes[index][first:]
+            start = len(self._encoded[index].prompt) - 1 - first
+            rows.append(range(start, start + len(self._encoded[index].answer)))
+        read = sorted(set().union(*rows))
+        embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
+        run = self.model.outputs if beginning is None else partial(beginning.outputs, first)
+        losses = []
+        for logits, predicting, index in zip(run(embeddings, read).logits, rows, group, strict=True):
+            predicted = logits[read.index(predicting.start) :][: len(predicting)].float()
+            answer = torch.as_tensor(self._encoded[index].answer, device=logits.device)
+            losses.append(torch.nn.functional.cross_entropy(predicted, answer))
+        return torch.stack(losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +152,9 @@ class Loss:
         """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
         by_prompt: dict[int, float] = {}
         for group in self.answers.together(indices, self.together):
-            beginnings = self.answers.beginnings(group)
-            with self.values.applied(self.answers.model, [self.answers.begins[index] for index in group]):
-                losses = self.answers.losses(group, beginnings)
+            beginning = self.answers.beginning(group)  # which no numbers change
+            with self.values.applied(self.answers.model, self.answers.begins[group[0]]):
+                losses = self.answers.losses(group, beginning)
                 if torch.is_grad_enabled():
                     (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
             by_prompt |= zip(group, losses.detach().tolist(), strict=True)
@@ -201,7 +172,7 @@ class Loss:
             share, embeddings = len(group) / len(windows), model.embed(model.token_tensor(group.tolist()))
             with torch.no_grad():
                 unchanged = logprobs(embeddings)
-            with self.values.applied(model, [0]):  # layers may be computed again in the backward pass
+            with self.values.applied(model, 0):  # layers may be computed again in the backward pass
                 changed = logprobs(embeddings)
                 divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
                 (self.penalty * share * divergence).backward()  # type: ignore[no-untyped-call]
@@ -224,7 +195,7 @@ def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequenc
 
     Args:
         text: Windows of ordinary text, all of one length.
-        options: All of them set, as `GradientFit.settled` returns them.
+        options: All of them set, as `FitOptions.settled` returns them.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
 

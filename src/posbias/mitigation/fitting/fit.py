@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.mitigation.fitting.base import FILES, Calibration, Fit, FitOptions, Fitted, Windows, fit_of
-from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, best_of, contents, text_beside
+from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows, fit_of
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, LEAST_SAMPLES, best_of, contents, text_beside
 from posbias.mitigation.methods.base import Mitigation, identity
 from posbias.tasks.language import Example
 
@@ -42,22 +43,29 @@ def fit(
     """
     how = fit_of(method)
     if how is None:
-        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FILES)}")
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FITS)}")
     loaded, options = check_model(model), options or FitOptions()
-    if text is None and how.reads_text(options):
-        length = min(WINDOW, loaded.max_positions or WINDOW)
-        text = text_beside(f"{DEFAULT}#{JUDGED_FILES}", loaded, length=length, seed=options.seed)
-    return run_fit(how, Calibration(loaded, calibration, text or ()), options=options)
+    length, source = min(WINDOW, loaded.max_positions or WINDOW), f"{DEFAULT}#{JUDGED_FILES}"
+    given = partial(text_beside, source, loaded, length=length, seed=options.seed) if text is None else lambda: text
+    return run_fit(how, Calibration(loaded, calibration, given), options=options)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:
     """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
-    fitted = how.fit(calibration, options=options)
-    method, facts = fitted.method, {**fitted.how, "samples": sorted(contents(calibration.examples))}
-    if not isinstance(method, Mitigation):
-        return Fitted(method, facts)
+    examples = calibration.examples
+    samples = len({example.sample for example in examples})
+    if samples < LEAST_SAMPLES:
+        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
+    method, found = how(calibration, options)
+    facts = {
+        **found,
+        "calibration_samples": samples,
+        "calibration_prompts": len(examples),
+        "samples": sorted(contents(examples)),
+    }
+    assert isinstance(method, Mitigation)  # those that are fitted
     if options.strengths:
         candidates = [replace(method, strength=strength) for strength in options.strengths]
-        method, scores = best_of(candidates, calibration.network, calibration.examples)
+        method, scores = best_of(candidates, calibration.model, examples)
         facts["strengths"] = dict(zip(map(str, options.strengths), scores.values(), strict=True))
-    return Fitted(replace(method, fitted_to=identity(calibration.network)), facts)
+    return Fitted(replace(method, fitted_to=identity(calibration.model)), facts)

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows
+from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions, Windows
 from posbias.mitigation.fitting.calibration import answer_logprob, best_of
+from posbias.mitigation.methods.base import Method
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.tasks.language import Example
@@ -35,55 +36,43 @@ FINALISTS = 4
 
 
 @FITS.register(PositionalChannel.name)
-class ChannelFit(Fit):
+def fit_positional_channel(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
     """The channel and the factor under which right answers are most probable, even if the unchanged model does better.
 
     It tells the log-probability per token of the answers, in nats, mean over examples, of every candidate on one prompt
     of each sample, and of the best few and unchanged on all.
+
+    Raises:
+        UsageError: short windows, a family that does not allow it, or no channel that is monotone in position.
+        RunError: no calibration prompt fits into the model.
     """
-
-    method = PositionalChannel
-
-    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
-        """Search, on text and calibration samples.
-
-        Raises:
-            UsageError: too few samples, short windows, a family that does not allow it, or no channel that is monotone
-                in position.
-            RunError: no calibration prompt fits into the model.
-        """
-        network, examples = calibration.network, calibration.examples
-        counts, means = calibration.count(), mean_states(network, calibration.text)
-        channels = positional_channels(means, CHANNELS)
-        if not channels:
-            raise UsageError(f"fit: no channel is monotone in position in more than {len(means) // 4} layers")
-        candidates = [
-            PositionalChannel(channel, factor, from_question=options.from_question)
-            for channel in channels
-            for factor in FACTORS
-        ]
-        samples: dict[str, list[Example]] = {}
-        for example in examples:
-            samples.setdefault(example.sample, []).append(example)
-        _, first = best_of(candidates, network, [of[n % len(of)] for n, of in enumerate(samples.values())])
-        ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
-        best, scores = best_of(ranked[:FINALISTS], network, examples)
-        how = {
-            "factors": list(FACTORS),
-            "from_question": options.from_question,
-            "found": channels,
-            "unchanged": answer_logprob(network, None, examples),
-            "one_prompt_each": first,
-            "candidates": scores,
-            **counts,
-            "windows": len(calibration.text),
-            "window_tokens": means.shape[1],
-        }
-        return Fitted(best, how)
-
-    def reads_text(self, options: FitOptions) -> bool:
-        """Channels are found on text."""
-        return True
+    network, examples = calibration.model, calibration.examples
+    means = mean_states(network, calibration.text)
+    channels = positional_channels(means, CHANNELS)
+    if not channels:
+        raise UsageError(f"fit: no channel is monotone in position in more than {len(means) // 4} layers")
+    candidates = [
+        PositionalChannel(channel, factor, from_question=options.from_question)
+        for channel in channels
+        for factor in FACTORS
+    ]
+    samples: dict[str, list[Example]] = {}
+    for example in examples:
+        samples.setdefault(example.sample, []).append(example)
+    _, first = best_of(candidates, network, [of[n % len(of)] for n, of in enumerate(samples.values())])
+    ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
+    best, scores = best_of(ranked[:FINALISTS], network, examples)
+    how = {
+        "factors": list(FACTORS),
+        "from_question": options.from_question,
+        "found": channels,
+        "unchanged": answer_logprob(network, None, examples),
+        "one_prompt_each": first,
+        "candidates": scores,
+        "windows": len(calibration.text),
+        "window_tokens": means.shape[1],
+    }
+    return best, how
 
 
 @torch.no_grad()

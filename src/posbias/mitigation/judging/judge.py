@@ -10,8 +10,7 @@ any method in at most 5 % of runs, and one of harm unless few samples of many ga
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -37,8 +36,6 @@ from posbias.evaluation.curve import (
 from posbias.evaluation.reading import Withheld
 from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging.verdicts import NOTHING, Effect, Verdict, corrected_together, settle
-from posbias.runs.records import plain
-from posbias.runs.results import from_stored
 from posbias.statistics import Interval, StoredInterval
 
 FLOOR, CEILING = 0.1, 0.9
@@ -102,16 +99,6 @@ class Judgement:
     def tests(self) -> int:
         """Number of tests in the family of gains."""
         return sum(len(verdict.gains) for verdict in self.verdicts)
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record; None for a number that is infinite or undefined."""
-        stored: dict[str, Any] = plain(asdict(self))
-        return stored
-
-    @classmethod
-    def of_record(cls, stored: Mapping[str, Any]) -> "Judgement":
-        """The judgement that `as_record` made plain; fields that the record lacks have their defaults."""
-        return from_stored(cls, stored)
 
 
 @dataclass(frozen=True)

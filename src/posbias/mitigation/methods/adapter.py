@@ -64,20 +64,6 @@ class Adapter(Mitigation):
         roles = {role for word in asked for role in GROUPS.get(word, (word,))}
         return tuple(role for role in ROLES if role in roles)
 
-    @property
-    def leaves_out_tensors(self) -> bool:
-        """True once it is fitted."""
-        return bool(self.weights)
-
-    @property
-    def tensors(self) -> Mapping[str, np.ndarray]:
-        """The updates."""
-        return self.updates
-
-    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> "Adapter":
-        """The adapter with its updates; it has to name them by their hash."""
-        return replace(self, updates=dict(tensors))
-
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, tuple[Tensor, Tensor]]:
         """A and B of every projection, by path, at the method's strength, in float32 at least.
 
@@ -181,8 +167,3 @@ def tensors_hash(tensors: Mapping[str, np.ndarray]) -> str:
         array = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
     return digest.hexdigest()[:32]
-
-
-def adapter_of(template: Adapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
-    """An adapter with its numbers."""
-    return replace(template, weights=tensors_hash(tensors), updates=dict(tensors))

@@ -22,10 +22,9 @@ from posbias.mitigation.methods.base import (
     Places,
     PromptMitigation,
     Wrapped,
-    inside_methods,
 )
 from posbias.mitigation.methods.question import KnownQuestions, Question, Spans
-from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, read_recipe
+from posbias.mitigation.methods.recipe import is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED, model_in_hand
 from posbias.tasks.language.locating import locate
@@ -74,7 +73,8 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
         resolved = resolve_method(method, self._model, strength=strength)
         if not isinstance(resolved, Mitigation):
             raise UsageError(
-                f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
+                f"{resolved.name} changes prompts, not the model; allowed here: "
+                + ", ".join(name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation))
             )
         self._method, self._open = resolved, ExitStack()
         self.places: Places = _spans(passages, prompt, self._model.tokenizer)
@@ -98,7 +98,7 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
             self._open = opened.pop_all()
-        return method.description(model, rerun=True) if self._own else self._given
+        return method.description(model) if self._own else self._given
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
@@ -122,12 +122,11 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
 
 def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, strength: float | None = None) -> Method:
     """A method from an object, its spelling, or the path of a recipe made for the model."""
-    if isinstance(method, str) and method.endswith(RECIPE_SUFFIX):
-        method = read_recipe(method, model)
-    resolved = MITIGATIONS.parse(method) if isinstance(method, str) else method
-    if not isinstance(resolved, Method):
-        raise UsageError(f"{resolved!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
-    return resolved if strength is None else replace(resolved, strength=strength)
+    if isinstance(method, str):
+        method = read_recipe(method, model) if is_recipe(method) else MITIGATIONS.parse(method)
+    if not isinstance(method, Method):
+        raise UsageError(f"{method!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
+    return method if strength is None else replace(method, strength=strength)
 
 
 def answering_under(method: Method, responder: Responder) -> Responder:

@@ -38,10 +38,10 @@ class AttentionCalibration(Mitigation):
 
     rel is every query's own, so that nothing depends on tokens behind it. The dummies replace one document at a time,
     in K further passes per prompt, which begin where they first differ from the prompt's own, and read what is decoded
-    with it in one batch; `together` (ours) replaces all at once, in one pass. One prompt at a time, without padding.
+    with it in one batch. One prompt at a time, without padding.
 
-    Source: found-in-the-middle, arXiv 2406.16008, equations 4 to 6 and appendix B (no code is released; the paper has
-    no estimate with fewer passes, and does not say what its dummy reads).
+    Source: found-in-the-middle, arXiv 2406.16008, equations 4 to 6 and appendix B (no code is released; the paper does
+    not say what its dummy reads).
     """
 
     needs_passages: ClassVar[bool] = True
@@ -52,8 +52,6 @@ class AttentionCalibration(Mitigation):
     """The first layer that is changed, 0 nearest the input; None: the upper half is."""
     dummy: str | tuple[int, ...] = "This document is empty.\n"
     """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
-    together: bool = False
-    """Use one pass in which all documents are dummies, not one pass for each."""
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -63,7 +61,7 @@ class AttentionCalibration(Mitigation):
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
             raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
-        passes = DummyPasses(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
+        passes = DummyPasses(model, spans, _dummy_tokens(model, self.dummy))
 
         def attend(call: AttentionCall) -> Attended:
             if passes.running:
@@ -82,7 +80,7 @@ class AttentionCalibration(Mitigation):
             added = torch.where(behind & visible, factor, 1.0).clamp(min=LEAST_FACTOR).log()
             return call.run_grouped(added, members)
 
-        with passes.of.followed(model.network), attending(model, self, attend):
+        with passes.of.followed(model.network), attending(model, str(self), attend):
             yield
 
 
@@ -103,10 +101,8 @@ class DummyPasses:
     They keep caches of their own, which are cut back if the prompt's own goes on from an earlier token.
     """
 
-    def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"], *, together: bool) -> None:
+    def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"]) -> None:
         self.model, self.spans, self.dummy = model, spans, dummy
-        self.replaced: list[Spans] = [[], spans] if together else [[], *([span] for span in spans)]
-        """The documents that are dummies in every pass."""
         self.running = False
         self.of: PerCache[_Read] = PerCache(self._follow, copied=True)
         self._attention: list[Tensor] = []
@@ -139,10 +135,15 @@ class DummyPasses:
         if state.tokens.shape[1] > self.spans[-1][1]:
             self.running = True
             try:
-                own, *others = self._go_on(model, state) if state.caches else self._begin(model, state)
+                if state.caches:
+                    n_passes, _, first, _ = state.caches[0][0].shape
+                    behind = state.tokens[:, first:].expand(n_passes, -1, -1)
+                    (own, *others), state.caches = self._pass(model, behind, state.caches)
+                else:
+                    own, *others = self._begin(model, state)
             finally:
                 self.running = False
-            dummies = torch.stack(others).expand(len(self.spans), -1, -1).diagonal(dim1=0, dim2=2)
+            dummies = torch.stack(others).diagonal(dim1=0, dim2=2)
             state.relevance = (own - dummies)[None, None, -new.shape[1] :]
         return state
 
@@ -150,11 +151,11 @@ class DummyPasses:
         """Run each pass from its first difference to the prompt's own, which is run first."""
         attention: list[Tensor] = []
         caches: list[Caches] = []
-        for replaced in self.replaced:
-            start, entering = (replaced[0][0] if replaced else 0), state.tokens.clone()
-            for begin, end in replaced:
-                tokens = self.dummy[torch.arange(end - begin, device=entering.device) % len(self.dummy)]
-                entering[:, begin:end] = model.embed(tokens[None]).to(entering)
+        for start, end in ((0, 0), *self.spans):
+            entering = state.tokens.clone()
+            if end:
+                tokens = self.dummy[torch.arange(end - start, device=entering.device) % len(self.dummy)]
+                entering[:, start:end] = model.embed(tokens[None]).to(entering)
             own = [(keys[:, :, :start], values[:, :, :start]) for keys, values in caches[0]] if start else []
             found, cache = self._pass(model, entering[:, start:], own)
             attention.append(torch.nn.functional.pad(found, (0, 0, start, 0)))
@@ -163,12 +164,6 @@ class DummyPasses:
             keys, values = map(torch.cat, zip(*layer, strict=True))
             state.caches.append((keys, values))
         return torch.cat(attention)
-
-    def _go_on(self, model: HuggingFaceModel, state: _Read) -> Float[Tensor, "pass new document"]:
-        """Run all passes on the tokens behind their caches."""
-        n_passes, _, first, _ = state.caches[0][0].shape
-        found, state.caches = self._pass(model, state.tokens[:, first:].expand(n_passes, -1, -1), state.caches)
-        return found
 
     def _pass(
         self, model: HuggingFaceModel, entering: Float[Tensor, "pass new feature"], caches: Caches

@@ -9,10 +9,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from annotated_types import Gt, Interval
 
@@ -20,7 +18,6 @@ from posbias.checks import Natural, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
-from posbias.interventions.base import Intervention
 from posbias.mitigation.methods.question import Question, Spans
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import OWN
@@ -37,44 +34,27 @@ LEFT = {
     "shifted_distances": "it changed nothing in 9 of 9 places",
 }
 """Methods that posbias had, and what was found of them (studies/mitigation, studies/adapters)."""
-FILES = (
-    "adapter",
-    "attention_calibration",
-    "context_bias",
-    "key_bias",
-    "ms_poe",
-    "pine",
-    "positional_channel",
-    "question_first",
-    "repeat_prompt",
-    "self_consistency",
-    "temperature",
+MITIGATIONS: Registry["Method"] = Registry(
+    "mitigation",
+    left=LEFT,
+    homes={
+        name: f"posbias.mitigation.methods.{name}"
+        for name in (
+            "adapter",
+            "attention_calibration",
+            "context_bias",
+            "key_bias",
+            "ms_poe",
+            "pine",
+            "positional_channel",
+            "question_first",
+            "repeat_prompt",
+            "self_consistency",
+            "temperature",
+        )
+    },
 )
-"""Methods of posbias, each in the file of its name beside this one."""
-
-
-class Methods(Registry["Method"]):
-    """Methods by name; the file of one is imported when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        """The class of a method; an unknown name is refused with a list of the known ones."""
-        for file in (name,) if name in FILES else () if name in self._variants else FILES:
-            import_module(f"posbias.mitigation.methods.{file}")
-        return super().__getitem__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*FILES, *self._variants}))
-
-    def __contains__(self, name: object) -> bool:
-        return name in FILES or super().__contains__(name)
-
-
-MITIGATIONS = Methods("mitigation", left=LEFT)
-
-REQUESTS = "unchanged: only prompts change"
-FROM_QUESTION = "unchanged: acts only after a question begins"
-NO_PASSAGES = "not judged: needs passages, and text has none"
-"""Why ordinary text says nothing about a method."""
+"""Methods by name, each in the file of its name beside this one."""
 
 Places = Spans | Question
 """Passages, or the place where the question begins."""
@@ -117,36 +97,16 @@ class Method(Presented):
         line = ", ".join(f"{name}={value}" for name, value in brief.items())
         return Shown(line, facts={"method": self.name, **brief})
 
-    @property
-    def leaves_out_tensors(self) -> bool:
-        """True if a spelling does not hold all numbers of the method."""
-        return False
-
-    @property
-    def tensors(self) -> Mapping[str, np.ndarray]:
-        """Numbers that are too many for a spelling."""
-        return {}
-
-    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> "Method":
-        """The method with the numbers that were kept beside its spelling."""
-        if tensors:
-            raise UsageError(f"{self.name} has no numbers beside its spelling")
-        return self
-
-    @property
-    @abstractmethod
-    def text_reason(self) -> str:
-        """One of REQUESTS, FROM_QUESTION and NO_PASSAGES; empty if ordinary text can show harm."""
-
     def __str__(self) -> str:
         return MITIGATIONS.spell(self)
 
 
 @dataclass(frozen=True)
-class Mitigation(Method, Intervention):
+class Mitigation(Method):
     """A change inside a model, without training; one list of passages serves all prompts of a batch."""
 
-    ingredient: ClassVar[str] = "attention"
+    text_is_passage: ClassVar[bool] = False
+    """Of a text without passages, the whole counts as one."""
     fitted_to: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
     """`identity` of the model that it was fitted to; empty if it is checked already, or not known."""
 
@@ -158,13 +118,6 @@ class Mitigation(Method, Intervention):
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
 
-    @property
-    def text_reason(self) -> str:
-        """Methods that act from the question on leave text alone; others that need passages cannot read it."""
-        if not self.needs_passages:
-            return ""
-        return FROM_QUESTION if self.needs_question else NO_PASSAGES
-
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
         """The method that answers one prompt of so many tokens, and the passages that it is to know."""
         return self, passages
@@ -173,10 +126,6 @@ class Mitigation(Method, Intervention):
         """Refuse a prompt without passages if the method needs them."""
         if self.needs_passages and not passages:
             raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
-
-    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
-        """Open the method on a model, without passages."""
-        return self.on(model, ())
 
     def check_every_layer(self, model: HuggingFaceModel) -> None:
         """Refuse a model with linear layers, which would pass the method by."""
@@ -211,7 +160,7 @@ class Mitigation(Method, Intervention):
         with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """The model marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0 or not model.described:
             return model
@@ -230,11 +179,6 @@ class PromptMitigation(Method):
     rearranges: ClassVar[bool] = True
     """Passages change places, so that the right answer must not depend on their order."""
 
-    @property
-    def text_reason(self) -> str:
-        """Ordinary text is no request."""
-        return REQUESTS
-
     def rewritten(self, request: Request) -> list[Request]:
         """The requests, at least one, that are asked in place of a request that is changed."""
         return [request]
@@ -244,11 +188,7 @@ class PromptMitigation(Method):
         return replies[0]
 
     def around(self, responder: Responder) -> Responder:
-        """A responder that asks the given one with changed requests; at strength 0 the same requests.
-
-        Raises:
-            UsageError: later, a request without passages or whose passages must not change places.
-        """
+        """A responder that asks the given one with changed requests, at strength 0 with the same."""
         return _Rewritten(self, responder)
 
     def asked(self, request: Request) -> list[Request]:
@@ -344,8 +284,3 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
             raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
         spans.append((max(begin, last), end))
     return tuple(spans)
-
-
-def inside_methods() -> list[str]:
-    """Names of the methods that act inside a model."""
-    return [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]

@@ -45,6 +45,6 @@ class ContextBias(Mitigation):
         added = KeyLogits(lambda layer, _: table[layer], factors(self, self.scales, depth, heads), by_side=True)
         with (
             question_begins(model, passages, name=self.name) as begins,
-            biased(model, self, added, first_query=begins),
+            biased(model, str(self), added, first_query=begins),
         ):
             yield

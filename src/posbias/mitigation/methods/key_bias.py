@@ -57,12 +57,12 @@ class KeyBiasMethod(Mitigation):
         added = KeyLogits(logits, factors(self, self.scales, depth, heads))
         with (
             question_begins(model, passages if self.from_question else (), name=self.name) as begins,
-            biased(model, self, added, first_query=begins if self.from_question else 0),
+            biased(model, str(self), added, first_query=begins if self.from_question else 0),
         ):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """At full strength, for all queries, the logits by position that theories read."""
         if self.strength == 1 and not self.from_question and self.scales is None:
-            return KeyBiased(self.biases).description(model, rerun=rerun)
-        return super().description(model, rerun=rerun)
+            return KeyBiased(self.biases).description(model, rerun=True)
+        return super().description(model)

@@ -40,6 +40,7 @@ class MsPoe(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    text_is_passage: ClassVar[bool] = True
 
     low: Positive = 1.2
     """> 0; 1 leaves a head as it is."""
@@ -52,11 +53,6 @@ class MsPoe(Mitigation):
 
     def __post_init__(self) -> None:
         checked_value("ms_poe: high", self.high, Annotated[float, Ge(self.low)])
-
-    @property
-    def text_reason(self) -> str:
-        """A whole text counts as a single passage, at whose end heads are ranked."""
-        return ""
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -96,7 +92,7 @@ class MsPoe(Mitigation):
             return call.run_repeated(query, turned_keys.of(call, indices, turn))
 
         single = unpadded(model, self.name, ONE_PROMPT, single=True)
-        with rankings.followed(model.network), single, attending(model, self, attend):
+        with rankings.followed(model.network), single, attending(model, str(self), attend):
             yield
 
     def _indices(self, call: AttentionCall, ranking_at: int, back: Turns) -> Int[Tensor, "one head"]:

@@ -77,7 +77,7 @@ class Pine(Mitigation):
             documents = layers[call.layer]
             return documents.attended(call, plain_keys.of(call, None, documents.turned_back))
 
-        with unpadded(model, self.name, ONE_PROMPT, single=True), attending(model, self, attend):
+        with unpadded(model, self.name, ONE_PROMPT, single=True), attending(model, str(self), attend):
             setattr(model.network, LOOKS_AHEAD_MARK, True)
             try:
                 yield

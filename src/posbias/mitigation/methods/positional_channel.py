@@ -100,7 +100,7 @@ class PositionalChannel(Mitigation):
         twice = _twice(self.channel, factor)
         reading = model.network.register_forward_pre_hook(predicting.read, with_kwargs=True)
         questions = question_begins(model, passages if self.from_question else (), name=self.name)
-        with hooked([reading]), questions as begins, attending(model, self, attend):
+        with hooked([reading]), questions as begins, attending(model, str(self), attend):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield

@@ -6,6 +6,7 @@ Numbers that are too many for a spelling lie beside it, in a file of the same na
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from safetensors.numpy import load, save
 
 from posbias.errors import UsageError
 from posbias.files import file_exists, parsed_json, read_whole, write_atomically
+from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Method, difference, identity
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -98,8 +100,8 @@ class Recipe(BaseModel):
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
     """Write a method down for the model that it was fitted to; `fitted` says how, in plain values."""
-    if method.leaves_out_tensors:
-        whole = {name: np.ascontiguousarray(tensor) for name, tensor in method.tensors.items()}
+    if isinstance(method, Adapter):
+        whole = {name: np.ascontiguousarray(tensor) for name, tensor in method.updates.items()}
         write_atomically(Path(path).with_suffix(TENSORS_SUFFIX), save(whole))
     recipe = {"recipe": 1, "method": str(method), "model": identity(model), "fitted": dict(fitted)}
     write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
@@ -118,9 +120,9 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
     beside = Path(path).with_suffix(TENSORS_SUFFIX)
     try:
         method = MITIGATIONS.parse(recipe.method)
-        if not method.leaves_out_tensors:
+        if not isinstance(method, Adapter) or not method.weights:
             return method
-        return method.with_tensors(load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
+        return replace(method, updates=load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
     except SafetensorError:
         raise UsageError(f"{str(path)!r}: the file of numbers beside it, {beside.name!r}, is damaged") from None
     except UsageError as error:

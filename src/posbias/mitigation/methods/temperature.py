@@ -35,5 +35,5 @@ class Temperature(Mitigation):
             factor = 1 + self.strength * (factor - 1)
             return call.run(query=call.query * factor.to(call.query)[:, None, :, None])
 
-        with attending(model, self, attend):
+        with attending(model, str(self), attend):
             yield

@@ -16,6 +16,7 @@ from posbias.mitigation.fitting.calibration import LEAST_SAMPLES
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.recipe import is_recipe
+from posbias.mitigation.methods.temperature import Temperature
 from posbias.models.hugging_face import HuggingFaceModel
 
 UNCHANGED = "unchanged"
@@ -78,12 +79,12 @@ def arm_of(arm: Arm, *, calibration: int) -> Arm:
     """
     given = arm.given
     fit = fit_of(given) if isinstance(given, str) and not arm.path else None
-    if fit is None or not (fit.required or calibration):
+    name = str(given).partition("(")[0].strip()
+    if fit is None or not (calibration or name != Temperature.name):
         method = resolve_method(given, arm.model)
         if arm.model is None and isinstance(method, Mitigation):
             raise UsageError(f"{method.name} needs the model itself, not one behind a server")
         return replace(arm, method=method)
-    name = fit.method.name
     if arm.model is None:
         raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
     if calibration < LEAST_SAMPLES:

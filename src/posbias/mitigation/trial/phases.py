@@ -2,13 +2,13 @@
 
 Every arm is an evaluation with a record of its own below the run's directory; fits and what ordinary text is under a
 method are pieces beside it. Text has no passages and no question: what acts from the question on, what moves or reads
-passages, and what changes requests cannot change it, and is not judged by it (`Method.text_reason`). `ms_poe` knows the
+passages, and what changes requests cannot change it, and is not judged by it (`_untold`). `ms_poe` knows the
 passages only to rank heads at their end; it is given a whole window as one, as its paper ranks at the end of a prompt.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,17 @@ from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import NothingAnsweredError
 from posbias.evaluation.samples import as_bytes, read_json
-from posbias.mitigation.fitting.base import Calibration, Fit, Windows
+from posbias.interventions.base import check_model
+from posbias.mitigation.fitting.base import Calibration, Fit
 from posbias.mitigation.fitting.calibration import text_beside
 from posbias.mitigation.fitting.fit import run_fit
+from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import mitigated
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.trial.arms import Arm, slug_of
 from posbias.mitigation.trial.plan import ARMS, Questions, TrialPlan, text_source, window_length
 from posbias.mitigation.trial.result import ORDINARY_TEXT
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import report, track
 from posbias.runs.parts import below
 from posbias.runs.records import Record
@@ -36,30 +39,18 @@ from posbias.runs.running import run_directory
 
 SERVER, UNASKED = "not judged: the model is behind a server", "not judged: no windows were asked for"
 """Why text is put to no arm."""
+REQUESTS = "unchanged: only prompts change"
+FROM_QUESTION = "unchanged: acts only after a question begins"
+NO_PASSAGES = "not judged: needs passages, and text has none"
+"""Why ordinary text says nothing about a method."""
 TENSORS = "tensors/"
 """Stem of the names, in the piece of a fit, of what the method's spelling leaves out."""
 
 Nats = Float64[np.ndarray, "documents"]
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """The evaluations of all arms."""
-
-    test: tuple[Record, ...]
-    """One for each arm, the unchanged model first."""
-    short: Mapping[str, tuple[Record | None, ...]]
-    """One for each short form and arm; None if a method does not apply to the form."""
-
-
-@dataclass(frozen=True, eq=False)
-class TextEffects:
-    """Ordinary text in every arm."""
-
-    nats: tuple[Nats | None, ...]
-    """Per token of every window, by arm; None if text is not judged."""
-    reasons: Mapping[str, str]
-    """Why not, by the arm's name."""
+ShortForms = Mapping[str, tuple[Record | None, ...]]
+"""Evaluations by short form of the task and arm; None if a method does not apply to the form."""
 
 
 def try_arms(plan: TrialPlan) -> None:
@@ -78,30 +69,35 @@ def try_arms(plan: TrialPlan) -> None:
 
 def fit_arms(plan: TrialPlan) -> None:
     """Fit every method without parameters to the calibration samples; an interrupted fit starts anew."""
-    text: Windows = ()
-    if plan.model is not None and any(arm.fit.reads_text(plan.options.fitting) for arm in plan.arms if arm.fit):
-        length, seed = window_length(plan.model, plan.options), plan.options.evaluation.seed
-        text = text_beside(text_source(plan.options), plan.model, length=length, seed=seed)
-    calibration = Calibration(plan.model, plan.calibration.examples, text)
+    options = plan.options
 
-    def fit(how: Fit) -> dict[str, np.ndarray]:
-        fitted = run_fit(how, calibration, options=plan.options.fitting)
-        tensors = {f"{TENSORS}{name}": tensor for name, tensor in fitted.method.tensors.items()}
+    @cache
+    def text(model: HuggingFaceModel) -> list[np.ndarray]:
+        length = window_length(model, options)
+        return text_beside(text_source(options), model, length=length, seed=options.evaluation.seed)
+
+    def fit(how: Fit, model: HuggingFaceModel) -> dict[str, np.ndarray]:
+        calibration = Calibration(model, plan.calibration.examples, partial(text, model))
+        fitted = run_fit(how, calibration, options=options.fitting)
+        updates = fitted.method.updates if isinstance(fitted.method, Adapter) else {}
+        tensors = {f"{TENSORS}{name}": numbers for name, numbers in updates.items()}
         return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}
 
     def with_method(arm: Arm) -> Arm:
         if arm.fit is None:
             return arm
-        piece = plan.store.get(f"fit-{arm.slug}", partial(fit, arm.fit))
+        piece = plan.store.get(f"fit-{arm.slug}", partial(fit, arm.fit, check_model(arm.model)))
         found = read_json(piece, "fit")
-        method = MITIGATIONS.parse(found["method"]).with_tensors(below(piece, TENSORS))
+        method = MITIGATIONS.parse(found["method"])
+        if isinstance(method, Adapter):
+            method = replace(method, updates=below(piece, TENSORS))
         return replace(arm, method=method, fitted=found["how"])
 
     plan.each(with_method)
 
 
-def answer(plan: TrialPlan) -> Answers:
-    """The evaluations of all arms; methods under which nothing is answered are left out."""
+def answer(plan: TrialPlan) -> tuple[list[Record], ShortForms]:
+    """The evaluations of all arms, and on short forms; methods under which nothing is answered are left out."""
     arms, records = [], []
     for arm in plan.arms:
         try:
@@ -124,7 +120,7 @@ def answer(plan: TrialPlan) -> Answers:
                 by_arm.append(None)
                 plan.left_out.append(f"{form.task} was not put to {arm.name}: {error}")
         short[str(form.task)] = tuple(by_arm)
-    return Answers(tuple(records), short)
+    return records, short
 
 
 def _evaluated(plan: TrialPlan, arm: Arm, questions: Questions, *, within: str = "") -> Record:
@@ -139,19 +135,27 @@ def _evaluated(plan: TrialPlan, arm: Arm, questions: Questions, *, within: str =
     return evaluation.record
 
 
-def measure_text(plan: TrialPlan) -> TextEffects:
-    """Nats per token of every window in every arm, or why text is not judged."""
-    windows = plan.text
+def measure_text(plan: TrialPlan) -> tuple[list[Nats | None], list[str]]:
+    """Nats per token of every window, and why text is not judged, by arm: one of them."""
     nats: list[Nats | None] = []
-    reasons = {}
+    reasons = []
     for arm in track(plan.arms, ORDINARY_TEXT):
-        reason = SERVER if plan.model is None else "" if arm.method is None else arm.method.text_reason
-        if reason or windows is None:
-            reasons[arm.name] = reason or UNASKED
+        reason = SERVER if plan.model is None else _untold(arm.method) or (UNASKED if plan.text is None else "")
+        reasons.append(reason)
+        if reason or plan.text is None:
             nats.append(None)
         else:
-            nats.append(plan.store.get(f"text-{arm.slug}", partial(_measured, arm, windows))["nats"])
-    return TextEffects(tuple(nats), reasons)
+            nats.append(plan.store.get(f"text-{arm.slug}", partial(_measured, arm, plan.text))["nats"])
+    return nats, reasons
+
+
+def _untold(method: Method | None) -> str:
+    """Why ordinary text says nothing about a method; empty if it can show harm."""
+    if method is not None and not isinstance(method, Mitigation):
+        return REQUESTS
+    if method is None or not method.needs_passages or method.text_is_passage:
+        return ""
+    return FROM_QUESTION if method.needs_question else NO_PASSAGES
 
 
 def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[str, np.ndarray]:

@@ -1,10 +1,7 @@
-"""The result of a trial in typed fields, and how it is read from its record and written into one.
+"""The result of a trial in typed fields, which its record holds as they are.
 
 Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
-token; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
-`judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort` and `readings` by
-arm, `text_not_judged` {arm: why}, `fits` {name: how}, `left_out` [sentence], `requirement`, and `notices` (as of an
-evaluation). What else older records hold is left alone.
+token; ARM counts from 0, the unchanged model. Scalars: the fields of `MitigationTrial`.
 """
 
 from collections.abc import Mapping
@@ -45,9 +42,9 @@ class ArmResult:
     """Spelling of its method, at most 200 characters; empty: the unchanged model."""
     effort: Effort
     reading: Reading
-    """Its answers that could be judged; empty in older records."""
+    """Its answers that could be judged."""
     text_reason: str
-    """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
+    """Why ordinary text was not judged; empty if it was."""
     fitted: Mapping[str, Any] | None
     """How the method was fitted; None if it was not."""
     recipe: Text
@@ -88,29 +85,8 @@ class MitigationTrial(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> "MitigationTrial":
-        """Read a trial; records of earlier versions lack some facts, which then have their defaults."""
-        scalars, resolved = record.scalars, record.resolved
-        model = resolved["responder"].get("model")
-        measure = scalars["judgement"]["measure"]
-        fields = {
-            "record": record,
-            "task": resolved["task"],
-            "n_items": resolved["n_items"],
-            "model": str((model.get("source") if isinstance(model, Mapping) else model) or "model"),
-            "judgement": scalars["judgement"],
-            "choice": scalars.get("choice", {"measure": measure}),
-            "arms": [_arm_of(record, number, name) for number, name in enumerate(scalars["arms"])],
-            "curves": scalars["curves"],
-            "left_out": [
-                part if isinstance(part, str) else ", ".join(str(value) for value in part.values() if value)
-                for part in scalars["left_out"]  # older records have parts and reasons by name
-            ],
-            "requirement": scalars["requirement"],
-            "tolerance": resolved.get("tolerance", cls.tolerance),
-            "question": resolved.get("question"),
-            "notices": scalars.get("notices", {}),
-        }
-        return from_stored(cls, fields)
+        """The trial that a record holds."""
+        return from_stored(cls, {**record.scalars, "record": record})
 
     def scores(self, measure: str, arm: int) -> np.ndarray:
         """score[sample, position] of one arm, counted from 0, the unchanged model."""
@@ -130,20 +106,3 @@ class MitigationTrial(Result):
             for arm, means in zip(self.arms, self.curves.get(measure, ()), strict=False)
         ]
         return Shown(title, tuple(series), measure, places=np.array(self.judgement.positions))
-
-
-def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
-    """The facts of one arm, which a record holds in several lists."""
-    scalars, resolved = record.scalars, record.resolved
-    readings = scalars.get("readings", ())
-    return {
-        "name": name,
-        "method": resolved["methods"].get(name, ""),
-        "effort": scalars["effort"][number],
-        "reading": readings[number] if readings else {},
-        "text_reason": scalars.get("text_not_judged", {}).get(name, ""),
-        "fitted": scalars.get("fits", {}).get(name),
-        "recipe": resolved.get("recipes", {}).get(name, ""),
-        "directory": resolved.get("directories", {}).get(name, ""),
-        "needs_passages": name in resolved.get("needing_passages", ()),
-    }

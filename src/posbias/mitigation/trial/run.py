@@ -71,8 +71,7 @@ def _trial(
     plan.open(directory)
     try_arms(plan)
     fit_arms(plan)
-    answers = answer(plan)
-    record = judge_trial(plan, answers, measure_text(plan))
+    record = judge_trial(plan, *answer(plan), *measure_text(plan))
     for arm in plan.arms:
         if directory is not None and arm.fitted is not None and arm.method is not None and arm.model is not None:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, arm.fitted)
