@@ -279,14 +279,15 @@ def test_places_are_marked_by_whole_numbers(results):
 
 
 def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_beside_its_models_alone(tmp_path):
-    run = train(study_of(STUDY, name="copies"), options=TrainOptions(directory=tmp_path / "run"))
+    study = study_of(STUDY, name="copies")
+    run = train(study, options=TrainOptions(directory=tmp_path / "run"))
     first, second = run.shown().series
     assert (first.name, second.name) == ("target=0", "target=2")
     losses = [outcome.losses for outcome in run.trained.members]
     np.testing.assert_allclose(second.values, np.mean(losses[2:], axis=0))
     assert repr(run) == "StudyRun(copies, 4 members: 4 done)"
-    assert "position_copy" in run.study._repr_html_()
-    assert repr(run.study) == "Study(copies: 4 members, 2 seeds of each point of the grid)"
+    assert "position_copy" in study._repr_html_()
+    assert repr(study) == "Study(copies: 4 members, 2 seeds of each point of the grid)"
     with pytest.raises(
         pb.UsageError, match=r"the models of this run lie in .*run'; its record can be saved there alone"
     ):

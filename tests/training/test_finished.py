@@ -34,9 +34,7 @@ def trained(directory, study=STUDY, **settings):
 
 @pytest.fixture
 def finished(tmp_path):
-    done = trained(tmp_path)
-    assert done.earlier is None
-    return tmp_path, done
+    return tmp_path, trained(tmp_path)
 
 
 def never(*arguments, **settings):
@@ -79,7 +77,7 @@ def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypat
     record.environment |= {"commit": "0" * 40, "posbias": "0.0.1"}
     record.save(directory)
     monkeypatch.setattr("posbias.training.running.train_members", never)
-    assert trained(directory, resume=True).earlier.environment["commit"] == "0" * 40
+    assert trained(directory, resume=True).record.environment["commit"] == "0" * 40
 
 
 def test_what_differs_from_the_record_is_not_taken_from_it(finished):
@@ -99,10 +97,10 @@ def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(fin
     directory, done = finished
     with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*overwrite=True replaces it"):
         trained(directory)
-    assert finished_training(done.study.members(), done.study.schedule, directory) is not None
+    study, first = study_of(STUDY, name="tiny"), done.record.run_id
+    assert finished_training(study.members(), study.schedule, directory) is not None
     done = trained(directory, overwrite=True)
-    assert done.earlier is None
-    study = study_of(STUDY, name="tiny")
+    assert done.record.run_id != first
     assert finished_training(study.members(), study.schedule, directory) is not None
     assert done.models[0] is not None
     assert load_model(done.models[0]).vocabulary_size == 5
@@ -111,7 +109,7 @@ def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(fin
     weights.write_bytes(content[:-8])
     assert finished_training(study.members(), study.schedule, directory) is None
     weights.unlink()
-    assert trained(directory, resume=True).earlier is None
+    assert trained(directory, resume=True).record.run_id != done.record.run_id
     assert weights.read_bytes() == content
     replace(done.record, status="failed", error="all diverged").save(directory, overwrite=True)
     assert finished_training(study.members(), study.schedule, directory) is None

@@ -86,14 +86,12 @@ def design(
     _refuse_unread(context, model)
     search = DesignOptions(depth, heads, options.literal(mixing), n_positions=lengths, starts=starts, seed=flags.seed)
     with running(context, flags) as run:
-        described = None
         if model is None:
             solution = find(target, free, options=search)
         else:
             loaded, count = Loading(dtype=dtype, device=device).load(model), max(networks.initialisations, 2)
             solution = _of_model(target, free, loaded, search, measured_at=measured_at, count=count)
-            described = loaded.describe()
-        record = solution.to_record(run.arguments, command=run.command, model=described)
+        record = solution.record
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)

@@ -218,6 +218,8 @@ def _by_mean_field(
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
     task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, seed=seed, reach=born.reach)
+    if max(lengths) > born.reach:
+        raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
     free = SlopedGammaKeys() if SlopedGammaKeys.name in names else GammaKeys(MODEL_ALPHA)
-    born.check_lengths(lengths)
-    return task.searched([free], solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed))
+    values = solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed)
+    return replace(task.searched([free], values), model=model.describe())

@@ -19,7 +19,6 @@ from posbias.comparison import Sample, compare_with_prompts
 from posbias.designing.result import Design, MeasuredNetworks
 from posbias.designing.solving import Free, Problem, misfit_of
 from posbias.designing.targets import Target
-from posbias.errors import UsageError
 from posbias.interventions import intervened
 from posbias.interventions.keys import added_to
 from posbias.measurement.kinds import resolve_kinds
@@ -87,11 +86,6 @@ class Initialisation:
         """The longest context that the full theory and the model hold."""
         single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.spec.groups))
         return min(MOST_BINS if single else np.inf, self.model.max_positions or np.inf)
-
-    def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Refuse contexts beyond the reach."""
-        if max(lengths) > self.reach:
-            raise UsageError(f"mean field of this model reaches {self.reach:.0f} positions, got {max(lengths)}")
 
     def full(self, architecture: Architecture, n_positions: int) -> Vector:
         """The profile at the level that the model needs."""

@@ -92,6 +92,8 @@ class Design(Result):
     """Seed of the random starts."""
     at_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
+    model: Mapping[str, Any] | None = None
+    """Description of the model that it is for; None for an architecture."""
     measured: tuple[MeasuredNetworks, ...] = ()
     """Measurements of a model's design, by length."""
 
@@ -117,27 +119,22 @@ class Design(Result):
             before=before,
             targets=targets,
             seed=record.seeds["design"],
+            model=resolved["model"],
             measured=tuple(_networks_of(entry, arrays) for entry in scalars.get("measured", ())),
         ).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
-        """The record that the shell writes of the same design."""
-        return self.to_record({})
-
-    def to_record(
-        self, arguments: Mapping[str, Any], *, command: str = "", model: Mapping[str, Any] | None = None
-    ) -> Record:
-        """The design as a record, with what the user passed, what repeats it, and the model it is for."""
-        about = "an architecture" if model is None else str(model.get("source", "a model"))
+        """The design with what follows from it."""
+        about = "an architecture" if self.model is None else str(self.model.get("source", "a model"))
         resolved = {
             "title": f"{self.target} over {', '.join(self.over)}, for {about}",
             "target": str(self.target),
             "over": list(self.over),
             "theory": self.theory,
             "architecture": self.architecture.describe(),
-            "model": model,
-            "command": command,
+            "model": self.model,
+            "command": "",
         }
         scalars: dict[str, Any] = {
             **{name: getattr(self, name) for name in (*STORED, "lengths", "at_ends", "met", "range_nats")},
@@ -165,7 +162,7 @@ class Design(Result):
             rows = {"networks": networks.designed, "networks_before": networks.undesigned}
             named = {**vars(networks.profile), **rows}
             arrays |= {f"measured/{networks.n_positions}/{name}": values for name, values in named.items()}
-        return Record("design", dict(arguments), resolved, scalars, arrays, seeds={"design": self.seed})
+        return Record("design", {}, resolved, scalars, arrays, seeds={"design": self.seed})
 
     @property
     def range_nats(self) -> float:

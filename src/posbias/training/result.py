@@ -5,7 +5,6 @@ The layout is told in `posbias.training.running`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,14 @@ DRAWN = 10
 class StudyRun(Result):
     """A trained study: its members, their loss curves and their saved models."""
 
+    record: Record
+    """Of the run that trained it; "failed" if no member ended well."""
     trained: Trained
     """Members, schedule and stacks; of a stored run without parameters, which are in the models."""
     models: tuple[Path | None, ...]
     """Every member's directory, for `load_model`; None if nothing was saved."""
-    study: Study | None = None
-    """What was trained; None for a stored run, whose members say it."""
     directory: Path | None = None
     """The run directory, in which `models` lie."""
-    earlier: Record | None = None
-    """Record of the run that trained it, if the directory held it finished; None: trained now."""
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
@@ -63,15 +60,7 @@ class StudyRun(Result):
         stacks = int(resolved["stacks"])
         trained = Trained(members, schedule, stacks, resumed=stacks, device=str(resolved.get("device", "cpu")))
         models = (entry["model"] for entry in record.scalars["members"])
-        return cls(trained, tuple(None if model is None else Path(model) for model in models)).with_record(record)
-
-    @cached_property
-    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
-        """The record of the run, "failed" if no member ended well; that of a run that was read back is its own."""
-        if self.earlier is not None:
-            return self.earlier
-        assert self.study is not None  # a stored run has its record
-        return _record_of(self, self.study)
+        return cls(record, trained, tuple(None if model is None else Path(model) for model in models))
 
     @property
     def title(self) -> str:
@@ -87,11 +76,31 @@ class StudyRun(Result):
     def in_directory(self, directory: Path) -> "StudyRun":
         """The run with the models of the directory from which it was read."""
         models = tuple(None if model is None else directory / MODELS / model.name for model in self.models)
-        return replace(self, models=models, directory=directory).with_record(self.record)
+        return replace(self, models=models, directory=directory)
 
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
-        return shown_losses(self.title, self.trained)
+        longest = max(len(outcome.losses) for outcome in self.trained.members)
+        curves: dict[str, list[np.ndarray]] = {}
+        for outcome in self.trained.members:
+            if outcome.status in ENDED_WELL:  # a member that stopped early keeps its last loss
+                losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
+                coordinates = outcome.member.coordinates.items()
+                point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
+                curves.setdefault(point or "all seeds", []).append(losses)
+        series = tuple(
+            Series(point, np.mean(rows, axis=0), *mean_ends(np.stack(rows), least=0.0), drawn=index < DRAWN)
+            for index, (point, rows) in enumerate(curves.items())
+        )
+        facts = {
+            outcome.member.name: f"{outcome.status} after {outcome.steps} steps: {outcome.reason}"
+            for outcome in self.trained.members
+            if outcome.status not in ENDED_WELL
+        }
+        counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in self.trained.counts().items())
+        title = f"{self.title}, {len(self.trained.members)} members: {counts}"
+        steps = self.trained.schedule.window * np.arange(1, longest + 1)
+        return Shown(title, series, "training loss", "step", steps, unit="nats", facts=facts)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending, or complete the run directory with its record; see `Showing.save`.
@@ -103,31 +112,6 @@ class StudyRun(Result):
         if Path(path).suffix.lower() not in FILES and any(self.models) and Path(path).absolute() != saved:
             raise UsageError(f"the models of this run lie in {str(saved)!r}; its record can be saved there alone")
         return super().save(path, overwrite=overwrite)
-
-
-def shown_losses(name: str, trained: Trained) -> Shown:
-    """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
-    longest = max(len(outcome.losses) for outcome in trained.members)
-    curves: dict[str, list[np.ndarray]] = {}
-    for outcome in trained.members:
-        if outcome.status in ENDED_WELL:  # a member that stopped early keeps its last loss
-            losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
-            coordinates = outcome.member.coordinates.items()
-            point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
-            curves.setdefault(point or "all seeds", []).append(losses)
-    series = tuple(
-        Series(point, np.mean(rows, axis=0), *mean_ends(np.stack(rows), least=0.0), drawn=index < DRAWN)
-        for index, (point, rows) in enumerate(curves.items())
-    )
-    facts = {
-        outcome.member.name: f"{outcome.status} after {outcome.steps} steps: {outcome.reason}"
-        for outcome in trained.members
-        if outcome.status not in ENDED_WELL
-    }
-    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
-    title = f"{name}, {len(trained.members)} members: {counts}"
-    steps = trained.schedule.window * np.arange(1, longest + 1)
-    return Shown(title, series, "training loss", "step", steps, unit="nats", facts=facts)
 
 
 def _member(settings: Mapping[str, Any]) -> Member:
@@ -163,8 +147,8 @@ def _outcome(member: Member, index: int, entry: Mapping[str, Any], record: Recor
     return TrainedMember(member, status, entry["reason"], steps, losses[:windows], None, evaluation_steps, evaluations)
 
 
-def _record_of(run: StudyRun, study: Study) -> Record:
-    trained = run.trained
+def record_of(study: Study, trained: Trained, models: Sequence[Path | None]) -> Record:
+    """The record of a study that was trained now."""
     record = Record(
         verb="train",
         arguments={},
@@ -194,7 +178,7 @@ def _record_of(run: StudyRun, study: Study) -> Record:
             "loss": plain(outcome.losses[-1]) if len(outcome.losses) else None,
             "model": None if model is None else f"{MODELS}/{model.name}",
         }
-        for outcome, model in zip(trained.members, run.models, strict=True)
+        for outcome, model in zip(trained.members, models, strict=True)
     ]
     record.scalars = {"counts": trained.counts(), "members": entries}
     if not any(member.status in ENDED_WELL for member in trained.members):

@@ -26,7 +26,7 @@ from posbias.runs.running import run_directory
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
-from posbias.training.result import ENDED_WELL, MODELS, StudyRun
+from posbias.training.result import ENDED_WELL, MODELS, StudyRun, record_of
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import train_members
 
@@ -65,7 +65,7 @@ def _trained(study: Study, members: list[Member], options: TrainOptions) -> Stud
     if directory is not None:
         remove_record(directory)  # of an earlier study, whose models are about to be replaced
     models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
-    return StudyRun(trained, models, study, directory)
+    return StudyRun(record_of(study, trained, models), trained, models, directory)
 
 
 def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun | None]:
@@ -73,8 +73,7 @@ def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun
     members, directory = study.members(confirmed=options.confirmed), options.directory
     if directory is None:
         return members, None
-    finished = finished_training(members, study.schedule, directory) if options.resume else None
-    return members, finished and replace(finished, study=study)
+    return members, finished_training(members, study.schedule, directory) if options.resume else None
 
 
 def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path | None:
@@ -121,7 +120,7 @@ def finished_training(members: Sequence[Member], schedule: TrainingSchedule, dir
         outcomes = tuple(_with_parameters(member, outcome, model) for member, outcome, model in places)
     except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
         return None  # another format, or damaged: trained again
-    return replace(run, trained=replace(run.trained, members=outcomes), earlier=record)
+    return replace(run, trained=replace(run.trained, members=outcomes))
 
 
 def _with_parameters(member: Member, outcome: TrainedMember, model: Path | None) -> TrainedMember:
