@@ -97,9 +97,9 @@ def test_figures_tables_and_references_are_written(tmp_path: Path):
     assert [path.suffix for path in figures] == [".pdf", ".svg"]
     (figure,) = figures_of(report_of(record)).values()
     assert figures[0].read_bytes() == image_of(figure, "pdf", about=record.command)
-    assert "posbias.predict(posbias.Architecture" in figures[1].read_text()
+    assert "posbias.predict(theory=" in figures[1].read_text()
     assert document.count(f"{{figures/{figures[0].stem}}}") == 1
-    assert document.count("Made by \\texttt{posbias.predict(posbias.Architecture") == 1
+    assert document.count("Made by \\texttt{posbias.predict(theory=") == 1
     assert r"50\%\_\&\$\#\textasciitilde{}" in document
     tables = sorted((out / "tables").glob("*.csv"))
     for path in tables:

@@ -5,7 +5,6 @@ One function names curves wherever several are drawn together, in one run or of 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from posbias.display.wording import KINDS, SUBJECTS, THEORIES, label
@@ -89,10 +88,3 @@ def _said(name: str, value: Any) -> str:
     if name in BARE:
         return text
     return f"{text} {name}" if name in COUNTED else f"{name.replace('_', ' ')} {text}"
-
-
-def changed_fields(settings: Any, *, without: Sequence[str] = ()) -> list[str]:
-    """The fields of a configuration that differ from their defaults, as keyword arguments of Python."""
-    usual = {field.name: field.default for field in fields(settings) if field.name not in without}
-    values = {name: getattr(settings, name) for name in usual}
-    return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]

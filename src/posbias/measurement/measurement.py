@@ -60,10 +60,8 @@ class Measurement(Result):
     precision: dict[str, PrecisionLoss] = field(default_factory=dict)
     """Profiles of the first prompts against those of a float32 copy, by kind, for models below float32."""
     model: dict[str, Any] | None = None
-    """Description of the model before the first prompt, hashes of the weights included; None, like the three below, if
+    """Description of the model before the first prompt, hashes of the weights included; None, like the two below, if
     single prompts were combined."""
-    python: str = ""
-    """Python that measures the same again; a model in hand is `model` there, prompts in hand are `prompts`."""
     prompts: Prompts | None = None
     """Prompts that were read; in memory alone, like the tokenizer that shows them as text."""
     tokenizer: Any = None
@@ -157,10 +155,10 @@ class Measurement(Result):
         described = self.model or {}
         record = Record(
             verb="measure",
-            arguments={},
+            arguments={"kinds": [str(kind) for kind in self.kinds]},
             resolved={
                 "title": self._source,
-                "command": self.python,
+                "command": "",
                 "model": described,
                 "prompts": None if self.prompts is None else self.prompts.describe(),
                 "measurement": self.describe(),
@@ -190,7 +188,6 @@ class Measurement(Result):
             details={kind: _arrays(numbers) for kind, numbers in run.details.items()},
             precision={kind: PrecisionLoss(**_arrays(numbers)) for kind, numbers in run.precision.items()},
             model=record.resolved["model"],
-            python=record.command,
         ).with_record(record)
 
     @property
@@ -287,9 +284,7 @@ def _halved(
         how = replace(options, together=together, checkpointing=checkpointing)
         return _measured(model, prompts, kinds, how, settings)
 
-    measurement = halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
-    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={settings['seed']}", *options.python]
-    return replace(measurement, python=model.in_call("posbias.measure", spelled))
+    return halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
 
 
 def _measured(

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.checks import Count, OneOf, Share, checked
-from posbias.display.naming import changed_fields
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_together
@@ -25,9 +24,6 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.statistics import CONFIDENCE
-
-UNRECORDED = ("engine", "directory", "resume", "overwrite")
-"""Settings of `measure` that change no result, the engine's threads apart."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +118,6 @@ class MeasureOptions(PassOptions):
     def passes(self) -> PassOptions:
         """The settings that the measurement of a single prompt depends on."""
         return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
-
-    @property
-    def python(self) -> list[str]:
-        """The keyword argument of `measure` that says the same in Python; empty for the defaults."""
-        changed = changed_fields(self, without=UNRECORDED)
-        return [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.models.devices import in_float64
@@ -159,21 +158,6 @@ class Model(Presented):
             return None
         device = "spread" if len(self.places) > 1 else str(self.device)
         return replace(self.request, dtype=str(self.dtype).removeprefix("torch."), device=device)
-
-    def in_call(self, function: str, arguments: Sequence[str]) -> str:
-        """A Python call with this model before the arguments: loaded by its last name, `model` if it is in hand.
-
-        An intervention that lasts is opened around it.
-        """
-        loaded = "model"
-        if self.request is not None:
-            loading = changed_fields(self.request, without=("source",))
-            loaded = f"posbias.load_model({', '.join([repr(self.identity['source']), *loading])})"
-        if self.intervention is not None:
-            opened = f"with posbias.intervened({loaded}, {self.intervention!r}) as model: "
-            return f"{opened}{function}({', '.join(['model', *arguments])})"
-        loaded = loaded if self.request is None else f"model := {loaded}"
-        return f"{function}({', '.join([loaded, *arguments])})"
 
     @abstractmethod
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:

@@ -18,7 +18,6 @@ from annotated_types import Ge
 from jaxtyping import Int, Int64
 
 from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
-from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError, check_most
 from posbias.prompts.control_tokens import spelled_in, tokenised
@@ -127,19 +126,6 @@ class Prompts(Presented):
     def sha256(self) -> str:
         """Hash of the token ids (int64, little-endian, row by row): the same prompts, the same hash."""
         return hashlib.sha256(self.token_ids.astype("<i8").tobytes()).hexdigest()
-
-    @property
-    def python(self) -> str:
-        """A call that draws them again for `model`, a file by its last name; `prompts` if they were in hand."""
-        if self.seed is None:
-            return "prompts"
-        name, shuffled, _ = self.source.partition(SHUFFLED.format(seed=self.seed))
-        settings = changed_fields(PromptSource(name, self.windows or "random", bool(shuffled)), without=("source",))
-        source = (
-            f"posbias.prompts.prompts.PromptSource({', '.join([repr(name), *settings])})" if settings else repr(name)
-        )
-        size = f"n_positions={self.n_positions}, count={self.count}, seed={self.seed}"
-        return f"posbias.load_prompts({source}, model, {size})"
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -30,7 +30,7 @@ THEORIES: Registry["Theory"] = Registry("theory")
 
 PROFILE = "profile/"
 """The arrays of a record that hold the predicted profile."""
-ABOUT = ("model", "prompts", "command")
+ABOUT = ("model", "prompts")
 
 
 @RESULTS.register("predict")
@@ -62,7 +62,7 @@ class Prediction(Result):
     """Bounds of the trust in this prediction, a sentence each."""
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Descriptions of the `model` and the `prompts`, if there are any; `command`: the same call in Python."""
+    """Descriptions of the `model` and the `prompts`, if there are any."""
 
     def settings(self) -> Settings:
         """The theory and the architecture, per layer and head: the settings by which curves are named."""
@@ -109,7 +109,7 @@ class Prediction(Result):
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
-        """The prediction as a record, with the call in Python that repeats it and descriptions."""
+        """The prediction as a record, with descriptions."""
         model = self.about.get("model")
         resolved = {
             "title": _title_of(self.spelled or self.theory, model),
@@ -119,9 +119,10 @@ class Prediction(Result):
             "architecture": None if self.architecture is None else self.architecture.describe(),
             "model": model,
             "prompts": self.about.get("prompts"),
-            "command": self.about.get("command", ""),
+            "command": "",
         }
-        record = Record("predict", {}, resolved, scalars={"sink_share": self.sink_share})
+        asked = {"theory": self.spelled or self.theory, "n_positions": self.n_positions}
+        record = Record("predict", asked, resolved, scalars={"sink_share": self.sink_share})
         if self.parameters:
             record.seeds["theory"] = self.seed
         if self.numbers:

@@ -93,18 +93,9 @@ def predict(
         subject = as_model(subject) if isinstance(subject, str | Path | nn.Module) else subject
     prediction = chosen.predict(subject, n_positions, prompts, seed=seed)
     of_model = hasattr(subject, "architecture_traits")
-    theory_name = prediction.spelled or prediction.theory
-    arguments = [f"n_positions={prediction.n_positions}", f"theory={theory_name!r}", f"seed={seed}"]
-    if of_model and prompts is not None:
-        arguments.insert(-1, f"prompts={prompts.python}")
-    described = subject.describe() if isinstance(subject, Architecture) else None
-    spelled = "subject" if described is None else f"posbias.Architecture.from_description({described!r})"
     about = {
         "model": subject.describe() if of_model else None,
         "prompts": None if prompts is None else prompts.describe(),
-        "command": subject.in_call("posbias.predict", arguments)
-        if of_model
-        else f"posbias.predict({', '.join([spelled, *arguments])})",
     }
     return replace(prediction, about=about)
 

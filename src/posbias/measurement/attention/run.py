@@ -6,8 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from posbias.checks import checked
-from posbias.display.naming import changed_fields
-from posbias.measurement.attention.options import UNRECORDED, AttentionOptions
+from posbias.measurement.attention.options import AttentionOptions
 from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.attention.streaming import statistics_of
 from posbias.models.loading import as_model, named
@@ -54,11 +53,10 @@ def attention(
             rolled_out = attention_rollouts(loaded, prompts)
             left_out = (*statistics.left_out, *rolled_out.left_out)
             statistics = replace(statistics, rollouts=rolled_out.rollouts, left_out=left_out)
-        described, changed = loaded.describe(), changed_fields(options, without=UNRECORDED)
-        spelled = [prompts.python, *([f"options=posbias.AttentionOptions({', '.join(changed)})"] if changed else [])]
+        described = loaded.describe()
         about = {
             "title": str(described["source"]),
-            "command": loaded.in_call("posbias.attention", spelled),
+            "command": "",
             "model": described,
             "prompts": prompts.describe(),
             "options": options.describe(),
