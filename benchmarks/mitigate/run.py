@@ -28,7 +28,6 @@ METHODS = (
     CONTEXT_BIAS,
     "temperature(scale=0.15)",
     "ms_poe()",
-    "ms_poe(variant='as_released')",
     "pine",
     "positional_channel(channel=100)",
     "positional_channel(channel=100, from_question=True)",

@@ -64,7 +64,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
         (("--by", "rank"), "by must be one of accuracy, starts, logprob"),
         (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
-        (("--fit", "stepz=3"), "parameters of options: steps, batch, rate"),
+        (("--fit", "stepz=3"), "unknown argument 'stepz'; allowed: steps, batch, rate"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)

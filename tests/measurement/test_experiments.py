@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias import UsageError, measure
-from posbias.measurement.integrated import IntegratedGradients, mean_embedding
+from posbias.measurement.integrated import IntegratedGradients
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import Influence, PassOptions, Question
 from posbias.measurement.perturbation import Perturbation
@@ -84,12 +84,6 @@ def test_the_attributions_of_a_linear_score_need_one_step(kernel_model: Model) -
     np.testing.assert_allclose(found.norms, np.abs(expected), rtol=1e-12)
     assert abs(found.details["completeness_gap"]) < 1e-12
     assert found.details["baseline_score"] == 0
-
-
-def test_the_mean_embedding_is_that_of_all_tokens(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbias.measurement.integrated.VOCABULARY_CHUNK", 10)
-    expected = llama.network.get_input_embeddings().weight.double().mean(dim=0)
-    torch.testing.assert_close(mean_embedding(llama), expected, rtol=1e-6, atol=1e-8)
 
 
 def _by_hand(model: Model, rows: list[int]) -> np.ndarray:
@@ -183,13 +177,6 @@ def test_a_faint_look_ahead_is_found_in_any_precision(dtype: torch.dtype) -> Non
     config.use_bidirectional_attention = False
     causal = HuggingFaceModel(cast_weights(random_network(config, seed=0), dtype))
     assert trusted_prefix(causal, causal.embed(tokens).detach()) is not None
-
-
-def test_models_of_other_libraries_have_no_prefix(kernel_model: Model) -> None:
-    tokens = np.array([1, 2, 3, 4, 5, 6, 7])
-    measured = measure(kernel_model, Prompts(np.stack([tokens, tokens[::-1]])), kinds="perturbation(draws=3)")
-    np.testing.assert_array_equal(measured.details["perturbation"]["prefix_reused"], [0, 0])
-    assert np.all(measured.profiles["perturbation"].influence > 0)
 
 
 def test_details_are_kept_per_prompt(llama: Model) -> None:

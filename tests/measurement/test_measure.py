@@ -9,13 +9,12 @@ import torch
 from scipy import stats
 
 from posbias import MeasureOptions, RunError, UsageError, load_model, load_prompts, load_record, measure
-from posbias.measurement.kinds import Jacobian, resolve_kinds
+from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import packed, unpacked
 
 MakePrompts = Callable[[Model, int, int], Prompts]
 
@@ -42,14 +41,6 @@ def test_prompts_draw_their_own_probes(llama: Model) -> None:
     same = measure(llama, Prompts(np.tile([5, 3, 8, 2], (2, 1))), kinds=("jacobian", "logit"))
     assert not np.any(same.per_prompt["jacobian"][0] == same.per_prompt["jacobian"][1])
     np.testing.assert_array_equal(same.per_prompt["logit"][0], same.per_prompt["logit"][1])
-
-
-def test_a_prompt_survives_storage(llama: Model, make_prompts: MakePrompts) -> None:
-    prompts = make_prompts(llama, 1, 9)
-    measured = measure_prompt(llama, prompts.token_ids[0], kinds=[Jacobian()], key=(0, 0))
-    back = PromptMeasurement.of_piece(unpacked(packed(measured)))
-    for name in ("norms", "standard_errors", "mixing"):
-        np.testing.assert_equal(getattr(back, name), getattr(measured, name))
 
 
 def _synthetic(norms: np.ndarray, mixing: np.ndarray | None = None) -> list[PromptMeasurement]:

@@ -125,22 +125,6 @@ def test_nothing_after_the_output_has_any_influence(network: Model, output: str)
         assert np.all(norms[last + 1 :] == 0), kind
 
 
-def test_only_the_wanted_rows_of_the_logits_are_formed(
-    gpt2_64: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    head = gpt2_64.network.get_output_embeddings()
-    handle = head.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits.shape[1]))
-    for output in ("last", "at(position=2)", "mean(positions=[0, 3, 7])"):
-        _measured(gpt2_64, output, ["logit"])
-    handle.remove()
-    assert sorted(set(seen)) == [1, 3]
-    # A class that cannot restrict its logits gives the same numbers.
-    before = _measured(gpt2_64, "mean(positions=[0, 3, 7])", ["logit"])["logit"]
-    monkeypatch.setattr(gpt2_64, "_keeps_logits", False)
-    np.testing.assert_allclose(_measured(gpt2_64, "mean(positions=[0, 3, 7])", ["logit"])["logit"], before, rtol=1e-12)
-
-
 @pytest.mark.parametrize("name", list(OUTPUTS))
 def test_every_output_is_spelled_as_it_is_parsed(name: str) -> None:
     spellings = {

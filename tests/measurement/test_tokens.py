@@ -8,7 +8,6 @@ import pytest
 import posbias as pb
 from posbias.measurement.measurement import combine
 from posbias.measurement.prompt import measure_prompt
-from posbias.measurement.tokens import token_texts
 
 TEXTS = ["a fox <b>jumps", "over & under.."]
 
@@ -73,13 +72,6 @@ def test_wrong_requests_are_refused(measurement, model):
     )
     with pytest.raises(pb.UsageError, match="holds no text"):
         alone.tokens()
-
-
-def test_texts_of_tokens_join_to_the_text(tiny_llama, model):
-    text = "one two\n\nthree, four"
-    ids = np.array(model.tokenizer(text)["input_ids"], dtype=np.int64)
-    assert "".join(token_texts(ids, model.tokenizer)) == text
-    assert token_texts(ids[:2], None) == (f"#{ids[0]} ", f"#{ids[1]} ")
 
 
 def test_no_text_is_kept_in_a_record(measurement, tmp_path):

@@ -111,7 +111,6 @@ def test_generation_with_a_cache_is_one_pass(model):
 WITHOUT_SHARED_CACHE = [
     "attention_calibration(temperature=0.001)",
     "ms_poe(low=1.2, high=4.0, first_layer=0)",
-    "ms_poe(first_layer=0, variant='as_released')",
     "pine",
 ]
 

@@ -25,7 +25,6 @@ RAGGED = [
     *INSIDE,
     f"key_bias(biases='gamma_key(alpha=3.0)', from_question=True, scales={SCALES})",
     "positional_channel(channel=5, from_question=True)",
-    "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
 ]
 """With variants that act from the question on, or by a query of every prompt's own."""
 PLACED = [*ALONE, "context_bias", *RAGGED[len(INSIDE) :]]
@@ -143,7 +142,7 @@ def test_every_prompt_of_a_ragged_batch_is_as_alone(model, name, side):
 
 
 @torch.no_grad()
-@with_families([name for name in RAGGED if name not in ALONE and "released" not in name])
+@with_families([name for name in RAGGED if name not in ALONE])
 def test_beams_with_a_cache_score_what_whole_passes_do(model, name):
     prompts = torch.cat([token_ids(model), token_ids(model, 5)])
     beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 5, **GENERATED}
@@ -370,7 +369,7 @@ def test_a_method_shows_itself_in_one_short_line_and_a_table(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_what_the_cpu_gives(model):
     there = type(model)(copy.deepcopy(model.network).cuda())
-    for name in [*INSIDE, "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')"]:
+    for name in INSIDE:
         found = []
         for each in (model, there):
             with torch.no_grad(), mitigated(each, spelled(name, each), passages=SPANS):

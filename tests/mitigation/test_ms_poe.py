@@ -12,10 +12,7 @@ from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
 PASSAGES = [(2, 11)]
-METHODS = [
-    "ms_poe(low=1.2, high=3.0, first_layer=1)",
-    "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
-]
+METHOD = "ms_poe(low=1.2, high=3.0, first_layer=1)"
 model_of = cache(partial(shaken_model, implementation="sdpa"))
 
 
@@ -32,13 +29,12 @@ def under(model, method, strength=1.0):
     return mitigated(model, method, strength, passages=PASSAGES)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"])
-def test_generation_with_a_cache_is_generation_without(name, method):
+def test_generation_with_a_cache_is_generation_without(name):
     model, tokens = model_of(name), token_ids()
     before = logits_of(model, tokens)
     wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True}
-    with under(model, method), torch.no_grad():
+    with under(model, METHOD), torch.no_grad():
         cached = model.network.generate(
             tokens, attention_mask=torch.ones_like(tokens), return_dict_in_generate=True, **wanted
         )
@@ -84,28 +80,24 @@ def products(query, key, distances, frequencies):
     return torch.einsum("hip,hjp,hijp->hij", half_complex(query), half_complex(key).conj(), turns).real
 
 
-def distances_of(method, query, key, hidden, frequencies, scaling, layer):
+def distances_of(query, key, hidden, frequencies, scaling, layer):
     """Wanted distances, [head query key], of one prompt."""
     heads, n = query.shape[:2]
     at = torch.arange(n, dtype=torch.float64)
     plain = (at[:, None] - at).expand(heads, n, n)
     if layer < 1:
         return plain
-    released, row = "released" in method, PASSAGES[-1][1] - 1
-    scores = products(query, key, 0 * plain if released else plain, frequencies) * scaling + hidden
+    row = PASSAGES[-1][1] - 1
+    scores = products(query, key, plain, frequencies) * scaling + hidden
     weights = scores.softmax(-1)[:, row]
     visible = int((hidden[row] == 0).sum())
     counts = [int((head > 3 / visible).sum()) for head in weights]
     order = sorted(range(heads), key=lambda head: -counts[head])
-    if not released:
-        ratios = torch.tensor([1.2 + 1.8 * order.index(head) / (heads - 1) for head in range(heads)])
-        return plain / ratios[:, None, None].double()
-    ratios = torch.tensor([1.2 + 1.8 * order[head] / heads for head in range(heads)]).double()
-    of_key = torch.stack([ratios[head - head % 2] for head in range(heads)])
-    return at[:, None] / ratios[:, None, None] - at / of_key[:, None, None]
+    ratios = torch.tensor([1.2 + 1.8 * order.index(head) / (heads - 1) for head in range(heads)])
+    return plain / ratios[:, None, None].double()
 
 
-def recomputed(monkeypatch, name, method, tokens):
+def recomputed(monkeypatch, name, tokens):
     """Logits of the eager network whose attention is written out here, from queries and keys before rotation."""
     model = shaken_model(name, implementation="eager")
     home = importlib.import_module(type(model.network).__module__)
@@ -114,7 +106,7 @@ def recomputed(monkeypatch, name, method, tokens):
         key, value = key.repeat_interleave(2, 1)[0], value.repeat_interleave(2, 1)[0]
         frequencies = theta(model.config, module.layer_idx)
         hidden = mask[0, 0].double()
-        distances = distances_of(method, query[0], key, hidden, frequencies, scaling, module.layer_idx)
+        distances = distances_of(query[0], key, hidden, frequencies, scaling, module.layer_idx)
         weights = (products(query[0], key, distances, frequencies) * scaling + hidden).softmax(-1)
         return (weights @ value)[None].transpose(1, 2), weights[None]
 
@@ -124,13 +116,12 @@ def recomputed(monkeypatch, name, method, tokens):
         return logits_of(model, tokens)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
+def test_logits_are_those_of_the_wanted_distances(name, monkeypatch):
     tokens = token_ids()
-    expected = recomputed(monkeypatch, name, method, tokens).log_softmax(-1)
+    expected = recomputed(monkeypatch, name, tokens).log_softmax(-1)
     model = model_of(name)
-    with under(model, method):
+    with under(model, METHOD):
         found = logits_of(model, tokens).log_softmax(-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert not torch.allclose(logits_of(model, tokens).log_softmax(-1), expected, atol=1e-2)
@@ -144,16 +135,15 @@ def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
         ("gpt2", "gpt2 models have no rotary positions"),
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
-def test_other_layouts_are_refused_by_name(name, message, method):
-    with pytest.raises(UsageError, match=message), under(model_of(name), method):
+def test_other_layouts_are_refused_by_name(name, message):
+    with pytest.raises(UsageError, match=message), under(model_of(name), METHOD):
         pass
 
 
 def test_frequencies_that_follow_the_length_are_refused():
     model = shaken_model("llama")
     model.network.model.rotary_emb.rope_type = "dynamic"
-    with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHODS[0]):
+    with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHOD):
         pass
 
 
@@ -163,9 +153,8 @@ def test_frequencies_that_follow_the_length_are_refused():
         "ms_poe(low=0.0)",
         "ms_poe(low=2.0)",
         "ms_poe(first_layer=9)",
-        "ms_poe(variant='x')",
     ],
 )
 def test_wrong_values_are_refused(method):
-    with pytest.raises(UsageError, match=r"low|high|first_layer|variant"):
+    with pytest.raises(UsageError, match=r"low|high|first_layer"):
         under(model_of("llama"), method).__enter__()

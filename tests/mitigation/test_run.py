@@ -24,7 +24,6 @@ from posbias import (
 )
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
-from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import MITIGATIONS, PromptMitigation
 from posbias.mitigation.fitting import calibration
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
@@ -345,26 +344,6 @@ class Silent(PlantedResponder):
             replace(reply, response=replace(reply.response, text="")) if len(request.text) > SINGLE else reply
             for request, reply in zip(requests, found, strict=True)
         ]
-
-
-class Thinking(PlantedResponder):
-    """Never comes out of its thoughts."""
-
-    def respond(self, requests, *, generate=True, score=False):
-        found = super().respond(requests, generate=generate, score=score)
-        response = Response("", "length", thoughts="hm", thinking=UNFINISHED)
-        return [replace(reply, response=response) for reply in found]
-
-
-def test_methods_are_not_judged_by_answers_that_never_came_out_of_thoughts():
-    record = trial_record(TASK, Thinking(CURVE), options(HELPFUL))
-    judgement = record.scalars["judgement"]
-    assert judgement["measure"] == "logprob"
-    unread = "120 of 120 answers cannot be judged, more than 10%: 120 still within thoughts"
-    assert f"unchanged: {unread}" in report_of(record).caveats
-    by_answers = trial_record(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
-    assert report_of(by_answers).verdict[1] == f"Without it, {unread}."
-    assert by_answers.scalars["judgement"]["verdicts"][0]["verdict"] == WITHHELD
 
 
 def test_a_method_under_which_answers_are_empty_is_named():

@@ -60,13 +60,6 @@ def test_another_variant_in_the_grid_brings_its_own_parameters():
     assert with_adamw.optimiser == AdamW()
 
 
-def test_parameters_hold_for_another_variant_wherever_they_stand_in_the_grid():
-    rates = {"optimiser.learning_rate": [0.5], "optimiser.name": ["adam", "adamw"]}
-    for grid in (rates, dict(reversed(rates.items()))):
-        document = {**GOOD, "optimiser": "adam(beta1=0.5)", "grid": grid}
-        assert {member.optimiser.learning_rate for member in study_of(document, name="s").members()} == {0.5}
-
-
 GOOD = {
     "task": {"name": "position_copy", "target": 0},
     "model": {"depth": 1, "width": 8},

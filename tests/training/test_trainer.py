@@ -13,8 +13,7 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import Adam, AdamW, Below, TrainingSchedule, train_members
-from posbias.training.trainer import group
+from posbias.training import Adam, Below, TrainingSchedule, train_members
 from training_cases import assert_same, copier, retriever
 
 SHORT = TrainingSchedule(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
@@ -176,12 +175,6 @@ def test_a_member_that_fails_is_recorded_and_stops_no_other():
     assert trained.members[1].parameters is None
     for index in (0, 2):
         assert_same(trained.members[index], train_members([members[index]], SHORT).members[0])
-
-
-def test_stacks_hold_what_goes_together():
-    members = [copier(0), normed(0), copier(1, depth=1), copier(2), retriever(0), copier(3, optimiser=AdamW(1e-2))]
-    assert group(members, stack_size=64) == ((0, 3), (1,), (2,), (4,), (5,))
-    assert group(members * 2, stack_size=3)[0] == (0, 3, 6)
 
 
 def test_what_cannot_be_trained_is_refused_at_once():

@@ -89,7 +89,9 @@ def _pull_back_all(
     """All covectors of all kinds, prompts and layers (None: the output), by name, from one forward pass."""
     model, reading = questions[0].model, questions[0].reading
     rows = min(questions[0].rows, sum(kind.passes(model.width) for _, kind, _ in pulled))
-    inputs = embedded_together(questions, rows)
+    tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
+    # Copies of a prompt stand one below another.
+    inputs = model.embed(tokens).detach().repeat_interleave(rows, dim=0).requires_grad_()
     watched: AbstractContextManager[list[Tensor]] = nullcontext([])
     if any(layer is not None for _, _, layer in pulled):
         watched = block_outputs(model.network)
@@ -119,13 +121,6 @@ def _pull_back_all(
                 raise RunError(f"{name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
             result[name] = from_squares(of_prompt, sampled=kind.sampled)
     return results
-
-
-def embedded_together(questions: Sequence[Question], rows: int) -> Float[Tensor, "batch n_inputs feature"]:
-    """The vectors that enter the network, to be differentiated by: `rows` copies of each prompt, one below another."""
-    model = questions[0].model
-    tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
-    return model.embed(tokens).detach().repeat_interleave(rows, dim=0).requires_grad_()
 
 
 def pull_back(

@@ -15,9 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jaxtyping import Float
-from torch import Tensor
-
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
@@ -80,24 +77,18 @@ def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path |
     """Save a member's model, if it has one, and return its directory."""
     if directory is None or trained.parameters is None:
         return None
-    place, member = directory / MODELS / f"{index:04d}", trained.member
+    place, member, items = directory / MODELS / f"{index:04d}", trained.member, None
+    if member.task.vocabulary_size is None:  # token ids of its saved model name the vectors of its task
+        items = stack_tasks([member.task], [member.seed]).item_vectors()
+        assert items is not None  # every task of vector inputs has them
     save_reference(
         place,
         member.config,
         parameters=trained.parameters,
         provenance={**plain(member.describe()), "status": trained.status, "steps": trained.steps},
-        items=items_of(member),
+        items=None if items is None else items[0],
     )
     return place
-
-
-def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
-    """The vectors that token ids name in a member's saved model, which are its task's; None if it reads tokens."""
-    if member.task.vocabulary_size is not None:
-        return None
-    vectors = stack_tasks([member.task], [member.seed]).item_vectors()
-    assert vectors is not None  # every task of vector inputs has them
-    return vectors[0]
 
 
 def finished_training(members: Sequence[Member], schedule: TrainingSchedule, directory: Path) -> StudyRun | None:

@@ -13,13 +13,13 @@ from annotated_types import Interval
 from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
-from posbias.checks import Count, Natural, NonNegative, Positive, Steps
+from posbias.checks import Count, Natural, NonNegative, Positive, Steps, checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.registry import Registry
+from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.language import Example
 
 Windows = Sequence[Int64[np.ndarray, "_"]]
@@ -37,11 +37,9 @@ FITS: Registry[Fit] = Registry(
     },
 )
 """The fits by the name of their method, each in a file beside this one."""
-FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
-"""A registry of one variant, which reads the options of a fit from text: `options(steps=600)`."""
 
 
-@FIT_OPTIONS.register("options")
+@checked
 @dataclass(frozen=True)
 class FitOptions:
     """Settings of a fit by gradient, and the strengths from which any fit chooses."""
@@ -75,7 +73,8 @@ class FitOptions:
     @classmethod
     def parse(cls, text: str) -> "FitOptions":
         """Read settings from text: `steps=600, rate=0.02`."""
-        return FIT_OPTIONS.parse(f"options({text})")
+        _, positional, keywords = parse_literal_call(f"options({text})", "fit")
+        return cls(*positional, **keywords)
 
     def __post_init__(self) -> None:
         if len(set(self.strengths)) < len(self.strengths):

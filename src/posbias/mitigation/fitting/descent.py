@@ -180,14 +180,9 @@ class Loss:
         return total
 
 
-@dataclass(frozen=True, eq=False)
-class Descent:
-    """The losses of a fit."""
-
-    losses: Float64[np.ndarray, "steps two"]
-    """Before every step that was made, of its answers and of its windows of text."""
-    held_out: list[float]
-    """Losses of the prompts that no step sees, at every look at them."""
+Descent = tuple[Float64[np.ndarray, "steps two"], list[float]]
+"""Losses before every step that was made, of its answers and of its windows of text; and of the prompts that no step
+sees, at every look at them."""
 
 
 def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequence[int] = ()) -> Descent:
@@ -231,7 +226,7 @@ def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequenc
     with torch.no_grad():
         for numbers, lowest in zip(free, best, strict=False):
             numbers.copy_(lowest)
-    return Descent(losses, looks)
+    return losses, looks
 
 
 def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:

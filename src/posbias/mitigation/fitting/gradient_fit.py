@@ -58,17 +58,17 @@ def fit_by_gradient(
         return values, descend(loss, text, options, held_out=held_out)
 
     together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
-    values, descent = halving(descended, together)
+    values, (losses, looks) = halving(descended, together)
     how = {
         **asdict(options),
         "numbers": values.count,
         "prompt_tokens": [min(lengths), max(lengths)],
-        "answer_loss": np.round(descent.losses[:, 0], 6).tolist(),
-        "text_loss": np.round(descent.losses[:, 1], 6).tolist(),
+        "answer_loss": np.round(losses[:, 0], 6).tolist(),
+        "text_loss": np.round(losses[:, 1], 6).tolist(),
     }
     if held_out:
         how["held_out_prompts"] = len(held_out)
-        how["held_out_loss"] = np.round(descent.held_out, 6).tolist()
+        how["held_out_loss"] = np.round(looks, 6).tolist()
     return values.method(), how
 
 

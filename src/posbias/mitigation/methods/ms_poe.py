@@ -10,7 +10,7 @@ from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
-from posbias.checks import Natural, OneOf, Positive, checked_value
+from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, KeptKeys, PerCache, attending
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
@@ -18,7 +18,6 @@ from posbias.mitigation.methods.question import Spans, unpadded
 from posbias.mitigation.methods.rotary import Turns, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
 
-VARIANTS = ("as_described", "as_released")
 AWARE = 3.0
 """A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 
@@ -32,11 +31,10 @@ class MsPoe(Mitigation):
     at the last token of the last passage; `passages=[(0, n)]` ranks at the last of a prompt's n tokens, as the paper
     does. A pass that ends before that token ranks at its own last. One prompt at a time, without padding.
 
-    Source: Ms-PoE, arXiv 2403.04797; `as_released` follows utils/modify_arch/llama.py of VITA-Group/Ms-PoE, which
-    differs: it ranks by attention without rotary positions; gives head h the ratio of the h-th entry of the argsort,
-    where its rank is meant; never reaches `high` (steps of 1 / heads); and turns a shared key head by the ratio of the
-    first head of its group, so that other heads of the group see no mere distances. The paper's text was not at hand:
-    what it says is taken from summaries.
+    Source: Ms-PoE, arXiv 2403.04797, of which summaries were at hand; the released code (utils/modify_arch/llama.py of
+    VITA-Group/Ms-PoE) differs: it ranks by attention without rotary positions; gives head h the ratio of the h-th entry
+    of the argsort, where its rank is meant; never reaches `high` (steps of 1 / heads); and turns a shared key head by
+    the ratio of the first head of its group, so that other heads of the group see no mere distances.
     """
 
     needs_passages: ClassVar[bool] = True
@@ -48,8 +46,6 @@ class MsPoe(Mitigation):
     """>= low."""
     first_layer: Natural = 2
     """From 0."""
-    variant: Annotated[str, OneOf(*VARIANTS)] = "as_described"
-    """`as_described` or `as_released`."""
 
     def __post_init__(self) -> None:
         checked_value("ms_poe: high", self.high, Annotated[float, Ge(self.low)])
@@ -61,32 +57,28 @@ class MsPoe(Mitigation):
         heads = model.family.heads(model.config)
         if self.first_layer >= len(frequencies):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
-        steps = heads if self.variant == "as_released" else max(heads - 1, 1)
-        ratios = self.low + (self.high - self.low) * torch.arange(heads, dtype=torch.float64) / steps
+        ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)
         turns = [
             None if rates is None else Turns(self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
             for rates in frequencies
         ]
-        back = [None if rates is None else Turns(-rates[None]) for rates in frequencies]
         turned_keys, ranking_at = KeptKeys(), passages[-1][1] - 1
         rankings: PerCache[dict[int, Tensor]] = PerCache(
             lambda _network, _arguments, ranked: {} if ranked is None else ranked, copied=True, latest={}
         )
 
         def attend(call: AttentionCall) -> Attended:
-            layer_turns, plain = turns[call.layer], back[call.layer]
-            if layer_turns is None or plain is None or call.layer < self.first_layer:
+            layer_turns = turns[call.layer]
+            if layer_turns is None or call.layer < self.first_layer:
                 return call.run()
             ranked = rankings.latest if rankings.current is None else rankings.current
             assert ranked is not None  # the empty one, if nothing was read before
             if call.layer not in ranked or call.query_positions[0, 0] <= ranking_at:
-                ranked[call.layer] = self._indices(call, ranking_at, plain)
+                ranked[call.layer] = _ranks(call, ranking_at)
             indices = ranked[call.layer]
-            shared = self.variant == "as_released" or call.group == 1
-            key_indices, repeated = (indices[:, :: call.group], 1) if shared else (indices, call.group)
 
             def turn(keys: Tensor, positions: Tensor) -> Tensor:
-                return layer_turns.turn(keys.repeat_interleave(repeated, 1), positions, key_indices)
+                return layer_turns.turn(keys.repeat_interleave(call.group, 1), positions, indices)
 
             query = layer_turns.turn(call.query, call.query_positions, indices)
             return call.run_repeated(query, turned_keys.of(call, indices, turn))
@@ -95,17 +87,13 @@ class MsPoe(Mitigation):
         with rankings.followed(model.network), single, attending(model, str(self), attend):
             yield
 
-    def _indices(self, call: AttentionCall, ranking_at: int, back: Turns) -> Int[Tensor, "one head"]:
-        """The index of every head's ratio, by the query at a position, or the last before it."""
-        row = int((call.query_positions[0] <= ranking_at).sum().clamp(min=1)) - 1
-        query, key = call.query[:, :, row, None], call.key
-        if self.variant == "as_released":
-            none = torch.zeros(1, 1, dtype=torch.long, device=query.device)
-            query = back.turn(query, call.query_positions[:, row, None], none)
-            key = back.turn(key, call.key_positions, none)
-        grouped = query.reshape(1, key.shape[1], call.group, -1).float()
-        logits = (grouped @ key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
-        visible = shown_keys(call, slice(row, row + 1))[:, :, 0]
-        weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
-        order = (weights > AWARE / visible.sum(-1, keepdim=True)).sum(-1).argsort(stable=True, dim=-1, descending=True)
-        return order if self.variant == "as_released" else order.argsort(-1)
+
+def _ranks(call: AttentionCall, ranking_at: int) -> Int[Tensor, "one head"]:
+    """The rank of every head by position-awareness, of the query at a position, or the last before it."""
+    row = int((call.query_positions[0] <= ranking_at).sum().clamp(min=1)) - 1
+    grouped = call.query[:, :, row].reshape(1, call.key.shape[1], call.group, -1).float()
+    logits = (grouped @ call.key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
+    visible = shown_keys(call, slice(row, row + 1))[:, :, 0]
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+    aware = (weights > AWARE / visible.sum(-1, keepdim=True)).sum(-1)
+    return aware.argsort(stable=True, dim=-1, descending=True).argsort(-1)
