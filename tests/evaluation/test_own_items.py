@@ -9,13 +9,14 @@ import pytest
 
 from conftest import Run
 from evaluation.serving import Reply, chat, stand_in
-from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
+from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
 from posbias.evaluation import compare_evaluations
 from posbias.evaluation.evaluation import independent
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response, ServerOptions
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of
+from posbias.tasks.language import LANGUAGE_TASKS
 
 TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
 
@@ -170,3 +171,37 @@ def test_every_answer_that_cannot_be_judged_has_its_reason(tmp_path: Path) -> No
     page = report_of(result.record)
     assert "2 of 6 prompts are longer than the model's context (position 0: 2)" in page.left_out
     assert any(caveat.startswith("4 of 4 answers count as wrong because nothing") for caveat in page.caveats)
+
+
+def passages(path: Path, *counts: int) -> str:
+    lines = [
+        {
+            "question": f"q{line}",
+            "answers": [str(line)],
+            "documents": [{"text": f"{line} is {place}", "is_gold": place == 1} for place in range(count)],
+        }
+        for line, count in enumerate(counts)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    """As many samples as it has lines, and as many documents as every line has; what is asked for is held against it
+    before any model is opened."""
+    path = passages(tmp_path / "own.jsonl", 6, 5, *[6] * 16)
+    task = f"documents(file={path!r})"
+    found = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(score=False))
+    assert (found.count, found.n_items, found.task) == (18, 5, "documents(documents=5, file='own.jsonl')")
+    assert evaluate(ReadsTheFirstUnit(), "documents", options=EvaluateOptions(score=False, positions=[0])).count == 50
+    with pytest.raises(UsageError, match="holds 18 examples; 19 asked"):
+        evaluate("no/such/model", task, options=EvaluateOptions(count=19))
+    with pytest.raises(UsageError, match="line 2 has 5 documents; 6 were asked"):
+        evaluate("no/such/model", f"documents(documents=6, file={path!r})")
+    settings = MitigateOptions().following(LANGUAGE_TASKS.parse(task))
+    assert (settings.calibration, settings.evaluation.count) == (6, 12)
+    with pytest.raises(UsageError, match="holds 18 examples; 16 to judge and 6 for calibration asked"):
+        mitigate("no/such/model", task, options=MitigateOptions(evaluation=EvaluateOptions(count=16)))
+    Path(path).write_text(json.dumps({"question": "q", "answers": ["a"]}))
+    with pytest.raises(UsageError, match="line 1 has neither 'documents' nor 'ctxs'"):
+        evaluate("no/such/model", task)

@@ -64,7 +64,14 @@ class TaskFlags:
     positions: Annotated[str, typer.Option(help="all, spread (at most 9), spread(5), or some such as 0,4,9.")] = (
         "spread"
     )
-    count: Annotated[int, typer.Option(help="Samples, each requested at every position.", min=1)] = 50
+    count: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples, each requested at every position.",
+            min=1,
+            show_default="50, to judge methods 40; of a file with fewer all",
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of an answer.", min=1, show_default="the task's own")
     ] = None
@@ -91,18 +98,14 @@ class TaskFlags:
         design: DesignFlags | None = None,
         require: "Requirement | None" = None,
     ) -> "EvaluateOptions":
-        """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
+        """The options of the library."""
         from posbias.evaluation import EvaluateOptions
-        from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
         asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume}
         if design is not None:
             asked |= {**vars(design), "require": require}
-        settings = EvaluateOptions(**asked)
-        if not settings.lengths:
-            settings.positions_of(LANGUAGE_TASKS.parse(self.task))
-        return settings
+        return EvaluateOptions(**asked)
 
     def for_template(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
         """Parse the options of the chat template; a chat server renders every request as a conversation."""

@@ -31,8 +31,13 @@ class MethodFlags:
         ),
     ] = "default"
     calibration: Annotated[
-        int, typer.Option(help="Samples for fitting, the first ones; they do not count in the verdict.", min=0)
-    ] = 12
+        int | None,
+        typer.Option(
+            help="Samples for fitting, the first ones; they do not count in the verdict.",
+            min=0,
+            show_default="12, of a short file a third",
+        ),
+    ] = None
     fit: Annotated[
         str,
         typer.Option(
@@ -68,7 +73,7 @@ def mitigate(
     ] = None,
     *,
     chosen: MethodFlags,
-    evaluated: TaskFlags = TaskFlags(count=40),  # noqa: B008 (frozen)
+    evaluated: TaskFlags,
     local: LocalFlags,
     served: ServerFlags,
     resume: options.Resume = False,
@@ -82,15 +87,17 @@ def mitigate(
 
     check_answerer(context, model, served)
     options.check_resume(resume, flags.out)
-    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume)
-    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=bool(served.server))
-    check_files(settings.entries)  # before a model is loaded
+    task = LANGUAGE_TASKS.parse(evaluated.task)
+    # Files are checked before a model is loaded.
+    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume).following(task)
+    template_options = evaluated.for_template(task, served=bool(served.server))
+    check_files(settings.entries)
     with running(context, flags, resume=resume) as run:
         if served.server:
             responder = served.responder(run.directory, reuse=resume, template_options=template_options)
         else:
             responder = local.responder(str(model), template_options=template_options)
-        trial = try_methods(responder, evaluated.task, options=settings, directory=run.directory)
+        trial = try_methods(responder, task, options=settings, directory=run.directory)
         run.finish(trial.record)
     if trial.requirement is not None:
         gate.judge(trial.requirement, quiet=flags.json)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ from posbias.tasks.language.verdict_parsing import check_own
 
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
+USUAL_SAMPLES = 50
+"""Samples that are requested by default."""
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
@@ -69,8 +71,8 @@ class Budget:
 class EvaluateOptions:
     """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
 
-    count: Count = 50
-    """Samples, each requested at every position."""
+    count: Count | None = None
+    """Samples, each requested at every position; None: USUAL_SAMPLES, or all of a file with fewer."""
     skip: CountOrZero = 0
     """Samples of the task to skip before the first one."""
     positions: str | Sequence[int] = "spread"
@@ -140,6 +142,23 @@ class EvaluateOptions:
             lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
             raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
         require.check_possible(generated=self.generate)
+
+    def following(self, task: LanguageTask, *, usual: int = USUAL_SAMPLES) -> "EvaluateOptions":
+        """These settings for one task: its file, if it has one, is read and checked, and decides how many samples
+        there are if nothing was said; no model is needed for that.
+
+        Raises:
+            UsageError: a wrong line, fewer samples than are asked for, or positions that the task lacks.
+        """
+        count = self.count
+        if count is None:
+            there = task.samples_there
+            count = usual if there is None else min(usual, max(1, there - self.skip))
+        if getattr(task, "file", None) is not None:
+            task.draw(None, count=self.skip + count, seed=self.seed)
+        if not self.lengths:
+            self.positions_of(task)
+        return replace(self, count=count)
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""

@@ -66,10 +66,8 @@ def evaluate(
             (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
             refused examples are left out of the curves and counted.
     """
-    options = options or EvaluateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    if not options.lengths:
-        options.positions_of(task)  # refused before a model is loaded
+    options = (options or EvaluateOptions()).following(task)  # wrong files are refused before a model is loaded
     several = isinstance(subject, list | tuple)
     if not several and options.methods:
         raise UsageError("evaluate: methods make several subjects of one; give a list, even of one: [model]")

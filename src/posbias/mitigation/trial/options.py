@@ -1,7 +1,7 @@
 """The settings of a trial, checked before any work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -13,12 +13,15 @@ from posbias.evaluation.requirements import Requirement
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.registry import split_literals
+from posbias.tasks.language import LanguageTask
 
 ALL, DEFAULT = "all", "default"
 """Words for several methods at once; those that do not apply are left out with the reason."""
 DEFAULT_METHODS = ("context_bias", "self_consistency(draws=3)", "temperature")
 """The methods that gained most often in nine places of studies/mitigation (9, 7 and 3), harmed there least (0, 1 and
 0), and are fitted in minutes. `key_bias` gained in all nine, too: its fit takes seven times as many passes."""
+CALIBRATED, JUDGING = 12, 40
+"""Samples for fitting and for judging, if none are given."""
 
 
 @checked
@@ -30,10 +33,12 @@ class MitigateOptions:
     """Spellings, objects or paths of recipes, listed or with commas between them; `all`: every registered method that
     applies; `default`: those of `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any
     is fitted to the calibration samples."""
-    calibration: CountOrZero = 12
-    """Number of samples for fitting, which come first, >= 0."""
-    evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
-    """Settings of the test, whose samples follow those for fitting; the run sets the directory."""
+    calibration: CountOrZero | None = None
+    """Number of samples for fitting, which come first, >= 0; None: CALIBRATED, or a third of a file that has
+    fewer than three times as many."""
+    evaluation: EvaluateOptions = field(default_factory=EvaluateOptions)
+    """Settings of the test, whose samples follow those for fitting: JUDGING, or what is left of a file; the run
+    sets the directory."""
     by: Annotated[str, OneOf("accuracy", "starts", "logprob")] | None = None
     """Measure that decides: `accuracy` (the task's rule, such as that the right answer occurs), `starts` (that answers
     begin with it) or `logprob`; None: accuracy, unless it is near its floor or ceiling, or answers were cut off."""
@@ -69,6 +74,21 @@ class MitigateOptions:
             raise UsageError("mitigate: evaluation.directory is not read; give mitigate the directory of the run")
         if self.require is not None:
             self.evaluation.check_requirement(self.require)
+
+    def following(self, task: LanguageTask) -> "MitigateOptions":
+        """These settings for one task, as `EvaluateOptions.following`."""
+        fitted = self.calibration
+        if fitted is None:
+            there = task.samples_there
+            fitted = CALIBRATED if there is None else min(CALIBRATED, (there - self.evaluation.skip) // 3)
+        ahead = replace(self.evaluation, skip=self.evaluation.skip + fitted)
+        try:
+            count = ahead.following(task, usual=JUDGING).count
+        except UsageError as error:  # a file with too few lines
+            both = f"{ahead.skip + (ahead.count or 0)} asked"
+            requested = f"{ahead.count} to judge and {fitted} for calibration asked"
+            raise UsageError(str(error).replace(both, requested)) from None
+        return replace(self, calibration=fitted, evaluation=replace(self.evaluation, count=count))
 
     @property
     def unnamed(self) -> bool:

@@ -160,7 +160,7 @@ def _resolve(plan: TrialPlan, entries: Sequence[Any], recipes: Mapping[str, Reci
     names = recipe_names(list(recipes), {UNCHANGED, *(str(entry) for entry in entries if entry not in recipes)})
     arms = [Arm(names.get(str(entry), str(entry)), unchanged.plain, given=entry) for entry in entries]
     plan.arms = [unchanged, *arms]
-    plan.each(lambda arm: arm if arm is unchanged else arm_of(arm, calibration=options.calibration))
+    plan.each(lambda arm: arm if arm is unchanged else arm_of(arm, calibration=options.calibration or 0))
     all_names = [arm.name for arm in plan.arms]
     twice = [name for name in all_names if all_names.count(name) > 1]
     if twice:
@@ -190,13 +190,9 @@ def _judged_windows(
 
 def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOptions) -> tuple[Questions, Questions]:
     """Calibration samples, and the test samples after them; none of the first may occur among the second again."""
-    evaluation, count = options.evaluation, options.calibration
-    together = replace(evaluation, count=count + evaluation.count)
-    try:
-        samples = tuple(samples_of(task, responder.tokenizer, together))
-    except UsageError as error:  # a file with too few lines
-        requested = f"{evaluation.count} to judge and {count} for calibration asked"
-        raise UsageError(str(error).replace(f"{together.count} asked", requested)) from None
+    evaluation, count = options.evaluation, options.calibration or 0
+    together = replace(evaluation, count=count + (evaluation.count or 0))
+    samples = tuple(samples_of(task, responder.tokenizer, together))
     calibrated = {content: sample.name for sample in samples[:count] for content in contents(sample.examples)}
     for sample in samples[count:]:
         again = next((calibrated[content] for content in contents(sample.examples) if content in calibrated), None)

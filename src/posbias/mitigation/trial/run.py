@@ -64,6 +64,7 @@ def _trial(
 ) -> MitigationTrial:
     """The trial, as it is made now or lies finished in the directory."""
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    options = options.following(task)  # wrong files are refused before a model is loaded
     plan = plan_trial(as_responder(model), task, options)
     finished = finished_run(directory, lambda: plan.settings, resume=options.evaluation.resume)
     if finished is not None:

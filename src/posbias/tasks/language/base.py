@@ -214,6 +214,12 @@ class LanguageTask(ABC):
         """Texts at which a generated answer may end without a change of its score: its first line alone may count."""
         return ("\n",) if self.answer_rule.one_line else ()
 
+    @property
+    def samples_there(self) -> int | None:
+        """Samples that a file of one's own holds; None for a task that draws as many as it is asked for."""
+        path = getattr(self, "file", None)
+        return None if path is None else sum(1 for _ in published_lines(path))
+
     @abstractmethod
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
         """Samples in order, lazily, from which `draft` makes prompts; files are read and checked at once."""

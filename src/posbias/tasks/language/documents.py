@@ -78,6 +78,8 @@ ORDERS = ("given", "shuffled")
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
 FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", "gor", "pel", "zan", "wick", "hol")
 CRAFTS = ("baker", "sailor", "painter", "tailor", "miller", "glazier", "printer", "weaver", "potter", "joiner")
+GENERATED = 10
+"""Documents in a generated set, if no number is given."""
 MOST_DOCUMENTS = len(CITIES)
 """Documents in one generated set: as many as there are different answers."""
 
@@ -90,8 +92,9 @@ class Documents(LanguageTask):
     Source: Liu et al. 2024, arXiv 2307.03172, section 2; 10, 20 and 30 documents, gold at 0, 4, 9 ... 29.
     """
 
-    documents: Count = 10
-    """Documents in the prompt, >= 1, at most 40 generated ones; the gold one and the first others of a line."""
+    documents: Count | None = None
+    """Documents in the prompt, >= 1, at most 40 generated ones; the gold one and the first others of a line. None: as
+    many as every line of the file has, or 10 generated ones."""
     file: FileName | None = None
     """A .jsonl or .jsonl.gz file of one's own questions with passages, or a published one (both
     schemas: above); None: the generated corpus."""
@@ -121,10 +124,20 @@ class Documents(LanguageTask):
                 f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
                 f"got {self.entry!r}"
             )
-        if self.file is None and self.documents > MOST_DOCUMENTS:
+        if self.documents is None:
+            # Resolved at once, so that a record says how many they were.
+            read = self.file is not None and self.setting != "closed_book"
+            object.__setattr__(self, "documents", fewest_documents(str(self.file)) if read else GENERATED)
+        if self.file is None and self.n_documents > MOST_DOCUMENTS:
             raise UsageError(
                 f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
             )
+
+    @property
+    def n_documents(self) -> int:
+        """The number of documents, which is known once the task is made."""
+        assert self.documents is not None
+        return self.documents
 
     @property
     def n_items(self) -> int:
@@ -145,7 +158,7 @@ class Documents(LanguageTask):
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
         sets: Iterable[DocumentSet]
         if self.file is None:
-            sets = (drawn_documents(self.documents, seed, index) for index in range(count))
+            sets = (drawn_documents(self.n_documents, seed, index) for index in range(count))
         elif self.setting == "closed_book":
             sets = read_questions(self.file, count=count)
         else:
@@ -250,6 +263,14 @@ def read_sets(path: str, *, count: int, documents: int) -> list[DocumentSet]:
             raise UsageError(f"{where} has {there} documents; {documents} were asked (documents={there} takes all)")
         sets.append(replace(document_set, distractors=document_set.distractors[: documents - 1]))
     return sets
+
+
+def fewest_documents(path: str) -> int:
+    """Documents of the line of a file that has fewest: so many has every prompt; UsageError: as `read_sets`."""
+    numbers = [1 + len(_set_of(record, where).distractors) for where, record in published_lines(path)]
+    if not numbers:
+        raise UsageError(f"{path!r} holds no question")
+    return min(numbers)
 
 
 def read_questions(path: str, *, count: int) -> list[DocumentSet]:

@@ -125,7 +125,12 @@ class Items(LanguageTask):
     @property
     def measured_samples(self) -> int:
         """All that there are, at most the usual number."""
-        return min(MEASURED_SAMPLES, len(self._raw) * self.repeats)
+        return min(MEASURED_SAMPLES, self.samples_there)
+
+    @property
+    def samples_there(self) -> int:
+        """Records of the file, each as often as it is asked."""
+        return len(self._raw) * self.repeats
 
     @cached_property
     def n_items(self) -> int:
@@ -154,8 +159,7 @@ class Items(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[AskedRecord]:
         """Records with the units around the moved one in order."""
-        there = len(self._raw) * self.repeats
-        if there < count:
+        if self.samples_there < count:
             times = f" x {self.repeats} repeats" if self.repeats > 1 else ""
             raise UsageError(f"{self.file!r} holds {len(self._raw)} records{times}; {count} samples are asked")
         records = [self._checked(index) for index in range(math.ceil(count / self.repeats))]
