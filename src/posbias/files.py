@@ -195,6 +195,14 @@ def _check_levels(value: Any) -> None:
     raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
 
 
+def follow_umask(directory: Path) -> None:
+    """Give the files of a directory the mode of any new file: nobody else may read what safetensors writes."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in directory.iterdir():
+        file.chmod(0o666 & ~mask)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write under a temporary name, flush to disk, rename; the temporary file is removed if anything goes wrong."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{TEMPORARY}")

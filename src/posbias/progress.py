@@ -1,24 +1,32 @@
-"""Progress on stderr for anything longer than a second, silent if it is no terminal; lines for a log, always."""
+"""Progress on stderr: a bar on a terminal, into a log a line now and then; lines for a log, always."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 from posbias.errors import printable
 
 Item = TypeVar("Item")
+LINE_SECONDS = 60.0
+"""Time between two lines of a log that say how far something is."""
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None) -> Iterator[Item]:
-    """Iterate over `items` (`total` of them) with a progress bar on stderr, if someone is watching."""
+    """Iterate over `items` (`total` of them) with a progress bar on stderr, or a line a minute for a log."""
+    total = len(items) if isinstance(items, Sized) else total
     if not sys.stderr.isatty():
-        yield from items
+        told = time.monotonic()
+        for done, item in enumerate(items):
+            if time.monotonic() - told > LINE_SECONDS:
+                report(f"{description}: {done}" + ("" if total is None else f" of {total}"))
+                told = time.monotonic()
+            yield item
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track as rich_track
 
-    total = len(items) if isinstance(items, Sized) else total
     yield from rich_track(
         items, description=escape(printable(description)), total=total, console=Console(stderr=True), transient=True
     )

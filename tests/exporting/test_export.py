@@ -76,6 +76,9 @@ def test_a_peft_directory_and_a_checkpoint_give_the_logits_of_the_method(family,
     loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
     torch.testing.assert_close(logits(loaded), expected, **SERVED)
     assert torch.equal(logits(model.network), before), "no weight is touched"
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "new").stat().st_mode}, "others may read them as any new file"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2-uncapped", "gemma3_text"])

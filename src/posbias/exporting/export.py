@@ -13,7 +13,7 @@ from posbias.checks import checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.exporting.formats import ADAPTER_GGUF, write_adapter, write_gguf, write_merged
-from posbias.files import file_exists
+from posbias.files import file_exists, follow_umask
 from posbias.interventions.base import check_model
 from posbias.mitigation import MITIGATIONS, MitigationTrial
 from posbias.mitigation.fitting.base import Fitted
@@ -91,6 +91,7 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
                 write_gguf(loaded, updates, made / ADAPTER_GGUF)
             (write_merged if merged else write_adapter)(loaded, updates, made)
             (made / CARD).write_text(card_text(card, name=target.name))
+            follow_umask(made)
             made.rename(target)
     except OSError as error:
         raise RunError(f"cannot write to {str(target)!r}: {error.strerror or error}") from None

@@ -16,6 +16,7 @@ from typing import Any
 
 from posbias.checks import KEY_NAME
 from posbias.errors import RunError, UsageError
+from posbias.files import follow_umask
 from posbias.models.devices import CPU
 from posbias.models.networks import Place, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
@@ -93,7 +94,9 @@ def copy_demo(target: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            shutil.copytree(source, Path(scratch) / "copy", ignore=shutil.ignore_patterns(MARK)).rename(target)
+            copy = shutil.copytree(source, Path(scratch) / "copy", ignore=shutil.ignore_patterns(MARK))
+            follow_umask(copy)
+            copy.rename(target)
     except shutil.Error:
         raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
     except OSError as error:
