@@ -75,7 +75,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
             *warnings(trial.choice, trial.arms),
             *([FORM] if judgement.measure == "logprob" else []),
         ],
-        summary=[_verdict_table(trial)],
+        summary=[_position_table(trial), _verdict_table(trial)],
         picture=_figures(trial),
         note=NOTE,
         folded={
@@ -87,6 +87,15 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         left_out=list(trial.left_out),
         record=record,
     )
+
+
+def _position_table(trial: MitigationTrial) -> Table:
+    """The measure that decided at every position, before and after: what the picture draws."""
+    judgement = trial.judgement
+    curves = {"unchanged": judgement.before, **{verdict.name: verdict.means for verdict in judgement.verdicts}}
+    cells = [[name, *(mean.text(".2f") for mean in means)] for name, means in curves.items() if len(means)]
+    places = [f"position {position}" for position in judgement.positions]
+    return Table(f"{label(MEASURES, judgement.measure)} by position of the answer", ["method", *places], cells)
 
 
 def _verdict_table(trial: MitigationTrial) -> Table:
