@@ -51,7 +51,7 @@ Settings, all keyword arguments:
     DecomposeOptions: Settings of a decomposition, and where its finished pieces are kept.
     DesignOptions: Settings of `design`.
     EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
-    FitOptions: Settings of a fit by gradient, and the strengths from which any fit chooses.
+    FitOptions: Settings of a fit by gradient.
     MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and
         kept.
     MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.

@@ -109,20 +109,6 @@ def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, cali
     assert mean == pytest.approx(min(losses), abs=1e-4), "adapters are kept in float32"
 
 
-def test_calibration_samples_choose_the_strength(model, calibration):
-    options = FitOptions(steps=6, rate=0.3, penalty=0.0, knots=(0, 1, 90), strengths=(0.01, 1.0))
-    found = fit("key_bias", model, calibration, options=options)
-    scores = found.how["strengths"]
-    assert str(found.method.strength) == max(scores, key=scores.get)
-    assert len(set(scores.values())) == 2
-    for wrong, message in (
-        ({"strengths": (1.5,)}, r"fit: strengths must be a list, each a number >= 0 and <= 1"),
-        ({"strengths": (1, 1.0)}, r"fit: give each of the strengths once, got \[1.0, 1.0\]"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            FitOptions(**wrong)
-
-
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
     options = [FitOptions(steps=24, rate=0.3, penalty=penalty, knots=(0, 1, 150)) for penalty in (0.01, 1000.0)]
     loose, tight = (

@@ -41,7 +41,7 @@ class MethodFlags:
     fit: Annotated[
         str,
         typer.Option(
-            help="How methods are fitted, such as 'steps=600, strengths=[0.5, 1.0]'.",
+            help="How methods are fitted, such as 'steps=600, rate=0.02'.",
             show_default="docs/mitigate.md",
         ),
     ] = ""

@@ -42,7 +42,7 @@ FITS: Registry[Fit] = Registry(
 @checked
 @dataclass(frozen=True)
 class FitOptions:
-    """Settings of a fit by gradient, and the strengths from which any fit chooses."""
+    """Settings of a fit by gradient."""
 
     steps: Steps | None = None
     """Steps of one batch each, >= 1; None: 60 for adapters, 300 for all others."""
@@ -67,8 +67,6 @@ class FitOptions:
     checkpointing: bool = False
     """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
     tokens have one."""
-    strengths: tuple[Annotated[float, Interval(ge=0, le=1)], ...] = ()
-    """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
     @classmethod
     def parse(cls, text: str) -> "FitOptions":
@@ -77,8 +75,6 @@ class FitOptions:
         return cls(*positional, **keywords)
 
     def __post_init__(self) -> None:
-        if len(set(self.strengths)) < len(self.strengths):
-            raise UsageError(f"fit: give each of the strengths once, got {list(self.strengths)}")
         if self.knots:
             LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 

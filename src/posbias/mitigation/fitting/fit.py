@@ -9,7 +9,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
 from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows, fit_of
-from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, LEAST_SAMPLES, best_of, contents, text_beside
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, LEAST_SAMPLES, contents, text_beside
 from posbias.mitigation.methods.base import Mitigation, identity
 from posbias.tasks.language import Example
 
@@ -36,7 +36,7 @@ def fit(
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
             files on which `mitigate` does not judge.
-        options: Settings of a fit by gradient; for all others, the strengths to choose from.
+        options: Settings of a fit by gradient.
 
     Raises:
         UsageError: a method without parameters to fit, or too few samples.
@@ -51,7 +51,7 @@ def fit(
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:
-    """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
+    """The method of a fit, with the samples that it has seen."""
     examples = calibration.examples
     samples = len({example.sample for example in examples})
     if samples < LEAST_SAMPLES:
@@ -64,8 +64,4 @@ def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitte
         "samples": sorted(contents(examples)),
     }
     assert isinstance(method, Mitigation)  # those that are fitted
-    if options.strengths:
-        candidates = [replace(method, strength=strength) for strength in options.strengths]
-        method, scores = best_of(candidates, calibration.model, examples)
-        facts["strengths"] = dict(zip(map(str, options.strengths), scores.values(), strict=True))
     return Fitted(replace(method, fitted_to=identity(calibration.model)), facts)

@@ -53,7 +53,7 @@ class MitigateOptions:
     short: bool = True
     """Request the task's short forms, too, if it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
-    """Settings of fits by gradient, and the strengths from which all fits choose."""
+    """Settings of fits by gradient."""
     require: Requirement | None = None
     """A bound on the recommended model's curve, or on the unchanged one's if none is recommended."""
 
