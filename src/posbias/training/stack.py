@@ -21,7 +21,7 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import cross_entropy, stack_tasks
 from posbias.training.members import Member
-from posbias.training.optimisers import fresh_state, settings_of
+from posbias.training.optimisers import fresh_state, optimiser_of
 
 EVALUATED_AT_ONCE = 512
 """Sequences that go forward together in an evaluation: bounds memory, changes no result."""
@@ -72,11 +72,10 @@ class Stack:
     def __init__(self, members: Sequence[Member], *, device: torch.device) -> None:
         self.members = tuple(members)
         self.device = device
-        first = self.members[0]
         drawn = [draw_parameters(member.config, member.generator()) for member in self.members]
         self.layout = Layout.of(drawn[0])
         self.values: Float[Tensor, "member value"] = self.layout.pack(drawn, device)
-        self.state = fresh_state(type(first.optimiser), self.values)
+        self.state = fresh_state(self.values)
         self._gradients = torch.zeros_like(self.values)
         self._attach()
 
@@ -103,9 +102,8 @@ class Stack:
         self._constants = {
             name: torch.stack([of_member[name] for of_member in constants]).to(self.device) for name in constants[0]
         }
-        self._settings = settings_of(
-            [member.optimiser for member in self.members], dtype=self.values.dtype, device=self.device
-        )
+        optimisers = [member.optimiser for member in self.members]
+        self._optimiser = optimiser_of(optimisers, self.values, self._gradients, self.state)
         self._data = stack_tasks(
             [member.task for member in self.members],
             [member.seed for member in self.members],
@@ -131,9 +129,7 @@ class Stack:
         # A bias of the keys drops out of the softmax: its gradient is 0.
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(gradients))
-        self.state["step"] += 1
-        kind = type(self.members[0].optimiser)
-        kind.update(self.values, self._gradients, self.state, self._settings)
+        self._optimiser.step()
         return losses.detach()
 
     @torch.no_grad()
