@@ -137,9 +137,6 @@ def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):
         assert done.returncode == 0, done.stderr
         assert sorted(map(str, good.asked)) == sorted(map(str, bad.asked))
         assert len(good.asked) == 30
-        ended = posbias("evaluate", *servers, *flags[:-1], tmp_path / "short", "--max-cost", "requests=6")
-        assert ended.returncode == 1
-        assert "the budget of 6 requests ends here, with 6 requests spent: 8 of 10 samples are missing" in ended.stderr
         both = ["--served-model", "n", "--served-model", "o"]
         wrong = posbias("evaluate", *servers, *both, *flags[:-1], tmp_path / "wrong")
         assert "--server and --served-model are given 2 and 3 times" in wrong.stderr

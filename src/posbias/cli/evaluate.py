@@ -45,13 +45,6 @@ class DesignFlags:
             show_default="none",
         ),
     ] = ""
-    max_cost: Annotated[
-        str | None,
-        typer.Option(
-            help="Upper limit for a server: requests=500 or tokens=2e6.",
-            show_default=False,
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)

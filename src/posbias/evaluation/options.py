@@ -1,7 +1,6 @@
 """`EvaluateOptions`: which samples are requested, at which positions, and how their answers are read."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import numpy as np
 from annotated_types import Interval
 
 from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, checked, checked_value
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
@@ -22,48 +21,6 @@ USUAL_SAMPLES = 50
 """Samples that are requested by default."""
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
-
-_BUDGET = re.compile(r"\s*(?P<unit>requests|tokens)\s*=\s*(?P<number>\d+\.?\d*(?:[eE]\+?\d+)?)\s*")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that one call may ask of a server."""
-
-    unit: str
-    """`requests`, or `tokens` (of prompts and answers)."""
-    most: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """Read a budget from text: `requests=500` or `tokens=2e6`."""
-        match = _BUDGET.fullmatch(text)
-        if match is None or not float(match["number"]):
-            raise UsageError(
-                f"max_cost {text!r}: allowed: requests=500 or tokens=2e6, above 0; money is to be divided by the "
-                "server's price of a token"
-            )
-        return cls(match["unit"], float(match["number"]))
-
-    def text(self, amount: float) -> str:
-        """An amount in the budget's unit."""
-        return f"{amount:,.0f} {self.unit}"
-
-    def spent(self, counts: Mapping[str, float]) -> float:
-        """The amount taken so far, from `Responder.counts`.
-
-        Raises:
-            UsageError: they are of a model in this process.
-            RunError: the server does not count tokens, of which the budget is made.
-        """
-        if "requests" not in counts:
-            raise UsageError("max_cost bounds what a server is asked; a model in this process has no price")
-        if self.unit == "tokens" and counts["uncounted"]:
-            raise RunError(
-                f"the server does not count tokens, so a budget of {self.text(self.most)} cannot be kept; allowed: "
-                "--max-cost 'requests=500'; finished samples are kept"
-            )
-        return counts["requests"] if self.unit == "requests" else counts["prompt_tokens"] + counts["generated_tokens"]
 
 
 @checked
@@ -88,9 +45,6 @@ class EvaluateOptions:
     methods: Annotated[Sequence[Any], split_literals] = ()
     """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
     recipes that `mitigate` wrote, or objects."""
-    max_cost: str | None = None
-    """The most that one call asks of a server: "requests=500" or "tokens=2e6". It stops before the samples that would
-    exceed this, if they take as much as the dearest before them; resumed, it may use the same amount again."""
     seed: Natural = 0
     """Seed of samples and folds."""
     generate: bool = True
@@ -122,8 +76,6 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
-        if self.max_cost is not None:
-            Budget.parse(self.max_cost)
         if self.require is not None:
             self.check_requirement(self.require)
         if not (self.generate or self.score):
@@ -131,7 +83,7 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "methods", "max_cost"):
+        for name in ("lengths", "methods"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 

@@ -24,7 +24,7 @@ from posbias.evaluation.evaluation import (
 )
 from posbias.evaluation.judges import chosen_slots, judge_verdicts
 from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
-from posbias.evaluation.options import Budget, EvaluateOptions
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import reading_of, unjudged_in
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
@@ -48,7 +48,7 @@ from posbias.runs.records import Record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
-DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
+DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
 """
 EFFORT = "effort"
@@ -161,30 +161,17 @@ def _asked(
     """The pieces of all samples, in order; what is not finished is asked now, and kept as soon as it is.
 
     Raises:
-        RunError: the budget ends before, the server does not say what samples take of it, or as `request_samples`.
+        RunError: as `request_samples`.
     """
     refused = [row for piece in finished.values() for row in refused_in(read_json(piece, TEXTS))]
     waiting = [sample for sample in samples if sample.piece not in finished]
-    budget = None if options.max_cost is None else Budget.parse(options.max_cost)
-    together = options.together if budget is None else 1
-    spent, dearest = 0.0, 1.0  # of the budget, and by one sample so far
-    for begin in track(range(0, len(waiting), together), f"requests of {task}"):
-        chunk = waiting[begin : begin + together]
-        if budget is not None:
-            spent = budget.spent(responder.counts())
-            if spent + dearest > budget.most:
-                raise RunError(
-                    f"the budget of {budget.text(budget.most)} ends here, with {budget.text(spent)} spent: "
-                    f"{len(waiting) - begin} of {len(samples)} samples are missing, the others are kept; --resume goes "
-                    "on with as much again"
-                )
+    for begin in track(range(0, len(waiting), options.together), f"requests of {task}"):
+        chunk = waiting[begin : begin + options.together]
         pieces = answer_samples(chunk, task, options, responder)
         refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
         check_refused(refused, sum(len(sample.examples) for sample in samples))
         for sample, piece in zip(chunk, pieces, strict=True):
             finished[sample.piece] = store.keep(sample.piece, piece)
-        if budget is not None:
-            dearest = max(dearest, budget.spent(responder.counts()) - spent)
     pieces = [finished[sample.piece] for sample in samples]
     # Of a local model's prompts it is known whether they open thoughts.
     return pieces if responder.describe()["kind"] == "local" else _with_unmarked_thoughts(pieces)
