@@ -229,7 +229,8 @@ def near(value: Any, wanted: Any, rounding: float) -> bool:
 def told(record: Record) -> dict[str, Any]:
     """What a record says, but for time, command and identity."""
     resolved = {**record.resolved, "command": ""}
-    timed = {"effort": [each | {"seconds": 0, "tokens": 0} for each in record.scalars.get("effort", ())]}
+    arms = record.scalars.get("arms", ())
+    timed = {"arms": [arm | {"effort": arm["effort"] | {"seconds": 0}} for arm in arms]}
     if record.verb == "reproduce":
         resolved["fingerprint"] = ""  # names the very networks
     return {"scalars": record.scalars | VOLATILE | timed, "resolved": resolved, "seeds": record.seeds}
