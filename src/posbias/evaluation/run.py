@@ -48,7 +48,7 @@ from posbias.runs.records import Record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
-DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
+DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
 """
 EFFORT = "effort"

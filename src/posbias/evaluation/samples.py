@@ -93,6 +93,7 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
             passages=example.passages,
             fixed_order=task.fixed_order,
             own_control=example.own_control,
+            schema=task.answer_rule.schema,
         )
         for sample in samples
         for example in sample.examples

@@ -45,6 +45,8 @@ class Request:
     """True if the right answer depends on which passage stands where, so that they must not be rearranged."""
     own_control: bool = False
     """Control tokens in the prompt are meant as such, see `Example.own_control`."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the answer, which servers with `structured` keep to; None: it is any text."""
 
     def __post_init__(self) -> None:
         checked_value("max_tokens", self.max_tokens, Steps)

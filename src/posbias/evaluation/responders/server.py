@@ -9,6 +9,7 @@ finished answer is kept at once, as the server gave it, one file an answer: a ru
 import asyncio
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,8 +48,10 @@ from posbias.evaluation.responders.server_answers import (
 )
 from posbias.evaluation.responders.server_options import (
     KINDS,
+    SCHEMA_FIELD,
     SECRET,
     TEMPLATE_FIELD,
+    WRAPPING,
     ServerOptions,
     check_address,
 )
@@ -57,6 +60,8 @@ from posbias.files import write_atomically
 from posbias.prompts.templates import described_tools, with_template_options
 from posbias.tasks.language import rendered
 
+OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
+"""How servers speak of what they refuse of `structured`."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -130,6 +135,8 @@ class ServerResponder(Presented, Responder):
         """
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
+        if self.options.structured and any(request.schema is None for request in requests):
+            raise UsageError("structured=True: the rule of this task has no schema; allowed: a letter, number or date")
         # A thread of its own, since that of a notebook has a loop; an interruption cancels what is under way.
         with start_blocking_portal() as portal:
             return portal.call(self._replies, requests, generate, score)
@@ -200,10 +207,29 @@ class ServerResponder(Presented, Responder):
         # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
+        if self.options.structured:
+            return await self._structured(body, request)
         generated, parsed = await self._told(body, request)
         if "stop" in body and generated.finish == STOPPED and not parsed.answer.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
             generated, parsed = await self._told(body, request)
+        return self._response(generated, parsed)
+
+    async def _structured(self, body: dict[str, Any], request: Request) -> Response:
+        """The answer of a server that keeps to a schema, out of its JSON; as it is if the server did not keep to it."""
+        answer = {"type": "object", "properties": {"answer": request.schema}, "required": ["answer"]}
+        schema = {"name": "answer", "strict": True, "schema": {**answer, "additionalProperties": False}}
+        body = {**body, "max_tokens": request.max_tokens + WRAPPING}
+        body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
+        try:
+            generated, parsed = await self._told(body, replace(request, stop=()))
+        except RefusedError as refusal:
+            if OF_SCHEMAS.search(str(refusal)):
+                raise UsageError(f"server {self._client.address} takes no structured=True: {refusal}") from None
+            raise
+        with suppress(ValueError, LookupError, TypeError):
+            value = json.loads(parsed.answer)["answer"]
+            parsed = replace(parsed, answer=" > ".join(value) if isinstance(value, list) else str(value))
         return self._response(generated, parsed)
 
     def _response(self, generated: Generated, parsed: Told) -> Response:

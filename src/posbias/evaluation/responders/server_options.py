@@ -18,6 +18,10 @@ KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
 TEMPLATE_FIELD = "chat_template_kwargs"
 """Field of a request's body that holds the options of a chat template."""
+SCHEMA_FIELD = "response_format"
+"""Field that holds the schema of an answer."""
+WRAPPING = 32
+"""Tokens that an answer may have more if it stands in JSON."""
 OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprobs", "n", "stream"})
 """Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
 LONGEST = 86_400
@@ -52,6 +56,8 @@ class ServerOptions:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of a chat server's template, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
     of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
+    structured: bool = False
+    """True to have a chat server keep answers to the JSON schema of the task's rule, in the field `response_format`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.key_variable, str) or not KEY_NAME.fullmatch(self.key_variable):
@@ -69,6 +75,8 @@ class ServerOptions:
         check_template_options(self.template_options)
         if self.template_options and (self.kind != "chat" or TEMPLATE_FIELD in self.body):
             raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")
+        if self.structured and (self.kind != "chat" or SCHEMA_FIELD in self.body):
+            raise UsageError(f"server: structured needs kind 'chat', and no {SCHEMA_FIELD} in the body")
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client, while requests are made.

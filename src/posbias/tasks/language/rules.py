@@ -5,7 +5,7 @@ A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,7 +20,7 @@ from posbias.registry import Registry
 from posbias.tasks.language.answers import LETTERS, checked_answers, first_line, normalise_answer
 from posbias.tasks.language.calls import Called, calls_in
 from posbias.tasks.language.readings import NAME, day_in, explicit, json_in, number_in
-from posbias.tasks.language.verdict_parsing import check_own, first_ranked, letter_in, search_own, verdict_of
+from posbias.tasks.language.verdict_parsing import TIE, check_own, first_ranked, letter_in, search_own, verdict_of
 
 RULES: Registry["Rule"] = Registry("rule")
 
@@ -40,6 +40,11 @@ class Rule(ABC):
     """True if an accepted answer may be an object of JSON."""
     of_place: ClassVar[bool] = False
     """True if the answer is the letter of the moved unit's place, which a file of items does not say."""
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
+        return None
 
     @property
     def own_code(self) -> str | None:
@@ -193,6 +198,11 @@ class Date(ReadingRule):
 
     wanted: ClassVar[str] = "a date such as 3 March 1921 or 1921-03-03"
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """A day as ISO 8601 has it."""
+        return {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
+
     def read(self, text: str) -> Any | None:
         """The day."""
         return day_in(text)
@@ -243,6 +253,11 @@ class Number(ReadingRule):
     """Largest difference that still counts as right, >= 0."""
 
     wanted: ClassVar[str] = "a number"
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """A number."""
+        return {"type": "number"}
 
     def read(self, text: str) -> Any | None:
         """The number (`number_in`)."""
@@ -297,6 +312,11 @@ class Choice(NamingRule):
 
     of_place: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """One of the letters."""
+        return {"type": "string", "enum": [*LETTERS[: self.options]]}
+
     def read(self, text: str) -> str | None:
         """The letter of an option (`letter_in`)."""
         return letter_in(text, LETTERS[: self.options])
@@ -311,6 +331,11 @@ class Verdict(NamingRule):
     """A regular expression of one's own with one group, which holds the verdict."""
 
     begins: ClassVar[bool] = False
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """A letter, or a tie."""
+        return None if self.pattern else {"type": "string", "enum": ["A", "B", TIE]}
 
     def read(self, text: str) -> str | None:
         """A, B, `TIE`, or None."""
@@ -328,6 +353,12 @@ class FirstRanked(NamingRule):
     """A regular expression of one's own with one group, whose first letter is the best one's."""
 
     begins: ClassVar[bool] = False
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """All letters in an order."""
+        letters = {"type": "string", "enum": [*LETTERS[: self.responses]]}
+        return None if self.pattern else {"type": "array", "items": letters}
 
     def read(self, text: str) -> str | None:
         """A letter, `TIE`, or None."""
