@@ -14,7 +14,7 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -143,19 +143,17 @@ class Decomposition(Result):
     """A model's profile with its ingredients replaced one at a time."""
 
     record: InstanceOf[Record]
-    baseline: Mapping[Series, InstanceOf[Profiles]] = field(default_factory=dict)
+    baseline: Mapping[Series, InstanceOf[Profiles]]
     """One profile per prompt by (source, kind), nothing replaced."""
-    counterfactuals: tuple[Counterfactual, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    counterfactuals: tuple[Counterfactual, ...]
+    left_out: Mapping[str, str]
     """Why a source does not apply to this model at all, by source."""
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...]
     """Names of the kinds of influence."""
 
     @classmethod
     def from_record(cls, record: Record) -> "Decomposition":
-        """The decomposition that a record holds; without profiles if the run failed."""
-        if record.status != "done":
-            return cls(record)
+        """The decomposition that a record holds."""
         scalars, arrays = record.scalars, record.arrays
         names = [(source, kind) for source in scalars["sources"] for kind in scalars["kinds"]]
 
@@ -178,8 +176,6 @@ class Decomposition(Result):
 
     def shown(self) -> Shown:
         """The measured profile as it is and with every ingredient replaced, of the first kind."""
-        if not self.baseline:
-            return Shown(self.record.line)
         measured = MEASURED, self.kinds[0]
         cases = {"as it is": self.baseline, **{item.name: item.profiles for item in self.counterfactuals}}
         curves = {name: Profile.mean_of(profiles[measured]) for name, profiles in cases.items() if measured in profiles}

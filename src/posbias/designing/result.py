@@ -18,7 +18,7 @@ from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 from posbias.theory.rollout import rollout_rows
 
@@ -98,10 +98,8 @@ class Design(Result):
     """Measurements of a model's design, by length."""
 
     @classmethod
-    def from_record(cls, record: Record) -> Result:
+    def from_record(cls, record: Record) -> "Design":
         """The design that a record holds."""
-        if record.status != "done":
-            return FailedRun(record)
         resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
         targets = _by_length(arrays, "target/")
         profiles, before = (

@@ -34,7 +34,7 @@ from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result, as_stored
+from posbias.runs.results import RESULTS, Result, as_stored
 from posbias.runs.running import run_directory
 from posbias.statistics import estimate, mean_ends
 
@@ -173,8 +173,6 @@ class Measurement(Result):
     @classmethod
     def from_record(cls, record: Record) -> Result:
         """The measurement that a record holds, without prompts; or its profiles alone."""
-        if record.status != "done":
-            return FailedRun(record)
         run = ProfileRun.from_record(record)
         if "measurement" not in record.resolved:
             return run

@@ -145,13 +145,14 @@ COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry(
 
 
 def result_of(record: Record, kind: type[Result] | None = None) -> Result:
-    """The typed result that a record holds, read as that of its verb, or as another class.
+    """The typed result that a record holds, read as that of its verb, or as another class; `FailedRun` if it has none.
 
     Raises:
         UsageError: no room reads records of this verb, or the record is damaged.
     """
     try:
-        return (kind or RESULTS[record.verb]).from_record(record)
+        of_verb = kind or RESULTS[record.verb]
+        return FailedRun(record) if record.status != "done" and not record.scalars else of_verb.from_record(record)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

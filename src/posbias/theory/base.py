@@ -22,7 +22,7 @@ from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.runs.results import RESULTS, Result
 
 THEORIES: Registry["Theory"] = Registry("theory")
 """Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
@@ -83,8 +83,6 @@ class Prediction(Result):
     @classmethod
     def from_record(cls, record: Record) -> Result:
         """The prediction that a record holds; of several their profiles alone."""
-        if record.status != "done":
-            return FailedRun(record)
         if f"{PROFILE}influence" not in record.arrays:
             return ProfileRun.from_record(record)
         resolved, described = record.resolved, record.resolved.get("architecture")

@@ -15,7 +15,7 @@ from posbias.errors import UsageError
 from posbias.models.reference.network import config_from
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.training.members import STATUSES, Member, TrainedMember
@@ -46,10 +46,8 @@ class StudyRun(Result):
     """The run directory, in which `models` lie."""
 
     @classmethod
-    def from_record(cls, record: Record) -> Result:
+    def from_record(cls, record: Record) -> "StudyRun":
         """The members that a record holds, those of a run in which none ended well too."""
-        if record.status != "done" and not record.scalars:
-            return FailedRun(record)
         stored, resolved = record.resolved["options"], record.resolved
         schedule = TrainingSchedule(**{**stored, "stopping": STOPPING.parse(stored["stopping"])})
         described = zip(resolved["members"], record.scalars["members"], strict=True)

@@ -101,9 +101,7 @@ def finished_training(members: Sequence[Member], schedule: TrainingSchedule, dir
         record = read_record(directory)
         if record.verb != "train" or record.status != "done":
             return None
-        run = StudyRun.from_record(record)
-        assert isinstance(run, StudyRun)  # it is done
-        run = run.in_directory(directory)
+        run = StudyRun.from_record(record).in_directory(directory)
         recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
         if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
             return None

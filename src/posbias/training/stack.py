@@ -69,32 +69,22 @@ class Layout:
 class Stack:
     """Members of one `stack_key` in training."""
 
-    def __init__(self, members: Sequence[Member], *, device: torch.device) -> None:
-        self.members = tuple(members)
-        self.device = device
-        drawn = [draw_parameters(member.config, member.generator()) for member in self.members]
-        self.layout = Layout.of(drawn[0])
-        self.values: Float[Tensor, "member value"] = self.layout.pack(drawn, device)
-        self.state = fresh_state(self.values)
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        device: torch.device,
+        standing: tuple[Layout, Float[Tensor, "member value"], dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Members as they stand, with layout, values and moments; None: as they are drawn."""
+        self.members, self.device = tuple(members), device
+        if standing is None:
+            drawn = [draw_parameters(member.config, member.generator()) for member in self.members]
+            layout = Layout.of(drawn[0])
+            values = layout.pack(drawn, device)
+            standing = layout, values, fresh_state(values)
+        self.layout, self.values, self.state = standing
         self._gradients = torch.zeros_like(self.values)
-        self._attach()
-
-    def select(self, indices: Sequence[int]) -> "Stack":
-        """A stack of some of the members, as they stand, this one being unchanged; this one if all are chosen."""
-        if len(indices) == len(self.members):
-            return self
-        chosen = object.__new__(Stack)
-        chosen.members = tuple(self.members[index] for index in indices)
-        chosen.device, chosen.layout = self.device, self.layout
-        rows = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
-        chosen.values = self.values[rows].contiguous()
-        chosen.state = {name: moments[rows].contiguous() for name, moments in self.state.items()}
-        chosen._gradients = torch.zeros_like(chosen.values)
-        chosen._attach()
-        return chosen
-
-    def _attach(self) -> None:
-        """Set everything that follows from the members alone."""
         first = self.members[0]
         self._shape = shape_of(first.config, first.task.n_positions)
         self._rows = first.task.rows
@@ -109,6 +99,15 @@ class Stack:
             [member.seed for member in self.members],
             float64_device(self.device),
         )
+
+    def select(self, indices: Sequence[int]) -> "Stack":
+        """A stack of some of the members, as they stand, this one being unchanged; this one if all are chosen."""
+        if len(indices) == len(self.members):
+            return self
+        rows = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
+        state = {name: moments[rows].contiguous() for name, moments in self.state.items()}
+        standing = self.layout, self.values[rows].contiguous(), state
+        return Stack([self.members[index] for index in indices], device=self.device, standing=standing)
 
     def load(self, values: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
         """Take over the `values` and the `state` of another stack of the same members."""

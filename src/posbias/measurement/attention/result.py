@@ -38,7 +38,7 @@ from posbias.measurement.attention.statistics import (
 from posbias.profiles import Profile
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 
 SIMILARITIES = tuple(part.name for part in fields(MeanSimilarity))
@@ -95,8 +95,6 @@ class AttentionStatistics(Result):
     @classmethod
     def from_record(cls, record: Record) -> Result:
         """The statistics that a record holds."""
-        if record.status != "done":
-            return FailedRun(record)
         return _of_record(record).with_record(record)
 
     @cached_property
