@@ -39,3 +39,13 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
         GOLD: level * falling + noise[1],
     }
     return Evaluation.from_record(record)
+
+
+def measured(scores):
+    """An evaluation with these scores, one column for each of its positions."""
+    nothing = np.full_like(scores, np.nan)
+    tables = {"correct": scores, "logprob": nothing, "first_rank": nothing}
+    n_items = scores.shape[1]
+    return Evaluation(
+        pb.Record("evaluate", {}), count=len(scores), positions=tuple(range(n_items)), n_items=n_items, tables=tables
+    )

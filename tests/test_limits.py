@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
+from behaviour_runs import measured
 from posbias import (
     AttentionOptions,
     AuditOptions,
@@ -26,7 +27,6 @@ from posbias.architecture import ENCODINGS, MASKS, Sinusoidal
 from posbias.checks import checked_value
 from posbias.cli.place import scores_of
 from posbias.designing import TARGETS
-from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.interventions.base import INTERVENTIONS
 from posbias.measurement.kinds import KINDS
@@ -99,9 +99,8 @@ def test_positions_times_width_has_the_limit_of_an_array():
 
 
 def test_as_many_passages_as_resamples_would_fill_memory_with_are_refused():
-    use = MeasuredUse(np.random.default_rng(0).random((8, 3)), (0, 1, 2), 3)
     with pytest.raises(UsageError, match="passages x resamples: 100,000,000 cells; at most"):
-        place([1.0] * 100_000, use)
+        place([1.0] * 100_000, measured(np.ones((8, 3))))
 
 
 def test_a_file_of_too_many_scores_is_refused_at_the_first_beyond(tmp_path, monkeypatch: pytest.MonkeyPatch):

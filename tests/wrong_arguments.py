@@ -22,7 +22,6 @@ OF_PACKAGES = {
     "decomposition": "DecomposeOptions decompose",
     "evaluation.correlation": "correlate_pairs",
     "evaluation.influence": "BehaviourPlan",
-    "evaluation.placement": "MeasuredUse",
     "evaluation.responders": "LocalOptions ServerOptions",
     "interventions": "intervened",
     "measurement.attention.options": "AttentionOptions",

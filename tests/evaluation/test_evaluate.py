@@ -8,7 +8,6 @@ import pytest
 import posbias as pb
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
 from posbias.evaluation import write_outputs
-from posbias.evaluation.placement import measured_use
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of
@@ -163,13 +162,14 @@ def test_the_record_holds_the_tables_and_places_passages(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "outputs.jsonl").read_text().splitlines()]
     assert [row["position"] for row in rows[:5]] == [0, 1, 2, 3, 4]
     assert rows[0]["answers"][0] in rows[0]["text"]
-    use = measured_use(tmp_path)
-    assert (use.measure, use.n_items) == ("accuracy", 5)
-    placed = pb.place([0.5, 0.3, 0.1, 0.06, 0.04], use)
+    relevance = [0.5, 0.3, 0.1, 0.06, 0.04]
+    placed = pb.place(relevance, tmp_path)
+    assert (placed.measure, placed.interpolated) == ("accuracy", False)
     assert set(placed.estimated[:1] + placed.estimated[-1:]) == {0, 1}
-    assert measured_use(loaded, by="logprob").scores[0, 0] == pytest.approx(np.exp(-1.5))
+    probable = pb.place(relevance, loaded, options=pb.PlaceOptions(by="logprob"))
+    assert probable.curve[0] == pytest.approx(np.exp(loaded.tables["logprob"]).mean(axis=0)[0])
     with pytest.raises(UsageError, match="has no 'beauty'; it has: accuracy, logprob, reciprocal_rank"):
-        measured_use(loaded, by="beauty")
+        pb.place(relevance, loaded, options=pb.PlaceOptions(by="beauty"))
 
 
 def test_the_report_says_what_the_curves_say():
@@ -257,7 +257,7 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
     found = evaluate(Listing(), TASK, options=EvaluateOptions(count=6))
     assert list(found.curves) == ["accuracy", "logprob"]
     with pytest.raises(UsageError, match="it has: accuracy, logprob"):
-        measured_use(found, by="reciprocal_rank")
+        pb.place([1.0, 0.5], found, options=pb.PlaceOptions(by="reciprocal_rank"))
 
 
 def test_a_responder_without_scores_that_shall_not_generate_is_refused():

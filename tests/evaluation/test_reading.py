@@ -7,7 +7,6 @@ import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
-from posbias.evaluation.placement import measured_use
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
 from posbias.evaluation.responders.base import REFUSED
@@ -67,7 +66,7 @@ def test_above_a_tenth_nothing_is_concluded_whatever_the_kind(kind, tmp_path):
     assert not found.requirement.met
     assert found.requirement.withheld == reason
     with pytest.raises(UsageError, match="the run has no 'accuracy'"):
-        measured_use(found, by="accuracy")
+        pb.place([1.0, 0.5], found, options=pb.PlaceOptions(by="accuracy"))
     again = pb.load_record(tmp_path)
     assert (again.verdict, again.requirement.met, again.withheld) == (found.verdict, False, reason)
 

@@ -17,7 +17,6 @@ from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation import Evaluation
 from posbias.evaluation.curve import position_curve
-from posbias.evaluation.evaluation import Refusal
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.report import report_of, show_report
 from posbias.report.page import html_of
@@ -86,7 +85,9 @@ def test_refused_prompts_are_named_counted_and_left_out(refusal: Reply, reason: 
     expected = np.tile([1.0, 0.0, 0.0, 1.0], (12, 1))
     expected[rows, 1] = np.nan
     np.testing.assert_array_equal(found.tables["correct"], expected)
-    assert found.refused == tuple(Refusal(sample, 1, reason) for sample, _ in names)
+    assert [(row.sample, row.position, row.detail) for row in found.refused] == [
+        (sample, 1, reason) for sample, _ in names
+    ]
     assert not found.skipped
     curve, complete = found.curves["accuracy"], position_curve(np.delete(expected, rows, axis=0), positions=range(4))
     assert curve.counts == (12, 10, 12, 12)
@@ -98,7 +99,7 @@ def test_refused_prompts_stand_first_in_record_page_and_terminal() -> None:
     texts = prompts(12)
     names = [name for name in texts if name[1] == 1][3:6:2]
     record = evaluated({texts[name] for name in names}, 12).record
-    assert [(row["sample"], row["position"]) for row in record.scalars["refused"]] == names
+    assert [(row["sample"], row["position"]) for row in record.scalars["unjudged"]] == names
     notice = "2 of 48 prompts were refused by the server and are left out of every curve (position 1: 2)."
     report = report_of(record)
     page = html_of(report)
@@ -246,7 +247,7 @@ def test_the_command_says_what_was_refused_and_ends_past_a_share(posbias: Any, t
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith("Notice: 2 of 32 prompts were refused by the server")
         document = json.loads((tmp_path / "few" / "record.json").read_text())
-        assert [row["position"] for row in document["scalars"]["refused"]] == [0, 1]
+        assert [row["position"] for row in document["scalars"]["unjudged"]] == [0, 1]
         server.answer = at_the_ends(first)
         result = posbias("evaluate", "--server", server.address, *flags, tmp_path / "many")
     assert result.returncode == 1

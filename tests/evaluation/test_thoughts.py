@@ -15,7 +15,6 @@ from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation import Evaluation
-from posbias.evaluation.placement import measured_use
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
@@ -302,7 +301,7 @@ def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_shar
     assert page.notices[0].split(" (")[0] in unescape(html_of(page))
     if withheld:
         with pytest.raises(UsageError, match="the run has no 'accuracy'"):
-            measured_use(found, by="accuracy")
+            pb.place([1.0, 0.5], found, options=pb.PlaceOptions(by="accuracy"))
 
 
 def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from behaviour_runs import measured
 from posbias import DesignOptions, Record, design, place
 from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
-from posbias.evaluation.placement import MeasuredUse, Placement
+from posbias.evaluation.placement import Placement
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
 from posbias.report.judges import VERDICTS
@@ -33,8 +34,7 @@ def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
 
 def placed(curve: list[float], *, count: int = 40) -> Placement:
     scores = (np.random.default_rng(0).random((count, len(curve))) < curve).astype(np.float64)
-    use = MeasuredUse(scores, tuple(range(len(curve))), len(curve))
-    return place([0.5, 0.3, 0.2], use)
+    return place([0.5, 0.3, 0.2], measured(scores))
 
 
 def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
@@ -129,8 +129,9 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
         "('</s>', '<s>' 2 times): it is not known whether whatever runs the model reads them as ordinary text."
         in spelled
     )
-    run = {"title": "a model: own", "count": 12, "notices": noticed()}
-    scalars = {"groups": [], "pooled": [], "alone": [], "notices": [run]}
+    group = {"title": "a model: own", "n_items": 2, "n_samples": 12, "positions": [0, 1], "prompt_tokens": None}
+    group |= {"curves": {}, "series": [], "notices": noticed()}
+    scalars = {"groups": [group], "pooled": [], "alone": []}
     first, second = report_of(Record("correlate", {}, scalars=scalars)).notices
     assert first.startswith("a model: own: In 9 of 12 samples")
     assert second.endswith("they were read as ordinary text, never as the tokens.")

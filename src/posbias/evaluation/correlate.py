@@ -8,7 +8,7 @@ The record has the verb "correlate"; its scalars are the fields of `InfluenceCor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,6 @@ class MeasuredGroup:
 
     title: str
     """Model and task."""
-    runs: tuple[str, ...]
-    """Its run_id; several in older records."""
     n_items: int
     n_samples: int
     positions: tuple[int, ...]
@@ -56,20 +54,13 @@ class MeasuredGroup:
     curves: Mapping[str, Mapping[str, tuple[StoredInterval, ...]]]
     """The `means` at each position, by measure."""
     series: tuple[InfluenceSeries, ...]
+    notices: Mapping[str, Any] = field(default_factory=dict)
+    """Oddities of its samples, as `Evaluation.notices`."""
 
     @property
     def means(self) -> dict[str, tuple[Interval, ...]]:
         """Mean of each measure at each position."""
         return {measure: curve["means"] for measure, curve in self.curves.items()}
-
-
-@dataclass(frozen=True)
-class RunNotices:
-    """Oddities of one run's samples."""
-
-    title: str
-    count: int
-    notices: Mapping[str, Any]
 
 
 @RESULTS.register("correlate")
@@ -83,7 +74,6 @@ class InfluenceCorrelation(Result):
     """Every series of influence over all groups that have it."""
     alone: tuple[InfluenceSeries, ...] = ()
     """Every series of influence in every group by itself; empty if there is only one group."""
-    notices: tuple[RunNotices, ...] = ()
     withheld: tuple[str, ...] = ()
     """Runs whose generated answers decide nothing, and are left out, with the reason."""
 
@@ -120,7 +110,6 @@ def correlate(
         "pooled": [asdict(entry) for entry in corrected(pooled)],
         "alone": [asdict(entry) for entry in corrected(alone)],
         "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
-        "notices": [asdict(RunNotices(run.title, run.count, run.notices)) for run in evaluations if run.notices],
     }
     many = f"{len(read)} measurements of influence and behaviour"
     resolved = {
@@ -217,13 +206,13 @@ def _group(run: ReadRun) -> MeasuredGroup:
     lengths, evaluation = run.evaluation.tables["prompt_tokens"], run.evaluation
     return MeasuredGroup(
         title=run.title,
-        runs=(evaluation.record.run_id,),
         n_items=evaluation.n_items,
         n_samples=evaluation.count,
         positions=evaluation.positions,
         prompt_tokens=None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
         curves={measure: {"means": _means(table, measure)} for measure, table in run.measures.items()},
         series=tuple(InfluenceSeries(*name, means=_means(table)) for name, table in run.series.items()),
+        notices=evaluation.notices,
     )
 
 

@@ -119,8 +119,6 @@ class Correlations:
     position and sample suggest also do better? NaN if nothing varies."""
     n_positions: int
     n_samples: int
-    n_groups: int
-    """Models and lengths pooled; ranks are formed within each."""
 
     def of(self, controlled: str) -> RankCorrelation:
         """The correlation with one of `CONTROLS` held fixed."""
@@ -195,7 +193,6 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
         within=_interval(_within(groups, weights), n_samples),
         n_positions=sum(len(group.positions) for group in groups),
         n_samples=n_samples,
-        n_groups=len(groups),
     )
 
 
@@ -205,28 +202,19 @@ def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]
     A correlation then counts as established only if the corrected p-value is at most 0.05, too. All correlations of all
     series, with every measure, are one family.
     """
-    known = [
-        (number, measure, correlation)
-        for number, entry in enumerate(entries)
-        for measure, found in entry.correlations.items()
-        for correlation in found.correlations
-        if not np.isnan(correlation.p)
-    ]
-    adjusted: dict[tuple[int, str, str], RankCorrelation] = {}
+    every = [rank for entry in entries for found in entry.correlations.values() for rank in found.correlations]
+    adjusted: dict[int, RankCorrelation] = {}
     for controlled in CONTROLS:
-        family = [place for place in known if place[2].controlled == controlled]
-        p_values = holm(np.array([correlation.p for *_, correlation in family]))
-        for (number, measure, correlation), p in zip(family, p_values.tolist(), strict=True):
-            established = correlation.established and p <= LEVEL
-            adjusted[number, measure, controlled] = replace(correlation, adjusted_p=p, established=established)
+        family = [rank for rank in every if rank.controlled == controlled and not np.isnan(rank.p)]
+        for rank, p in zip(family, holm(np.array([rank.p for rank in family])).tolist(), strict=True):
+            adjusted[id(rank)] = replace(rank, adjusted_p=p, established=rank.established and p <= LEVEL)
 
-    def of(number: int, measure: str, found: Correlations) -> Correlations:
-        rows = [adjusted.get((number, measure, entry.controlled), entry) for entry in found.correlations]
-        return replace(found, correlations=tuple(rows))
+    def of(found: Correlations) -> Correlations:
+        return replace(found, correlations=tuple(adjusted.get(id(rank), rank) for rank in found.correlations))
 
     return tuple(
-        replace(entry, correlations={name: of(number, name, found) for name, found in entry.correlations.items()})
-        for number, entry in enumerate(entries)
+        replace(entry, correlations={measure: of(found) for measure, found in entry.correlations.items()})
+        for entry in entries
     )
 
 

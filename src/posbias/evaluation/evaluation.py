@@ -28,6 +28,7 @@ from posbias.evaluation.requirements import (
     RequirementCheck,
     check_requirement,
 )
+from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.samples import independent
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record, remove_record
@@ -50,16 +51,6 @@ LENGTHS = "evaluate_lengths"
 BEHAVIOUR = "behaviour"
 """Folder of an audited model's evaluation, below the audit's directory."""
 SCORES = "scores/"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """One prompt that a server refused."""
-
-    sample: str
-    position: int | None
-    reason: str
-    """The server's words."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +106,10 @@ class Evaluation(Result):
     """Prompts: samples x positions."""
     skipped: Mapping[int, int] = field(default_factory=dict)
     """Examples that were too long, by position; only positions that lost some."""
-    refused: tuple[Refusal, ...] = ()
-    """Examples that a server refused, such as by a content filter."""
     unjudged: tuple[Unjudged, ...] = ()
     """Every prompt without an answer that could be judged, and why."""
     cut_off: int = 0
     """Answers that ended at `max_tokens`, not by themselves."""
-    empty: int = 0
     unscored: int = 0
     """Right answers that should have been scored and were not, of the examples that were not skipped."""
     moved_blanks: int = 0
@@ -212,6 +200,11 @@ class Evaluation(Result):
     def local(self) -> bool:
         """True if the model ran in this process."""
         return self.responder.get("kind") == "local"
+
+    @property
+    def refused(self) -> list[Unjudged]:
+        """Examples that a server refused, such as by a content filter."""
+        return [prompt for prompt in self.unjudged if prompt.reason == REFUSED]
 
     @property
     def answered(self) -> int:

@@ -58,65 +58,6 @@ REORDER, LEAVE, BEST_FIRST = "reorder", "leave the order", "best first"
 leaves the order where the passages were given so."""
 
 
-@checked
-@dataclass(frozen=True, eq=False)
-class MeasuredUse:
-    """How often one model uses an item at each position, as a run measured it."""
-
-    scores: Scores
-    """score[sample, position]: 1 right, 0 wrong, or a probability; NaN if skipped."""
-    positions: tuple[int, ...]
-    """Position of each column among the items, ascending."""
-    n_items: int
-    """Items in each context, >= 1."""
-    measure: str = "accuracy"
-
-    def __post_init__(self) -> None:
-        ascending = list(self.positions) == sorted(set(self.positions))
-        if len(self.positions) != self.scores.shape[1] or not ascending or not self.positions:
-            raise UsageError(
-                f"positions must ascend, one for each of {self.scores.shape[1]} columns, got {list(self.positions)}"
-            )
-        if self.positions[0] < 0 or self.positions[-1] >= self.n_items:
-            raise UsageError(f"positions must lie in 0 ... {self.n_items - 1}, got {list(self.positions)}")
-
-
-Measured = MeasuredUse | Evaluation | str | Path
-"""A curve, or a run that measured one."""
-
-
-@checked
-def measured_use(run: Measured, *, by: str | None = None) -> MeasuredUse:
-    """The curve of a finished run, for placing passages.
-
-    Args:
-        run: An evaluation, or its directory, or that of an audit with behaviour; a curve is returned as it is.
-        by: One of PLACEABLE; None: the first of them that the run measured.
-
-    Raises:
-        UsageError: another sort of run, an unfinished one, or a measure it does not have.
-    """
-    if isinstance(run, MeasuredUse):
-        return run
-    evaluation = load_evaluation(run, "placing")
-    if evaluation.record.status != "done":
-        raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
-    tables = evaluation.tables
-    scores = {
-        "accuracy": tables["correct"],
-        "logprob": np.exp(tables["logprob"]),
-        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
-    }
-    withheld = GENERATED if evaluation.withheld else ()
-    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
-    if by is None and there:
-        by = there[0]
-    if by not in there:
-        why = f" ({evaluation.withheld})" if evaluation.withheld else ""
-        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
-    return MeasuredUse(scores[by], evaluation.positions, evaluation.n_items, by)
-
-
 @dataclass(frozen=True)
 class Gain:
     """The estimated order against a usual one."""
@@ -125,9 +66,6 @@ class Gain:
     """The usual order: a key of `REFERENCES`, or SHUFFLED."""
     gain: StoredInterval
     """Gain of the estimated order; exactly 0, without an interval, if both orders are the same."""
-    held_out: bool
-    """True if the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
-    the other, averaged over halvings. An order that rests on no curve is judged on all samples."""
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last; empty for shuffled ones."""
     raises: bool
@@ -164,7 +102,9 @@ class Placement(Result):
     """p-value against a flat curve, of an F-test that any differences may raise; above 0.05 nothing is kept and
     best-first is the order."""
     gains: tuple[Gain, ...] = ()
-    """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders."""
+    """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders. If the order rests on the curve
+    they are judged by halves: it is made on one half of the samples, judged on the other, averaged over halvings; an
+    order that rests on no curve is judged on all samples."""
     advice: str = LEAVE
     """REORDER, LEAVE or BEST_FIRST."""
     method: str = ""
@@ -203,7 +143,7 @@ class Placement(Result):
 @checked
 def place(
     relevance: Sequence[Any],
-    run: Measured,
+    run: Evaluation | str | Path,
     *,
     options: PlaceOptions | None = None,
 ) -> Placement:
@@ -214,9 +154,9 @@ def place(
 
     Args:
         relevance: One value per passage, finite, >= 0, not all zero.
-        run: A finished evaluation, its directory, or that of an audit with behaviour; or a curve (`measured_use`). Best
-            are your own questions with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
-            file='passages.jsonl')")`. A gain is claimed only with at least 12 questions.
+        run: A finished evaluation, its directory, or that of an audit with behaviour. Best are your own questions with
+            as many passages as are to be ordered, `evaluate(model, "documents(documents=20, file='passages.jsonl')")`.
+            A gain is claimed only with at least 12 questions.
         options: Measure and seed.
 
     Raises:
@@ -227,35 +167,54 @@ def place(
     weights = _checked(relevance)
     check_most("passages x resamples", len(weights) * DRAWS, CELLS)
     ranks = np.argsort(-weights, kind="stable")
-    evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
-    use = measured_use(run if evaluation is None else evaluation, by=options.by)
-    measured = complete_samples(use.scores, "placing")
-    spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
+    evaluation = load_evaluation(run, "placing")
+    measure, scores = _measured(evaluation, options.by)
+    positions, n_items = evaluation.positions, evaluation.n_items
+    measured = complete_samples(scores, "placing")
+    spread = slot_weights(positions, n_items=n_items, n_slots=len(weights))
     passages = Passages(measured, spread, weights[ranks])
-    shrunk = shrink_to_flat(measured, np.ones((1, len(measured))))
-    slots, decided = passages.slots(shrunk)[0], bool(shrunk.shares[0] > 0)
+    curves, shares, p_flat = shrink_to_flat(measured, np.ones((1, len(measured))))
+    slots, decided = passages.slots(curves, shares)[0], bool(shares[0] > 0)
     names = (*REFERENCES, SHUFFLED)
     gains = [_gain(name, passages, slots, ranks, decided=decided, seed=options.seed) for name in names]
     advice = _advice(gains, ranks)
     scalars = {
         "order": _arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots))),
         "estimated": _arranged(ranks, slots),
-        "curve": (shrunk.curves[0] @ spread).tolist(),
-        "kept": float(shrunk.shares[0]),
-        "p_flat": float(shrunk.p_flat[0]),
+        "curve": (curves[0] @ spread).tolist(),
+        "kept": float(shares[0]),
+        "p_flat": float(p_flat[0]),
         "gains": [asdict(gain) for gain in gains],
         "advice": advice,
         "n_samples": len(measured),
-        "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
-        "measure": use.measure,
+        "interpolated": positions != tuple(range(len(weights))) or n_items != len(weights),
+        "measure": measure,
+        "count": evaluation.count,
+        "local": evaluation.local,
+        "notices": evaluation.notices,
+        "method": evaluation.responder.get("method") or "",
     }
-    resolved = {"command": "", "relevance": weights.tolist(), "title": f"order of {len(weights)} passages"}
-    if evaluation is not None:
-        resolved |= {"title": f"{evaluation.title}: {resolved['title']}", "run": evaluation.record.run_id}
-        scalars |= {"count": evaluation.count, "local": evaluation.local, "notices": evaluation.notices}
-        scalars["method"] = evaluation.responder.get("method") or ""
+    title = f"{evaluation.title}: order of {len(weights)} passages"
+    resolved = {"command": "", "relevance": weights.tolist(), "title": title, "run": evaluation.record.run_id}
     record = Record("place", {}, resolved, plain(scalars), seeds={"bootstrap": options.seed})
     return Placement.from_record(record)
+
+
+def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Scores]:
+    """The measure by which to order, None for the first of PLACEABLE that there is, and its scores in 0 ... 1."""
+    tables = evaluation.tables
+    scores = {
+        "accuracy": tables["correct"],
+        "logprob": np.exp(tables["logprob"]),
+        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+    }
+    withheld = GENERATED if evaluation.withheld else ()
+    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
+    measure = by if by is not None or not there else there[0]
+    if measure not in there:
+        why = f" ({evaluation.withheld})" if evaluation.withheld else ""
+        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
+    return measure, scores[measure]
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,10 +228,12 @@ class Passages:
     weights: Relevance
     """Relevance of every passage, the most relevant one first."""
 
-    def slots(self, shrunk: "Shrunk") -> Int64[np.ndarray, "draws n_slots"]:
+    def slots(
+        self, curves: Float64[np.ndarray, "draws n_positions"], shares: Float64[np.ndarray, "draws"]
+    ) -> Int64[np.ndarray, "draws n_slots"]:
         """For every draw the slot of each passage, the most relevant one first; best first if no curve is decided."""
-        slots = order_by_curve(shrunk.curves @ self.spread)
-        return np.where(shrunk.shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
+        slots = order_by_curve(curves @ self.spread)
+        return np.where(shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
 
     def gain(
         self,
@@ -303,7 +264,7 @@ def _gain(over: str, passages: Passages, slots: Slots, ranks: Slots, *, decided:
     else:
         gain = mean_of(passages.gain(passages.scores, slots, against)).interval()
     raises = bool(len(passages.scores) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0)
-    return Gain(over, gain, decided, () if against is None else _arranged(ranks, against), raises)
+    return Gain(over, gain, () if against is None else _arranged(ranks, against), raises)
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
@@ -351,18 +312,12 @@ def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Flo
     return np.stack([np.interp(slots, measured, row) for row in np.eye(len(measured))])
 
 
-@dataclass(frozen=True, eq=False)
-class Shrunk:
-    """Curves of many resamples, each shrunk by its own noise."""
-
-    curves: Float64[np.ndarray, "draws n_positions"]
-    shares: Float64[np.ndarray, "draws"]
-    """Share of the differences that is kept, 0 if they do not stand out."""
-    p_flat: Float64[np.ndarray, "draws"]
-
-
-def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples"]) -> Shrunk:
+def shrink_to_flat(
+    scores: Scores, weights: Float64[np.ndarray, "draws n_samples"]
+) -> tuple[Float64[np.ndarray, "draws n_positions"], Float64[np.ndarray, "draws"], Float64[np.ndarray, "draws"]]:
     """Mean curves, their differences multiplied by 1 - 1/F; exactly flat unless F is significant at 5 %.
+
+    With the curves come the share of the differences that is kept, 0 if they do not stand out, and the p-value of F.
 
     F is that of a two-way layout without replication (samples times positions): spread between positions over what
     samples and positions leave unexplained. 1 - 1/F is the share of that spread that is not noise.
@@ -391,7 +346,7 @@ def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples
     p_flat = np.where(sizes < 2, 1.0, p_flat)
     shares = np.where(p_flat <= FLAT_LEVEL, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
     level = means.mean(axis=1, keepdims=True)
-    return Shrunk(level + shares[:, None] * deviations, shares, p_flat)
+    return level + shares[:, None] * deviations, shares, p_flat
 
 
 def held_out_gain(passages: Passages, *, against: Slots | None, seed: int) -> Interval:
@@ -408,10 +363,11 @@ def held_out_gain(passages: Passages, *, against: Slots | None, seed: int) -> In
 
     def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
         """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
-        slots, sizes = passages.slots(shrink_to_flat(passages.scores, choosing)), judging.sum(axis=1, keepdims=True)
+        curves, shares, _ = shrink_to_flat(passages.scores, choosing)
+        slots, sizes = passages.slots(curves, shares), judging.sum(axis=1, keepdims=True)
         none = np.full((len(sizes), passages.scores.shape[1]), np.nan)
-        curves = np.divide(judging @ passages.scores, sizes, out=none, where=sizes > 0)
-        return passages.gain(curves, slots, against)
+        judged = np.divide(judging @ passages.scores, sizes, out=none, where=sizes > 0)
+        return passages.gain(judged, slots, against)
 
     def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
         parts = counts * first, counts * (1 - first)

@@ -236,12 +236,10 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
             for position, lost in zip(positions, tables["too_long"].sum(axis=0), strict=True)
             if lost
         },
-        "refused": refused_in(outputs),
         "unjudged": unjudged_in(outputs),
         "measures": list(curves),
         "curves": {name: plain(asdict(curve)) for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),
-        "empty": sum(row["text"] is not None and not row["text"].strip() for row in outputs),
         "examples": len(outputs),
         "reading": plain(asdict(reading)),
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,

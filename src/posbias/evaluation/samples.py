@@ -186,13 +186,9 @@ def _number_of(name: str) -> float:
     return float(int(hashlib.sha256(name.encode()).hexdigest()[:12], 16))
 
 
-def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The outputs that a server refused, as `Evaluation.refused`."""
-    return [
-        {"sample": row["sample"], "position": row["position"], "reason": row["skipped"]}
-        for row in outputs
-        if row["finish"] == REFUSED
-    ]
+def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The outputs of prompts that a server refused."""
+    return [row for row in outputs if row["finish"] == REFUSED]
 
 
 def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
@@ -206,7 +202,7 @@ def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
         raise RunError(
             f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
             f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
-            f"{first['reason']}"
+            f"{first['skipped']}"
         )
 
 

@@ -48,8 +48,8 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
             *(f"No conclusion from the generated answers of {reason}." for reason in result.withheld),
             *(
                 sentence
-                for run in result.notices
-                for sentence in notice_sentences(run.notices, count=run.count, here=True, of=f"{run.title}: ")
+                for group in result.groups
+                for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
             ),
         ],
         caveats=[CORRELATION_CAVEAT],

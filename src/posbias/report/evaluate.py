@@ -151,7 +151,7 @@ def _refused(evaluation: Evaluation) -> list[str]:
     return [
         f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every curve "
         f"({places}). Comparisons rest on the samples that were answered at all positions. The first: sample "
-        f"{first.sample}, position {first.position}: {first.reason}",
+        f"{first.sample}, position {first.position}: {first.detail}",
     ]
 
 

@@ -47,7 +47,7 @@ def placement_report(placement: Placement) -> Report:
     for gain in placement.gains:
         worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
         if gain.order != placement.estimated:  # shuffled ones have none
-            judged = "held-out samples" if gain.held_out else "all samples"
+            judged = "held-out samples" if placement.decided else "all samples"
             worth = [gain.gain.text("+.3f"), judged, "yes" if gain.raises else "not shown"]
         cells.append([ORDERS[gain.over], _order(gain.order) or MISSING, *worth])
     title = f"Gain in {PLACED_BY[placement.measure]}, per unit of relevance"
