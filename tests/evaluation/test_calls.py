@@ -200,7 +200,7 @@ def test_odd_token_counts_cost_no_answer(counts: Any, counted: bool, tools: Any)
         result = evaluate(responder, tools(), options=EvaluateOptions(count=2, score=False))
     assert (result.tables["correct"] == 1).all()
     assert len(server.asked) == 2, "no prompt is asked twice"
-    assert (responder.usage.uncounted == 0) is counted
+    assert (responder.counts()["uncounted"] == 0) is counted
 
 
 @pytest.mark.parametrize("impossible", [-np.inf, np.nan, np.inf, -3.4e38, -1e308, None])

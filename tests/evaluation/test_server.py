@@ -42,7 +42,8 @@ def test_answers_come_back_in_order_from_several_connections() -> None:
     assert texts == [f"to question {index}" for index in range(9)]
     assert server.most_together == 3
     assert {body["temperature"] for body in server.asked} == {0}
-    assert (responder.usage.requests, responder.usage.prompt_tokens, responder.usage.generated_tokens) == (9, 90, 18)
+    counts = responder.counts()
+    assert (counts["requests"], counts["prompt_tokens"], counts["generated_tokens"]) == (9, 90, 18)
 
 
 @pytest.mark.parametrize("failure", [(500, {}, {}), (503, {}, b""), (408, {}, {}), (200, {}, b"<html>"), (200, {}, {})])
@@ -105,7 +106,7 @@ def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Pa
         server.answer = echo_back
         assert len(generated(responder, requests(6))) == 6
     assert len(server.asked) == 3 + 1 + 3
-    assert responder.usage.reused == 3
+    assert responder.counts()["reused"] == 3
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:

@@ -40,19 +40,19 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     served: list[str] = []
     worker = threading.Thread(target=lambda: served.extend(answer.text for answer in generated(responder, text)))
     worker.start()
-    while responder.usage.requests < 2:
+    while responder.counts()["requests"] < 2:
         time.sleep(0.02)
     server.kill()
-    finished = responder.usage.requests
+    finished = responder.counts()["requests"]
     server.start()
     worker.join(timeout=240)
     assert finished < len(text)
-    assert responder.usage.requests == len(text)
+    assert responder.counts()["requests"] == len(text)
     assert responder.describe()["retried"] > 0
     local = generated(LocalResponder(load_model("demo")), text)
     assert served == [response.text for response in local]
     counts = sum(response.prompt_tokens or 0 for response in local), sum(response.tokens or 0 for response in local)
-    assert (responder.usage.prompt_tokens, responder.usage.generated_tokens) == counts
+    assert (responder.counts()["prompt_tokens"], responder.counts()["generated_tokens"]) == counts
 
     assert scored(responder, text[:2]) == [None, None]
     assert responder.describe()["no_scores_because"] == "the server repeats no log-probabilities"

@@ -26,6 +26,7 @@ from posbias.evaluation.curve import (
     SAMPLES_FOR_CLAIM,
     Contrast,
     Scores,
+    are_shares,
     contrast_of,
     is_binary,
     paired_difference,
@@ -94,7 +95,7 @@ def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
 
 def _limit(scores: Float64[np.ndarray, "..."]) -> float:
     """The largest difference of two such scores: 1 if all lie in 0 ... 1, else none."""
-    return 1.0 if np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1 else math.inf
+    return 1.0 if are_shares(scores) else math.inf
 
 
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:

@@ -128,6 +128,11 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
+def are_shares(scores: Float64[np.ndarray, "..."]) -> bool:
+    """True if every score that is there lies in 0 ... 1."""
+    return bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
+
+
 def position_means(scores: Scores, confidence: float = CONFIDENCE, *, highest: float = np.inf) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
@@ -228,8 +233,9 @@ def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
 
 def _limits(scores: Float64[np.ndarray, "..."], weights: Weights) -> tuple[float, float]:
     """The limits within which a weighted sum of such scores must lie; finite if the scores are shares."""
-    shares = bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
-    return (float(weights[weights < 0].sum()), float(weights[weights > 0].sum())) if shares else (-np.inf, np.inf)
+    if not are_shares(scores):
+        return -np.inf, np.inf
+    return float(weights[weights < 0].sum()), float(weights[weights > 0].sum())
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?"""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.samples import independent
-from posbias.runs.records import plain
 from posbias.statistics import CONFIDENCE, Interval, StoredInterval, bounded_mean
 
 RATES = ("accuracy", "flip_rate", "first_pick")
@@ -56,11 +54,6 @@ class Verdicts:
     agreement_gain: StoredInterval | None = None
     """`agreed_accuracy` less the accuracy of one verdict in all pairs with a response named in all orders: what keeping
     only verdicts that agree gains; None with fewer than two such pairs."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        stored: dict[str, Any] = plain(asdict(self))
-        return stored
 
 
 def judge_verdicts(

@@ -18,6 +18,7 @@ from posbias.evaluation.curve import (
     SAMPLES_FOR_CLAIM,
     Independent,
     Scores,
+    are_shares,
     complete_samples,
     is_binary,
 )
@@ -154,7 +155,7 @@ def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Le
     complete = complete_samples(scores, "a level", n_positions=1)
     comparisons = complete.shape[1] * curves
     means = complete.mean(axis=0)
-    shares = bool(complete.min() >= 0 and complete.max() <= 1)
+    shares = are_shares(complete)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
         if shares:
@@ -174,7 +175,7 @@ def _spread_level(scores: Scores) -> Interval:
         return Interval(0.0, 0.0, 0.0)
     low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
     _, high, _ = bounds_of(gaps, scores, ALPHA)
-    most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
+    most = 1.0 if are_shares(scores) else np.inf
     return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 
 

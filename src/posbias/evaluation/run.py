@@ -5,8 +5,7 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -108,7 +107,8 @@ def evaluate_responder(
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)
-    depends = {"evaluation": _fingerprint(settings, samples, options), **(beside or {})}
+    asked = {**settings, "samples": [sample.piece for sample in samples], "seed": options.seed}  # draws have a seed
+    depends = {"evaluation": fingerprint(asked), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
         evaluation = Evaluation.from_record(record)
         return replace(evaluation, found=True, reused=evaluation.count)
@@ -117,20 +117,27 @@ def evaluate_responder(
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     _check_room([sample for sample in samples if sample.piece not in finished], responder)
     pieces = _asked(samples, task, options, responder, store=store, finished=finished)
+    outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
+    tables = {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
     efforts = [read_json(piece, EFFORT) for piece in pieces]
-    described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
-    _check_scored(pieces, options, described)
+    described |= efforts[-1]["learnt"]
+    described |= {name: sum(effort["counts"].get(name, 0) for effort in efforts) for name in responder.counts()}
+    _check_scored(tables, outputs, options, described)
     record = Record("evaluate", {}, _resolved(task, options, described), seeds={"samples": options.seed})
     record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": fingerprint(depends)}
-    record.scalars = {"n_items": task.n_items}
-    record.scalars |= {
-        **_scored(pieces, record, options),
+    record.arrays = {"positions": np.array(record.resolved["positions"])}
+    record.arrays |= {SCORES + name: table for name, table in tables.items()}
+    record.scalars = {
+        "n_items": task.n_items,
+        **_scored(tables, outputs, record.resolved["positions"], options),
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         "reused": store.reused,
         "seconds": sum(effort["seconds"] for effort in efforts),
         "notices": notices_of(samples),
     }
-    outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
+    if "first_pick" in tables and len(record.resolved["positions"]) == task.n_items and options.generate:
+        verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
+        record.scalars["verdicts"] = plain(asdict(verdicts))
     return replace(Evaluation.from_record(record), outputs=outputs)
 
 
@@ -177,11 +184,6 @@ def _asked(
     return pieces if responder.describe()["kind"] == "local" else _with_unmarked_thoughts(pieces)
 
 
-def _tables(pieces: Sequence[Pieces]) -> dict[str, np.ndarray]:
-    """Tables as `Evaluation.tables` of so many samples."""
-    return {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
-
-
 def method_words(described: Mapping[str, Any]) -> str:
     """The method that a responder is under, for titles; empty without one."""
     method = described.get("method") or ""
@@ -208,12 +210,13 @@ def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[s
     }
 
 
-def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) -> dict[str, Any]:
-    """Counts and statistics of all pieces, for a record; their tables go into its arrays."""
-    outputs = [row for piece in pieces for row in read_json(piece, TEXTS)]
-    tables = _tables(pieces)
-    positions = record.resolved["positions"]
-    record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
+def _scored(
+    tables: Mapping[str, np.ndarray],
+    outputs: Sequence[Mapping[str, Any]],
+    positions: Sequence[int],
+    options: EvaluateOptions,
+) -> dict[str, Any]:
+    """Counts and statistics of all answers, for a record."""
     reading = reading_of(tables, outputs)
     tokens = tables["gold_token"]
     gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
@@ -230,7 +233,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         if name not in withheld
     }
     requested = np.array([row["skipped"] is None for row in outputs])
-    scored: dict[str, Any] = {
+    return {
         "skipped": {
             str(position): int(lost)
             for position, lost in zip(positions, tables["too_long"].sum(axis=0), strict=True)
@@ -244,10 +247,6 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "reading": plain(asdict(reading)),
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
-    if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
-        verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
-        scored["verdicts"] = plain(asdict(verdicts))
-    return scored
 
 
 def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
@@ -305,29 +304,20 @@ def answer_samples(
     return pieces
 
 
-def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sum of the counts of several chunks, by name."""
-    total: Counter[str] = Counter()
-    for chunk in counts:
-        total.update(chunk)
-    return dict(total)
-
-
-def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described: Mapping[str, Any]) -> None:
+def _check_scored(
+    tables: Mapping[str, np.ndarray],
+    rows: Sequence[Mapping[str, Any]],
+    options: EvaluateOptions,
+    described: Mapping[str, Any],
+) -> None:
     """Refuse results without a single answer and, if nothing is generated, without a single score."""
-    rows = [row for piece in pieces for row in read_json(piece, TEXTS)]
     if all(row["skipped"] is not None for row in rows):
         how = "were refused or are too long" if refused_in(rows) else "are too long for the model"
         raise NothingAnsweredError(f"No example was answered: all {len(rows)} {how} (the first: {rows[0]['skipped']})")
-    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
-    if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+    fitting = tables["logprob"][tables["too_long"] == 0]
+    if not options.generate and len(fitting) and np.isnan(fitting).all():
         why = described.get("no_scores_because") or "none came back"
         raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
-
-
-def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
-    """Fingerprint of everything an evaluation depends on; its intervals depend on the seed, too."""
-    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
 
 
 def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[str, Any]) -> dict[str, Any]:

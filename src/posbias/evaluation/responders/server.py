@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +62,9 @@ from posbias.tasks.language import rendered
 
 OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
 """How servers speak of what they refuse of `structured`."""
+WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
+"""What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
+not count."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -69,20 +72,6 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """Errors of reading an answer that is not what the interface promises."""
 
 Answer = TypeVar("Answer", Generated, Scored)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Work that a server has done so far."""
-
-    requests: int = 0
-    """Answers that the server gave."""
-    reused: int = 0
-    """Answers taken from the cache."""
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    uncounted: int = 0
-    """Answers whose tokens the server did not count."""
 
 
 @checked
@@ -108,7 +97,7 @@ class ServerResponder(Presented, Responder):
         self.options = options or ServerOptions()
         self.model = model
         self.tokenizer = with_template_options(tokenizer, None if tokenizer is None else self.options.template_options)
-        self.usage = Usage()
+        self._work = dict.fromkeys(WORK, 0)
         # Loading the client of `openai` takes a second, which only those spend who ask a server.
         from posbias.evaluation.responders.client import Client, key_in_clear
 
@@ -163,7 +152,7 @@ class ServerResponder(Presented, Responder):
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens and retries."""
-        return {**asdict(self.usage), "retried": self._client.retried}
+        return {**self._work, "retried": self._client.retried}
 
     async def _replies(self, requests: Sequence[Request], generate: bool, score: bool) -> list[Reply]:
         """All replies, in order; where one fails for good, nothing more is requested, or paid."""
@@ -349,12 +338,12 @@ class ServerResponder(Presented, Responder):
 
     def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
         """Add an answer to the work of the server, or to what was kept."""
-        added = {"reused" if reused else "requests": 1}
+        self._work["reused" if reused else "requests"] += 1
         if answer.prompt_tokens is None or answer.tokens is None:
-            added["uncounted"] = 1
+            self._work["uncounted"] += 1
         elif not reused:
-            added |= {"prompt_tokens": answer.prompt_tokens, "generated_tokens": answer.tokens}
-        self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
+            self._work["prompt_tokens"] += answer.prompt_tokens
+            self._work["generated_tokens"] += answer.tokens
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:
