@@ -1,9 +1,7 @@
 """Servers that refuse, stall, break off and talk nonsense; keys that never leave the header."""
 
-import contextlib
 import json
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -86,11 +84,6 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
         begin = time.monotonic()
         generated(responder, requests(1))
     assert time.monotonic() - begin >= 0.4
-    with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
-        responder = ServerResponder(server.address, "m", FAST)
-        with pytest.raises(RunError, match=r"asks to wait \(Retry-After 99999\)"):
-            generated(responder, requests(1))
-    assert len(server.asked) == 1
 
 
 def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Path) -> None:
@@ -139,43 +132,6 @@ def test_an_unreachable_server_is_one_line() -> None:
         generated(responder, requests(8))
     assert "\n" not in str(caught.value)
     assert "0 of 8 answers" in str(caught.value)
-
-
-def test_a_server_that_stalls_is_given_up() -> None:
-    def stall(index: int, path: str, body: dict[str, Any]) -> Reply:
-        time.sleep(0.5)
-        return echo_back(index, path, body)
-
-    with stand_in(stall) as server:
-        responder = ServerResponder(server.address, "m", replace(FAST, retries=0, timeout=0.1))
-        with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
-            generated(responder, requests(1))
-
-
-def test_an_answer_that_trickles_in_is_given_up() -> None:
-    """Each piece comes in time, the whole does not."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def trickle() -> None:
-        connection, _ = listening.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(100):
-                connection.sendall(b" ")
-                time.sleep(0.05)
-
-    thread = threading.Thread(target=trickle)
-    thread.start()
-    responder = ServerResponder(
-        f"http://127.0.0.1:{listening.getsockname()[1]}", "m", replace(FAST, retries=0, timeout=0.4)
-    )
-    begin = time.monotonic()
-    with pytest.raises(RunError, match=r"no answer within 0\.4 s"):
-        generated(responder, requests(1))
-    assert time.monotonic() - begin < 2
-    thread.join()
-    listening.close()
 
 
 def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> None:

@@ -57,13 +57,6 @@ def test_a_hostile_answer_is_one_line_and_the_next_one_is_read(hostile: Hostile)
     assert threading.active_count() <= before
 
 
-def test_every_hostile_answer_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {hostile.name for hostile in HOSTILE}
-    assert len(names) == len(HOSTILE)
-    with capsys.disabled():
-        print(f"\n{len(names)} hostile answers of a server")
-
-
 def test_a_connection_that_is_never_accepted_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, ExitStack() as filling:
         for _ in range(4):  # the queue is full then, and the system answers no further attempt
