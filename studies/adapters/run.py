@@ -31,8 +31,8 @@ import torch
 from scipy.stats import rankdata, zscore
 
 import posbias as pb
+from posbias.evaluation.influence import encoded_prompt
 from posbias.evaluation.responders import LocalResponder, Request
-from posbias.evaluation.spans import encoded_prompt
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt

@@ -10,8 +10,7 @@ import posbias as pb
 from posbias import UsageError
 from posbias.auditing import audit_behaviour
 from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation, corrected
-from posbias.evaluation.influence import BehaviourPlan, elsewhere
-from posbias.evaluation.spans import encoded_prompt, spans_of
+from posbias.evaluation.influence import BehaviourPlan, elsewhere, encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
@@ -134,7 +133,7 @@ def test_of_many_ties_none_is_established_by_luck_alone():
     value = Interval(0.5, 0.1, 0.9)
     rows = [RankCorrelation("nothing", value, p, True) for p in (*(6 * [0.01]), 0.001)]
     rows.append(RankCorrelation("ends", value, float("nan"), False))
-    found = [Correlations((row,), value, 5, 8, 1) for row in rows]
+    found = [Correlations((row,), value, 5, 8) for row in rows]
     entries = corrected([InfluenceSeries("measured", None, "gold", correlations={"accuracy": each}) for each in found])
     after = [entry.correlations["accuracy"].correlations[0] for entry in entries]
     assert [entry.established for entry in after] == [False] * 6 + [True, False]

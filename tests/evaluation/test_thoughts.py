@@ -15,10 +15,10 @@ from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation import Evaluation
+from posbias.evaluation.influence import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
-from posbias.evaluation.spans import encoded_prompt
 from posbias.mitigation.fitting.calibration import answer_logprob
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.prompts.templates import with_template_options

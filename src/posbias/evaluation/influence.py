@@ -5,12 +5,16 @@ profiles over tokens that sum to 1, are summed over the tokens of the item that 
 item. Kinds that score tokens score the first token of the right answer, at which it is decided which item is used; the
 others look at the last position's output.
 
+The items other than the answer's keep their order, so where they stand in one prompt is known from the answer's own
+tokens in the others: with the answer behind it, position p begins where the answer begins when it stands at p; with the
+answer before it, position p ends where the answer ends when it stands at p.
+
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
 influence; scalars `influence`: {series: [InfluenceSeries], left_out: [sentence]}.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,11 +24,14 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
+from posbias.errors import UsageError
 from posbias.evaluation.correlation import InfluenceSeries, Pair, SeriesName, corrected, correlate_pairs
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
+from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
+from posbias.evaluation.samples import samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
@@ -39,13 +46,67 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.runs.records import plain
-from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
 GOLD, PLACE = "gold", "place"
 """Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
 is instead."""
 MEASURED = "measured"
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
+
+
+@dataclass(frozen=True, eq=False)
+class SampleSpans:
+    """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
+
+    examples: dict[int, Example]
+    """Prompts by position of the answer."""
+    positions: tuple[int, ...]
+    """The chosen positions, ascending."""
+
+    def spans(self, gold: int) -> list[tuple[int, int]]:
+        """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
+        spans = []
+        for position in self.positions:
+            begin, end = self._gold_span(position)
+            if position < gold:
+                end = self._gold_span(position + 1)[0]
+            elif position > gold:
+                begin = self._gold_span(position - 1)[1]
+            spans.append((begin, end))
+        return spans
+
+    def _gold_span(self, position: int) -> tuple[int, int]:
+        """Begin and end of the answer's item when it stands at a position."""
+        example = self.examples[position]
+        if example.gold_token is None or example.gold_end is None:
+            raise UsageError(
+                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
+                "with a moved item"
+            )
+        return example.gold_token, example.gold_end
+
+
+def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
+    """Every sample of a task, located."""
+    positions = options.positions_of(task)
+    around = {position + step for position in positions for step in (-1, 0, 1)}
+    placed = sorted(position for position in around if 0 <= position < task.n_items)
+    for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
+        if any(example.cluster for example in sample.examples):
+            raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups and repeats")
+        if any(example.gold_position is None for example in sample.examples):
+            raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
+        yield SampleSpans(dict(zip(placed, sample.examples, strict=True)), positions)
+
+
+def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
+    """The tokens of a prompt, and the right answer's first token; UsageError if thoughts come before it."""
+    request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
+    (encoded,) = encode_requests(tokenizer, [request])
+    if encoded.thinks:
+        raise UsageError(f"there is no influence on the answer: {WITHIN_THOUGHTS}")
+    return encoded.prompt, int(encoded.answer[0])
 
 
 @dataclass(frozen=True, eq=False)
