@@ -179,5 +179,5 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     with pytest.raises(pb.UsageError, match="known: local, ray"):
         pb.AuditOptions(engine="cloud")
     for options, field in (("require", "best>1"), ("fitting", "colour=3")):
-        with pytest.raises(pb.UsageError, match=r"allowed: worst|parameters of options: steps"):
+        with pytest.raises(pb.UsageError, match=r"allowed: worst|unknown argument 'colour'; allowed: steps"):
             pb.MitigateOptions(**{options: field})
