@@ -62,7 +62,7 @@ def test_a_placement_that_rests_on_nothing_says_so() -> None:
 def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) -> Record:
     ends = tuple(Interval(value, value - 0.1, value + 0.1) for value in values)
     trend = Contrast(Interval(0.4, 0.1, 0.7), 0.01)
-    shape = Shape("rising", 0.01, 0.5, 0.5, trend, trend, trend, trend, 8, 0.05)
+    shape = Shape("rising", 0.01, 0.5, 0.5, trend, trend, trend, trend)
     curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, shape=shape)
     scalars = {"curves": {"accuracy": plain(asdict(curve))}, "n_items": 10}
     scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}

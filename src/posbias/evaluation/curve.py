@@ -100,7 +100,6 @@ class Comparison:
     """Index of the position with the highest mean; the first of several."""
     differences: tuple[Difference, ...]
     """One for each other position."""
-    n_samples: int
 
 
 def complete_samples(
@@ -161,14 +160,14 @@ def compare_to_best(scores: Scores, *, confidence: float = CONFIDENCE) -> Compar
         UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
     """
     complete = complete_samples(scores, "a comparison")
-    n_samples, n_positions = complete.shape
+    n_positions = complete.shape[1]
     best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
     differences = []
     for position in range(n_positions):
         if position != best:
             tested = paired_difference(complete[:, position], complete[:, best], (1 - confidence) / pairs)
             differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
-    return Comparison(best, tuple(differences), n_samples)
+    return Comparison(best, tuple(differences))
 
 
 def paired_difference(
@@ -257,8 +256,6 @@ class Shape:
     first_end: Contrast | None
     """Mean of the first end minus mean of the middle; None with 2 positions, as `last_end`."""
     last_end: Contrast | None
-    n_samples: int
-    alpha: float
 
 
 @dataclass(frozen=True)
@@ -396,7 +393,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     """
     alpha = 1 - CONFIDENCE
     complete = complete_samples(scores, "a shape")
-    n_samples, n_positions = complete.shape
+    n_positions = complete.shape[1]
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
     if len(weights[0]) != n_positions:
         raise UsageError(f"{len(weights[0])} positions named for {n_positions} columns of scores")
@@ -404,7 +401,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     trend = "rising" if linear.value.value > 0 else "falling"
     if n_positions == 2:
         label = trend if linear.p <= alpha else "flat"
-        return Shape(label, linear.p, 1.0, 1.0, linear, None, None, None, n_samples, alpha)
+        return Shape(label, linear.p, 1.0, 1.0, linear, None, None, None)
     quadratic = contrast_of(complete, weights[1], alpha)
     first, last = (contrast_of(complete, row, alpha) for row in end_weights(n_positions))
     adjusted = holm(np.array([linear.p, quadratic.p]))
@@ -418,7 +415,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
         label = "inverted_u"
     else:
         label = trend if p_trend <= alpha else "unclear"
-    return Shape(label, p_flat, p_u, p_inverted, linear, quadratic, first, last, n_samples, alpha)
+    return Shape(label, p_flat, p_u, p_inverted, linear, quadratic, first, last)
 
 
 def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:

@@ -174,11 +174,16 @@ def _asked(
     waiting = [sample for sample in samples if sample.piece not in finished]
     for begin in track(range(0, len(waiting), options.together), f"requests of {task}"):
         chunk = waiting[begin : begin + options.together]
-        pieces = answer_samples(chunk, task, options, responder)
+        before, since = responder.counts(), time.perf_counter()
+        pieces = request_samples(chunk, task, options, responder)
+        seconds = time.perf_counter() - since
+        counts = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
         refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
         check_refused(refused, sum(len(sample.examples) for sample in samples))
         for sample, piece in zip(chunk, pieces, strict=True):
-            finished[sample.piece] = store.keep(sample.piece, piece)
+            effort = {"counts": counts, "learnt": responder.learnt(), "seconds": seconds}
+            finished[sample.piece] = store.keep(sample.piece, {**piece, EFFORT: as_bytes(effort)})
+            counts, seconds = {}, 0.0  # what the samples took together is stored with the first one
     pieces = [finished[sample.piece] for sample in samples]
     # Of a local model's prompts it is known whether they open thoughts.
     return pieces if responder.describe()["kind"] == "local" else _with_unmarked_thoughts(pieces)
@@ -283,25 +288,6 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
         }
         judged.append({**piece, **tables, TEXTS: as_bytes(rows)})
     return judged
-
-
-def answer_samples(
-    samples: Sequence[Sample],
-    task: LanguageTask,
-    options: EvaluateOptions,
-    responder: Responder,
-) -> list[Pieces]:
-    """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
-    before, begin = responder.counts(), time.perf_counter()
-    answered = request_samples(samples, task, options, responder)
-    seconds = time.perf_counter() - begin
-    counts = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
-    pieces = []
-    for piece in answered:
-        effort = {"counts": counts, "learnt": responder.learnt(), "seconds": seconds}
-        pieces.append({**piece, EFFORT: as_bytes(effort)})
-        counts, seconds = {}, 0.0  # what the samples took together is stored with the first one
-    return pieces
 
 
 def _check_scored(
