@@ -63,7 +63,7 @@ LITERALS = (
 RUNS = {
     "predicted": "predict --depth 2 --length 8",
     "measured": "measure {model} --length 8 --count 6 --kinds probability",
-    "evaluated": "evaluate {model} --task key_value(pairs=4) --count 7 --max-tokens 1",
+    "evaluated": "evaluate {model} --task key_value(pairs=3) --count 7 --max-tokens 1",
     "trained": "train {study}",
     "verified": "verify wu2025/theorem-4.5",
     "attended": "attention {model} --length 8 --count 2",
