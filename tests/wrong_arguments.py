@@ -29,7 +29,7 @@ OF_PACKAGES = {
     "prompts.chat": "chat_prompts",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",
-    "theory.power_rollout": "attention_rollout attention_rollouts ingredients",
+    "theory.power_rollout": "attention_rollout attention_rollouts",
     "training": "Member Study TrainingSchedule TrainOptions load_study train",
 }
 """What users call that is not at the top level."""

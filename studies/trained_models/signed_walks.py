@@ -1,13 +1,10 @@
-"""Walks with exact signed local maps that take the power rollout apart: random signs, constant attention, a direction.
+"""A walk with exact signed local maps beside the power rollout's energies.
 
-Random signs make true what the power rollout assumes, that contributions of different paths are unrelated, and assume
-nothing else. The value path is the Jacobian with every attention weight held constant. A shared direction carries what
-positions have in common with its sign (docs/theory, section 5).
+A shared direction carries what positions have in common with its sign (docs/theory, section 5).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,12 +14,7 @@ from torch import Tensor
 from posbias.checks import Natural, checked_value
 from posbias.errors import RunError
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs
-
-AT_ONCE = 4
-"""Draws or probes that share one recomputation of attention; more would need more memory."""
-CONSTANT_ATTENTION = Walk(power=1, key=False)
-"""Signed maps along values alone."""
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
 
 
 def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
@@ -30,66 +22,6 @@ def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Ge
     checked_value("seed", seed, Natural)
     states = [child.generate_state(1, np.uint64)[0] for child in np.random.SeedSequence(seed).spawn(count)]
     return (torch.Generator(device).manual_seed(int(state >> np.uint64(1))) for state in states)
-
-
-@torch.no_grad()
-def sign_randomised_energies(
-    trace: PromptTrace, generator: torch.Generator, *, draws: int
-) -> Float64[np.ndarray, "draws n_positions"]:
-    """||g_j||^2 of one prompt by back-propagation with an independent random sign on every path, draw by draw.
-
-    A path term is one of, for each layer: the MLP branch of one position; for one head and a (query, key) pair, what
-    passes by the key's value, and what passes by the key's weight; for one head and query, what passes by its query.
-    The stream's own identity path and the norms carry no sign. A path from the last position to j takes one term, or
-    the identity, at each branching, and two different paths differ somewhere; so their signs are uncorrelated, and
-
-        E ||g_j||^2 = sum over paths to j of ||J_path' v||^2
-
-    over the signs, with v at the final state and J_path the product of the path's exact Jacobians. Without a score the
-    channels of the final state have random signs, too, as a probe's would. Energies are heavy-tailed and unbiased at
-    any number of draws; the root of their mean is biased by the order of the spread over draws squared.
-
-    Raises:
-        RunError: energies are not finite and positive.
-    """
-    walk = Walk(power=1, query=True, signs=partial(draw_signs, generator=generator))
-    rows = []
-    for start in range(0, draws, AT_ONCE):
-        gradients = trace.pull(trace.covectors(min(AT_ONCE, draws - start), generator), walk)
-        rows.append(gradients.double().square().sum(-1).cpu().numpy())
-    energies = np.concatenate(rows)
-    if not np.all(np.isfinite(energies)) or energies.sum() == 0:
-        raise RunError(
-            "sign-randomised energies are not finite and positive; load it in a wider type (float32, float64)"
-        )
-    return energies
-
-
-@torch.no_grad()
-def value_path_squares(
-    trace: PromptTrace, generator: torch.Generator, *, probes: int
-) -> Float64[np.ndarray, "probes n_positions quantity"]:
-    """||v'J_j||^2, ||v'J_value_j||^2 and ||v'(J - J_value)_j||^2 of one prompt and every probe v; a score has one.
-
-    J_value is the exact Jacobian with all attention weights held constant: what passes by values alone.
-    """
-    rows = []
-    count = probes if trace.score_gradient is None else 1
-    for start in range(0, count, AT_ONCE):
-        vectors = trace.covectors(min(AT_ONCE, count - start), generator)
-        whole, value = (trace.pull(vectors, walk).double() for walk in (BACK_PROPAGATION, CONSTANT_ATTENTION))
-        parts = (whole, value, whole - value)
-        rows.append(torch.stack([part.square().sum(-1) for part in parts], -1).cpu().numpy())
-    squares = np.concatenate(rows)
-    if not np.all(np.isfinite(squares)):
-        raise RunError("gradients of the value path are not finite; load it in a wider type (float32, float64)")
-    return squares
-
-
-def score_path_share(squares: Float64[np.ndarray, "probes n_positions quantity"]) -> float:
-    """||J - J_value|| / ||J||: above 1 if the two parts cancel, 0 if there is no Jacobian at all."""
-    whole, _, difference = squares.sum((0, 1))
-    return float(np.sqrt(difference / whole)) if whole > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

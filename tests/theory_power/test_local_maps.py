@@ -73,18 +73,6 @@ def test_norm_pull_squares_the_norms_jacobian(kind: str, rows: tuple[int, ...]) 
             torch.testing.assert_close(pulled[row], exact.pow(power).T @ energy[row])
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_even_norms_divide_by_the_mean_over_positions(kind: str) -> None:
-    """Each position keeps its own direction; only sigma is shared."""
-    norm = Norm(kind=kind, gain=normal(9), bias=None, epsilon=0.1)
-    values, energy = normal(5, 9) * torch.arange(1, 6)[:, None], normal(5, 9, seed=5).square()
-    centred = values - values.mean(-1, keepdim=True) if kind == "layer" else values
-    sigma = (centred.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
-    for power in (1, 2):
-        own, even = norm_pull(norm, values, energy, power), norm_pull(norm, values, energy, power, even=True)
-        torch.testing.assert_close(even * sigma.mean() ** power, own * sigma**power)
-
-
 def test_norm_pull_never_goes_negative_when_one_feature_carries_the_norm() -> None:
     values = torch.full((1, 64), 1e-6)
     values[0, 0] = 1e4

@@ -94,6 +94,11 @@ def test_no_influence_from_beyond_the_windows_reach(tiny_model: Build, random_id
         assert np.all(profile[8:] > 0)
 
 
+def test_a_single_position_has_all_influence(tiny_model: Build, random_ids: Draw) -> None:
+    for settings in ALL_SETTINGS:
+        assert power_rollout_prompt(tiny_model("gemma3_text"), random_ids(0, 1), settings).tolist() == [1.0]
+
+
 def test_probability_and_logprob_are_the_same_direction(tiny_model: Build, random_ids: Draw) -> None:
     model = tiny_model("qwen3")
     first, second, whole = (

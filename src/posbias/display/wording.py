@@ -20,12 +20,6 @@ THEORIES = {
     "continuous": "continuous limit",
     "closed_form": "closed form",
     "power_rollout": "power rollout",
-    "without_residual": "power rollout without residual paths",
-    "without_mlp": "power rollout without MLPs",
-    "without_norm_position": "power rollout with equal norms everywhere",
-    "without_head_gains": "power rollout with equal head gains",
-    "without_key_path": "power rollout without the key path",
-    "without_squares": "power rollout with amplitudes for energies",
     "mean_field": "mean-field theory",
     "flat": "flat line",
 }

@@ -8,24 +8,15 @@ from posbias.theory.power_rollout.actual_attention import (
     attention_rollout_prompt,
     attention_rollouts,
 )
-from posbias.theory.power_rollout.rollout import (
-    INGREDIENTS,
-    WHOLE,
-    PowerRollout,
-    ingredients,
-    power_rollout_prompt,
-)
+from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
 
 __all__ = [
-    "INGREDIENTS",
     "ROLLOUTS",
-    "WHOLE",
     "AttentionRollouts",
     "PowerRollout",
     "attention_rollout",
     "attention_rollout_of",
     "attention_rollout_prompt",
     "attention_rollouts",
-    "ingredients",
     "power_rollout_prompt",
 ]

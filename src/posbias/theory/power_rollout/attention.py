@@ -110,28 +110,24 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     """
     parts, power, attention = layer.parts, walk.power, attention_of(layer, trace)
     state = attention.state
-    energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power, even=walk.even_norms)
+    energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power)
     received = energy @ parts.output.to(energy.dtype).pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
-    if walk.even_heads:
-        by_head = by_head * _evening(layer, by_head.dtype)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
-    paths = [_project(values, parts.value, walk)]
+    reached = _project(values, parts.value, power)
     if walk.key and state.scale != 0:
-        paths.append(_project(unprepare_keys(keys, attention, parts, power), parts.key, walk))
+        reached = reached + _project(unprepare_keys(keys, attention, parts, power), parts.key, power)
     if walk.query and state.scale != 0:
-        paths.append(_project(unprepare_queries(queries.flatten(-4, -3), attention, parts, power), parts.query, walk))
-    return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
+        queries = unprepare_queries(queries.flatten(-4, -3), attention, parts, power)
+        reached = reached + _project(queries, parts.query, power)
+    return norm_pull(layer.attention_norm, trace.stream, reached, power)
 
 
 def _pull_blocks(
     layer: LayerDescription, state: AttentionState, received: ByQueryHead, walk: Walk
 ) -> tuple[ByKeyHead, ByKeyHead, ByQueryHead]:
-    """Energies that reach values, keys and queries (as the dot product sees them), summed over blocks of queries.
-
-    With `walk.amplitudes` square roots are summed, over queries and over the heads that share a key head.
-    """
+    """Energies that reach values, keys and queries (as the dot product sees them), summed over blocks of queries."""
     power, scale = walk.power, state.scale
     head_dim = layer.parts.head_dim
     # Every logit's slope, once per key or query path.
@@ -160,7 +156,7 @@ def _pull_blocks(
             reached = through @ sent
             reached = walk.signed(reached, (*reached.shape[:-1], 1))
             queries[..., block.queries, :] = reached.reshape(queries[..., block.queries, :].shape)
-    return (values.square(), keys.square(), queries) if walk.amplitudes else (values, keys, queries)
+    return values, keys, queries
 
 
 def _collect(
@@ -171,8 +167,6 @@ def _collect(
     walk: Walk,
 ) -> None:
     """Add to `into`, at a block's keys, the energies that its queries' `rows` send there."""
-    if walk.amplitudes:
-        transfer, rows = transfer.sqrt(), rows.sqrt()
     transfer = walk.signed(transfer, (*into.shape[:-2], *transfer.shape[-2:]))
     into[..., keys, :] += transfer.transpose(-1, -2) @ rows
 
@@ -200,20 +194,6 @@ def softcap_slope(state: AttentionState, block: AttentionBlock) -> Float[Tensor,
     return 1 - (logits * (state.scale / state.softcap)).tanh().square()
 
 
-def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_head group 1 1"]:
-    """Factors to the layer's mean value gain, 1' N_post^2 W_O^2 W_V^2 N_in^2 1 with the norms' gains."""
-    parts = layer.parts
-
-    def gain(norm: Norm | None) -> Tensor | float:
-        return 1.0 if norm is None else norm.gain.to(dtype).square()
-
-    sent = (parts.output.to(dtype).square().T * gain(layer.attention_post_norm)).sum(1)
-    read = (parts.value.to(dtype).square() * gain(layer.attention_norm)).sum(1)
-    by_head = sent.reshape(parts.key_heads, -1, parts.value_dim) * read.reshape(parts.key_heads, 1, parts.value_dim)
-    gains = by_head.sum(-1)
-    return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
-
-
 def unprepare_keys(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
     """Pull from keys as the dot product sees them to their projection's output: RoPE and norm undone."""
     energy = rotary_pull(energy, attention.cosine, attention.sine, power)
@@ -238,14 +218,10 @@ def _norm_undone(energy: ByHead, raw: Float[Tensor, "position features"], norm: 
 
 
 def _project(
-    energy: ByHead, weight: Float[Tensor, "features width"], walk: Walk
+    energy: ByHead, weight: Float[Tensor, "features width"], power: Power
 ) -> Float[Tensor, "*batch position width"]:
     """Pull through a projection of all heads to its input."""
-    matrix = weight.to(energy.dtype).pow(walk.power)
-    if walk.amplitudes:
-        by_head = energy @ matrix.reshape(-1, energy.shape[-1], matrix.shape[1])
-        return by_head.sqrt().sum(-3).square()
-    return _merged(energy) @ matrix
+    return _merged(energy) @ weight.to(energy.dtype).pow(power)
 
 
 def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:

@@ -47,8 +47,6 @@ def norm_pull(
     values: Float[Tensor, "... feature"] | None,
     energy: Float[Tensor, "*batch feature"],
     power: Power,
-    *,
-    even: bool = False,
 ) -> Float[Tensor, "*batch feature"]:
     """Pull `energy` back through a norm that read `values`.
 
@@ -62,7 +60,6 @@ def norm_pull(
         values: The norm's input x; None only without a norm.
         energy: Energy at the norm's output; >= 0 for power 2, and so is the result.
         power: 1 signed, 2 energies.
-        even: Divide by the mean of sigma over the rows of `values` (positions) instead of each row's own.
     """
     if norm is None or values is None:
         return energy
@@ -71,7 +68,6 @@ def norm_pull(
     if layer_norm:
         values = values - values.mean(-1, keepdim=True)
     variance = values.square().mean(-1, keepdim=True) + norm.epsilon
-    divisor = variance.sqrt().mean().square() if even else variance
     gain = norm.gain.to(values.dtype)
     direction = values * (variance * width).rsqrt()
     if power == 1:
@@ -79,14 +75,14 @@ def norm_pull(
         pulled = scaled - direction * (direction * scaled).sum(-1, keepdim=True)
         if layer_norm:
             pulled = pulled - scaled.mean(-1, keepdim=True)
-        return pulled * divisor.rsqrt()
+        return pulled * variance.rsqrt()
     scaled = gain.square() * energy
     share = direction.square()
     pulled = scaled * (1 - 2 * share) + share * (share * scaled).sum(-1, keepdim=True)
     if layer_norm:
         crossed = direction * (direction * scaled).sum(-1, keepdim=True)
         pulled = pulled + (2 * crossed - 2 * scaled + scaled.mean(-1, keepdim=True)) / width
-    return pulled.clamp_min(0) / divisor  # below 0 only by round-off, where one feature carries the whole norm
+    return pulled.clamp_min(0) / variance  # below 0 only by round-off, where one feature carries the whole norm
 
 
 def gain_and_power(
@@ -175,14 +171,14 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     It leads from the branch's output, where it is added to the stream, to its input: the stream after attention, or the
     block's input if the branches are parallel. Each batch entry and position has one random sign.
     """
-    power, even = walk.power, walk.even_norms
-    energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power, even=even)
+    power = walk.power
+    energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power)
     parts, up, gate = layer.mlp, trace.up, trace.gate
     assert parts is not None
     if up is None or (parts.gate is not None and gate is None):
         up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
     pulled = hidden_pull(parts, up, gate, energy @ parts.down.to(energy.dtype).pow(power), power)
-    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power, even=even)
+    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power)
     return walk.signed(pulled, (*pulled.shape[:-1], 1))
 
 

@@ -1,7 +1,6 @@
 """The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations. Leaving one ingredient out at a time shows the worth of
-each: the ingredient table of docs/theory, section 5.
+Each prompt gives one profile from its own forward activations (docs/theory, section 5).
 
 The diagonal power rollout is an energy per position and residual channel, pulled from the last position down:
 e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
@@ -15,9 +14,9 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 (1/d of the energy) and MPT's clamps are left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,14 +24,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import OneOf, checked
-from posbias.errors import RunError, UsageError
+from posbias.checks import OneOf
+from posbias.errors import RunError
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
-from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
@@ -45,34 +43,11 @@ from posbias.theory.power_rollout.trace import (
     describe_model,
     trace_prompt,
 )
-from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs
+from posbias.theory.power_rollout.walk import Energy, Power, Walk, draw_signs
 
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
 FORMS = ("diagonal", "isotropic")
-WHOLE = "whole"
-"""Name of the prediction with nothing left out."""
-INGREDIENTS: dict[str, dict[str, Any]] = {
-    "residual": {"residual": False},
-    "mlp": {"mlp": False},
-    "norm_position": {"even_norms": True},
-    "head_gains": {"even_heads": True},
-    "key_path": {"key": False},
-    "squares": {"amplitudes": True},
-}
-"""The change of the walk that leaves each ingredient out.
-
-residual: nothing passes by a branch; every path takes every branch in turn.
-mlp: no MLP branches.
-norm_position: norms of the stream and of branches divide by the mean of sigma over positions (q/k norms, and the final
-    norm, which reads one position, stay).
-head_gains: every head's received energy is scaled so that all heads of a layer have the layer's mean value gain
-    1' N_post^2 W_O^2 W_V^2 N_in^2 1.
-key_path: attention weights are constants.
-squares: amplitudes add, as in the published rollout, instead of energies: where identity, branches, positions, heads,
-    values and keys meet, square roots are summed, so that attention enters as A and not as A^2. Within a weight matrix
-    or a norm channels still add as energies, so the local maps are the same.
-"""
 
 
 @dataclass(frozen=True)
@@ -101,23 +76,23 @@ class PromptTrace(Trace):
     def pull_block(self, block: int, energy: Energy, walk: Walk) -> Energy:
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
         layer, trace = self.description.layers[block], self.layers[block]
-        power, even = walk.power, walk.even_norms
+        power = walk.power
         if layer.rotation is not None:
             energy = energy @ layer.rotation.T.pow(power)
-        energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
-        mlp = [mlp_pull(layer, trace, energy, walk)] if walk.mlp and layer.mlp is not None else []
+        above = energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power)
+        if layer.mlp is not None:
+            energy = _times(layer.mlp_stream_factor, energy, power) + mlp_pull(layer, trace, energy, walk)
         if layer.parallel:
-            return walk.meet(energy, *mlp, attention_pull(layer, trace, energy, walk))
-        energy = walk.meet(_times(layer.mlp_stream_factor, energy, power), *mlp) if mlp else energy
-        energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power, even=even)
+            return energy + attention_pull(layer, trace, above, walk)
+        energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power)
         added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
-        return walk.meet(_times(layer.stream_factor, energy, power), added)
+        return _times(layer.stream_factor, energy, power) + added
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
         """The last step of `pull`: through the embedding norm and the scale of the input."""
         maps, power = self.description, walk.power
         if maps.embedding_norm is not None:
-            energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power, even=walk.even_norms)
+            energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power)
         return _times(maps.input_scale, energy, power)
 
     @torch.no_grad()
@@ -268,37 +243,3 @@ def power_rollout_prompt(
     trace = trace_model(model, token_ids, target=theory.target, description=description)
     with under or nullcontext():
         return theory.profile_of(trace)
-
-
-@checked
-def ingredients(
-    model: Model, prompts: Prompts, *, names: Sequence[str] = tuple(INGREDIENTS), target: str = "jacobian"
-) -> dict[str, Float64[np.ndarray, "count n_positions"]]:
-    """Predict with the diagonal power rollout as it is, and without each of its ingredients.
-
-    Returns:
-        Every prompt's own profile by the ingredient left out, `WHOLE` (nothing) first; rows sum to 1.
-
-    Raises:
-        UsageError: undescribed family, an ingredient not among INGREDIENTS, unknown target, prompts too long.
-        RunError: activations or energies are not finite.
-    """
-    check_target(target)
-    for name in names:
-        if name not in INGREDIENTS:
-            raise UsageError(f"unknown ingredient {name!r} of the power rollout; known: {', '.join(INGREDIENTS)}")
-    rows = [
-        ingredients_of(trace_model(model, ids, target=target), names) for ids in track(prompts.token_ids, "ingredients")
-    ]
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def ingredients_of(trace: PromptTrace, names: Sequence[str] = tuple(INGREDIENTS)) -> dict[str, Row]:
-    """One prompt's profiles by the ingredient left out, all from its one forward pass; `WHOLE` first."""
-    profiles = {}
-    for name, change in {WHOLE: {}, **{name: INGREDIENTS[name] for name in names}}.items():
-        influence = trace.diagonal(replace(THEORY, **change)).cpu().numpy()
-        if not np.all(np.isfinite(influence)) or influence.sum() <= 0:
-            raise RunError(f"energies of the power rollout without {name!r} are not finite and positive")
-        profiles[name] = np.asarray(influence / influence.sum())
-    return profiles

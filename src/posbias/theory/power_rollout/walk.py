@@ -1,7 +1,7 @@
-"""`Walk`: the paths that a pull through the local maps follows, and how they add where they meet.
+"""`Walk`: the paths that a pull through the local maps follows.
 
-The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5),
-random signs included.
+The default is the theory (energies, values and keys). Signed maps are back-propagation, by which it is checked; with
+random signs they are what the theory assumes of paths (docs/theory, 5).
 """
 
 from collections.abc import Callable
@@ -30,39 +30,12 @@ class Walk:
     """Follow keys, which move the attention weights, beside the values."""
     query: bool = False
     """Follow queries as well."""
-    residual: bool = True
-    """Let the stream pass by the branches; without, every path takes every branch in turn."""
-    mlp: bool = True
-    """Follow the MLP branch."""
-    even_norms: bool = False
-    """Divide by the mean over positions of a block norm's sigma, not by each position's own."""
-    even_heads: bool = False
-    """Give all heads of a layer the mean of their value gains."""
-    amplitudes: bool = False
-    """Add square roots of energies instead of energies where paths meet; power 2 only."""
     signs: Signs | None = None
     """A random sign on every path term; power 1 only."""
 
     def signed(self, terms: Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
         """Terms with their random signs, one for each entry of `shape` (broadcast); as they are without `signs`."""
         return terms if self.signs is None else terms * self.signs(shape, terms)
-
-    def add(self, *paths: Float[Tensor, "*place feature"]) -> Float[Tensor, "*place feature"]:
-        """The sum of several paths that meet at one place."""
-        if self.amplitudes:
-            return torch.stack([path.sqrt() for path in paths]).sum(0).square()
-        total = paths[0]
-        for path in paths[1:]:
-            total = total + path
-        return total
-
-    def meet(
-        self, identity: Float[Tensor, "*place feature"], *branches: Float[Tensor, "*place feature"]
-    ) -> Float[Tensor, "*place feature"]:
-        """The stream below a branching: its own identity path and the paths through the branches."""
-        if not branches:
-            return identity
-        return self.add(identity, *branches) if self.residual else self.add(*branches)
 
 
 THEORY = Walk()
