@@ -75,7 +75,7 @@ OWN_CODE = {
         ({"tokenizer_config.json": "{}", "special_tokens_map.json": "{}", "chat_template.jinja": "x"},
          "the model has no tokenizer"),
         ({"tokenizer_config.json": json.dumps(OWN_CODE), "qwen.tiktoken": "IQ== 0"},
-         r"needs its own code \(tokenization_qwen.QWenTokenizer\), which is not run"),
+         "tokenizer needs its own code, which is not run"),
         ({"tokenizer.json": '{"version": "1.0", "model": {"type": "BPX", "vocab": {}}}', "tokenizer_config.json":
           '{"tokenizer_class": "PreTrainedTokenizerFast"}'}, r"tokenizer cannot be read \(.+\)"),
         ({"tokenizer.model": "no protobuf at all", "tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'},

@@ -242,7 +242,16 @@ class KeptAttention:
 
     def again(self) -> AttentionLayer:
         """The layer's attention if the module reads the same as it is now, with an intervention that lasts."""
-        return seen_again(self.module, self.index, self.arguments)
+        caught: list[AttentionLayer] = []
+
+        def receive(seen: AttentionLayer) -> None:
+            caught.append(seen)
+            raise EnoughError
+
+        positional, named = self.arguments
+        with torch.no_grad(), watch_attention(self.module, receive), suppress(EnoughError):
+            self.module(*positional, **named)
+        return caught[0]
 
 
 @contextmanager
@@ -266,20 +275,6 @@ def _detached(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_detached, value))
     return {name: _detached(part) for name, part in value.items()} if isinstance(value, dict) else value
-
-
-def seen_again(module: nn.Module, layer: int, arguments: Arguments) -> AttentionLayer:
-    """A layer's attention if its module is called with arguments of another pass, as it is now."""
-    caught: list[AttentionLayer] = []
-
-    def receive(seen: AttentionLayer) -> None:
-        caught.append(seen)
-        raise EnoughError
-
-    positional, named = arguments
-    with torch.no_grad(), watch_attention(module, receive), suppress(EnoughError):
-        module(*positional, **named)
-    return caught[0]
 
 
 def reach_of(first: Int[Tensor, "position"]) -> int:

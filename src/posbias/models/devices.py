@@ -104,14 +104,11 @@ def training_device(name: str) -> str:
     return name if name != AUTO else next((place.device.type for place in accelerators()), CPU.type)
 
 
-def free_bytes(device: torch.device, *, module: Any = None) -> int | None:
-    """Bytes of a device's memory that this process could still take; None if not known.
-
-    `module` reads an accelerator, as `torch.cuda` does; None: torch's own for its type.
-    """
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes of a device's memory that this process could still take; None if not known."""
     if device.type == "cpu":
         return available_bytes()
-    module = module or getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if not hasattr(module, "mem_get_info"):
         return None
     free, _ = module.mem_get_info(device)

@@ -19,7 +19,6 @@ from torch import nn
 
 from posbias.checks import Natural, checked, checked_value
 from posbias.errors import RunError, UsageError, one_line
-from posbias.files import read_json
 from posbias.memory import check_room
 from posbias.models.devices import AUTO, CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
 from posbias.models.gguf import check_places
@@ -48,8 +47,6 @@ TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
 TOKENIZER_NOTES = ("tokenizer_config", "special_tokens_map", "added_tokens", "chat_template")
 """Those that hold no vocabulary; without another one there is no tokenizer."""
-TOKENIZER_BYTES = 10_000_000
-"""The largest `tokenizer_config.json` read."""
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for one which Git LFS has not fetched."""
 
@@ -272,29 +269,16 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
-        reason = one_line(error)
-        for place in (str(directory.resolve()), source.location):  # a path belongs in no message
-            reason = reason.replace(f"{place}/", "").replace(place, source.name)
-        reason = reason[:200] or type(error).__name__
+        said = str(error)
+        if "trust_remote_code" in said:  # what transformers would be told
+            return None, "the model's tokenizer needs its own code, which is not run"
+        for place in (str(directory.resolve()), source.location):  # a path belongs in no message, nor its beginning
+            said = said.replace(f"{place}/", "").replace(place, source.name)
+        reason = one_line(said.strip() or type(error).__name__)[:200]
     if not reason:
         if no_tokens:
             raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
         return tokenizer, ""
-    own_code = _tokenizer_code(directory / "tokenizer_config.json")
-    if own_code:
-        return None, f"the model's tokenizer needs its own code ({own_code}), which is not run"
     if local and all(path.name.startswith(TOKENIZER_NOTES) for path in files):
         return None, "the model has no tokenizer"
     return None, f"the model's tokenizer cannot be read ({reason})"
-
-
-def _tokenizer_code(path: Path) -> str | None:
-    """The class of its own that a local tokenizer says it needs, if any."""
-    try:
-        settings = read_json(path, most_bytes=TOKENIZER_BYTES)
-    except (OSError, ValueError):
-        return None
-    named = settings.get("auto_map") if isinstance(settings, dict) else None
-    classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
-    first = next((name for name in classes if name), None) if isinstance(classes, list) else classes
-    return str(first)[:80] if first else None

@@ -132,35 +132,19 @@ def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
     return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
 
 
-def describe(model: Model, *, n_positions: int) -> Description:
-    """A Hugging Face model or a reference model taken apart for prompts of one length.
-
-    Raises:
-        UsageError: undescribed family or prompts too long for the model.
-    """
-    if isinstance(model, ReferenceTransformer):
-        return describe_reference(model, n_positions=n_positions)
-    return describe_model(model, n_positions=n_positions)
-
-
-def trace_model(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    target: str = "jacobian",
-    description: Description | None = None,
-) -> PromptTrace:
-    """Run one prompt through a model for walks; a `description` spares taking the model apart for every prompt.
+def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> PromptTrace:
+    """Run one prompt through a model for walks.
 
     Raises:
         UsageError: undescribed family or a prompt too long for the model.
         RunError: an activation is not finite.
     """
     (ids,) = model.token_tensor([token_ids.tolist()])
-    description = description or describe(model, n_positions=len(token_ids))
     if isinstance(model, ReferenceTransformer):
+        description = describe_reference(model, n_positions=len(token_ids))
         trace = trace_reference(model, description, ids, target=target)
     else:
+        description = describe_model(model, n_positions=len(token_ids))
         assert isinstance(model, HuggingFaceModel)
         trace = trace_prompt(model, description, ids, target=target)
     return PromptTrace(**vars(trace), description=description)
@@ -225,7 +209,6 @@ def power_rollout_prompt(
     token_ids: Int64[np.ndarray, "n_positions"],
     theory: PowerRollout | None = None,
     *,
-    description: Description | None = None,
     under: AbstractContextManager[None] | None = None,
 ) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
@@ -240,6 +223,6 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     theory = theory or PowerRollout()
-    trace = trace_model(model, token_ids, target=theory.target, description=description)
+    trace = trace_model(model, token_ids, target=theory.target)
     with under or nullcontext():
         return theory.profile_of(trace)
