@@ -31,6 +31,12 @@ Outcome = Literal["holds", "holds with a correction", "fails as stated"]
 Facts = Mapping[str, Any]
 """Numbers by name, also names and lists of positions."""
 
+PAPERS_OF_CLAIMS = {
+    "birth-2603.10123": "Lost in the Middle at Birth, arXiv 2603.10123",
+    "rollout-2602.16837": "A Structural Theory of Position Bias in Transformers, arXiv 2602.16837",
+    "wu2025": "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951",
+}
+"""Title of each paper, by the first part of its claims' names."""
 TITLE = "Published claims put to the test"
 TEXT_WIDTH = 112
 """Characters of a line of a verdict as text."""
@@ -111,6 +117,11 @@ class Verdict:
         return CLAIMS[self.name]
 
     @property
+    def paper(self) -> str:
+        """Title of the paper that states it."""
+        return PAPERS_OF_CLAIMS[self.name.split("/")[0]]
+
+    @property
     def met(self) -> bool:
         """True if the model meets every premise."""
         return all(premise.met for premise in self.premises or ())
@@ -150,7 +161,7 @@ class Verdict:
         claim, finding = self.claim, self.finding
         document: dict[str, Any] = {
             "claim": self.name,
-            "paper": claim.paper,
+            "paper": self.paper,
             "source": claim.source,
             "statement": claim.statement,
             "assumptions": list(claim.assumptions),
@@ -177,7 +188,7 @@ class Verdict:
             paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")
         paragraphs += [f"sharper: {self.sharper}"] if self.sharper else []
         wrap = TextWrapper(TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
-        head = [f"{self.name}: {self.verdict.upper()}", f"  {self.claim.source} of {self.claim.paper}"]
+        head = [f"{self.name}: {self.verdict.upper()}", f"  {self.claim.source} of {self.paper}"]
         return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
 
 
@@ -186,7 +197,6 @@ class Claim(Words, ABC):
 
     name: ClassVar[str]
     """`paper/item`, set by the registry."""
-    paper: ClassVar[str]
     source: ClassVar[str]
     """Section or theorem that states it."""
     statement: ClassVar[str]

@@ -24,7 +24,6 @@ from posbias_papers.kernels import (
     ROUNDING,
     Network,
     closed_positions,
-    dominance_gap,
     last_row,
     monotonicity_gap,
     random_content_kernel,
@@ -53,30 +52,6 @@ class TestStochasticOrder:
         assert kernel.min() >= 0
         assert not np.any(kernel[~visible])
         assert monotonicity_gap(kernel) <= ROUNDING
-
-    @given(kernels, st.floats(0, 1))
-    @settings(max_examples=60, deadline=None)
-    def test_lemmas_a2_a3_a5(self, drawn, mixing):
-        n_positions, seed, width = drawn
-        generator = np.random.default_rng(seed)
-        kernel = random_monotone_kernel(n_positions, generator, width=width)
-        recent = generator.dirichlet(np.full(n_positions, 0.3))
-        earlier = recent @ random_content_kernel(Causal().visible(n_positions), generator, spread=2.0)
-        falling = np.sort(generator.standard_normal(n_positions))[::-1]
-        assert dominance_gap(recent, earlier) <= ROUNDING
-        assert dominance_gap(recent @ kernel, earlier @ kernel) <= ROUNDING
-        assert monotonicity_gap(transition(kernel, mixing)) <= ROUNDING
-        assert np.diff(kernel @ falling).max() <= ROUNDING
-
-    @given(st.integers(2, 12), st.integers(0, 2**32 - 1))
-    @settings(max_examples=40, deadline=None)
-    def test_lemma_a4_needs_the_rows_order_only(self, n_positions, seed):
-        generator = np.random.default_rng(seed)
-        causal = Causal().visible(n_positions)
-        recent = random_content_kernel(np.ones_like(causal), generator, spread=2.0)
-        early = recent @ random_content_kernel(causal, generator, spread=2.0)
-        law = generator.dirichlet(np.ones(n_positions))
-        assert dominance_gap(law @ recent, law @ early) <= ROUNDING
 
     def test_counterexample_to_primacy_drift_without_the_assumption(self):
         below = np.array([[1.0, 0, 0], [0, 1, 0], [1, 0, 0]])
@@ -234,16 +209,3 @@ class TestLinearNetworks:
         assert median_error(linear, measured) > 10 * median_error(squares, measured)
         assert profile_distance(squares, measured) < 0.01 < 0.1 < profile_distance(linear, measured)
         assert median_error(squares, shared) > TOLERANCE
-
-
-class TestRates:
-    @pytest.mark.parametrize("position", [1, 2, 5])
-    def test_uniform_causal_mass_falls_as_a_power_of_the_diagonal(self, position):
-        kernel = masked_softmax(Causal().visible(8), np.zeros((8, 8)))
-        deep = [np.linalg.matrix_power(kernel, depth)[-1, position] for depth in (60, 61)]
-        assert deep[1] / deep[0] == pytest.approx(1 / (position + 1), rel=1e-3)
-
-    def test_the_slowest_diagonal_behind_a_position_decides(self):
-        kernel = np.array([[1.0, 0, 0], [0.9, 0.1, 0], [0.2, 0.2, 0.6]])
-        deep = [np.linalg.matrix_power(kernel, depth)[-1, 1] for depth in (40, 41)]
-        assert deep[1] / deep[0] == pytest.approx(0.6, rel=1e-6)

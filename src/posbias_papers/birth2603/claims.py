@@ -16,7 +16,6 @@ from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps, closed_form
 from posbias_papers.claims import CLAIMS, Claim, Finding
 
-PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
 UNIFORM = "uniform causal attention, as at initialisation without ALiBi"
 RESIDUAL = "residual connections: mixing m < 1"
 
@@ -78,7 +77,6 @@ def published_profile(n_positions: int, mixing: Float64[np.ndarray, "layers"]) -
 class ClosedForm(Claim):
     """The density at the head of the context."""
 
-    paper = PAPER
     source = "abstract and main theorem; theory section 2, item 1"
     statement = "The closed-form density gives the exact influence of every position, the first token included."
     assumptions = (UNIFORM, "continuous limit")
@@ -126,7 +124,6 @@ class ClosedForm(Claim):
 class DeadZone(Claim):
     """How dead the middle is."""
 
-    paper = PAPER
     source = "abstract; theory section 2, item 2"
     statement = "With residual connections the middle is a factorial dead zone of order 1/(H-1)!."
     assumptions = (UNIFORM, RESIDUAL)
@@ -167,7 +164,6 @@ class DeadZone(Claim):
 class RecencyAnchor(Claim):
     """The weight of the last token's atom."""
 
-    paper = PAPER
     source = "abstract; theory section 2, item 3"
     statement = "Residual connections give the last token an isolated anchor of order 1, whatever the depth."
     assumptions = (UNIFORM, RESIDUAL)
@@ -209,7 +205,6 @@ def _atom(depth: int, mixing: float) -> float:
 class UShape(Claim):
     """A rise of the profile before its last token."""
 
-    paper = PAPER
     source = "title and abstract; theory section 2, item 4"
     statement = "Causal masking and residual connections alone give a U: influence rises again towards the end."
     assumptions = (UNIFORM, RESIDUAL)

@@ -14,7 +14,8 @@ from jaxtyping import Float64
 from scipy.linalg import expm
 
 from posbias.architecture import Causal
-from posbias_papers.birth2603.claims import EXACT, PAPER, RESIDUAL, UNIFORM
+from posbias.comparison.metrics import wasserstein
+from posbias_papers.birth2603.claims import EXACT, RESIDUAL, UNIFORM
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import even_kernel
 
@@ -84,9 +85,8 @@ def linear_norms(layers: Layers, *, gain: float = GAIN) -> Float64[np.ndarray, "
 
 
 def profile_distance(first: Float64[np.ndarray, "n"], second: Float64[np.ndarray, "n"]) -> float:
-    """Wasserstein distance of two profiles, each normalised, on positions / (N - 1)."""
-    gaps = np.cumsum(first / first.sum() - second / second.sum())
-    return float(np.abs(gaps[:-1]).sum() / (len(gaps) - 1))
+    """Wasserstein distance of two profiles, each normalised first."""
+    return float(wasserstein(first / first.sum(), second / second.sum()))
 
 
 def median_error(predicted: Float64[np.ndarray, "n"], measured: Float64[np.ndarray, "n"]) -> float:
@@ -107,7 +107,6 @@ GRADIENT_DEPTH = 4
 class GradientIsAMatrix(Claim):
     """The gradient without residual connections is a matrix."""
 
-    paper = PAPER
     source = "main theorem, and the critics' remark on it; theory section 2, item 5"
     statement = "Without residuals the gradient from the last token to token j is the entry (last, j) of M^H."
     assumptions = (UNIFORM, "no residual connections, norms or MLPs")
@@ -161,7 +160,6 @@ def _jacobian(
 class LinearAddition(Claim):
     """How paths of different depths add up in a gradient's norm."""
 
-    paper = PAPER
     source = "residual closed form and its validation (W1 0.02); theory section 2, item 6"
     statement = "At initialisation the gradient norm follows the last row of prod ((1-m) I + m C): paths add linearly."
     assumptions = (UNIFORM, RESIDUAL, "independent zero-mean value maps, as initialisers draw them")

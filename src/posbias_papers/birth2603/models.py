@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from annotated_types import Ge
-from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from jaxtyping import Float64
 
 from posbias.architecture import Architecture
 from posbias.checks import CELLS, Count, Natural, OneOf, checked
 from posbias.comparison import Sample
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError, check_most
+from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
@@ -138,21 +137,6 @@ class Bytes:
     max_positions: int | None = None
 
 
-class NoRotation(nn.Module):
-    """A rotary module that turns nothing: cosine one, sine zero."""
-
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-
-    def forward(
-        self, states: Float[Tensor, "batch position feature"], position_ids: Int[Tensor, "..."]
-    ) -> tuple[Float[Tensor, "batch position head_dim"], Float[Tensor, "batch position head_dim"]]:
-        """(ones, zeros) for every position."""
-        cosine = states.new_ones((states.shape[0], states.shape[1], self.head_dim))
-        return cosine, torch.zeros_like(cosine)
-
-
 def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
     """A model with freshly drawn weights."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -161,14 +145,6 @@ def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> H
         model = load_model(f"config:{path}", init_seed=seed, dtype=dtype, device="cpu")
         assert isinstance(model, HuggingFaceModel)  # made from a transformers configuration
         return model
-
-
-def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:
-    """A model of equal weights with rotary positions switched off; the argument is changed."""
-    config = model.config
-    decoder: Any = model.network.get_submodule("model")
-    decoder.rotary_emb = NoRotation(config.hidden_size // config.num_attention_heads)
-    return HuggingFaceModel(model.network, origin=model.origin)
 
 
 def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
@@ -295,11 +271,12 @@ def ones_probe_share(settings: BirthSettings) -> dict[str, float]:
 
 
 def _models(family: str, settings: BirthSettings, index: int) -> Iterator[tuple[str, HuggingFaceModel]]:
-    """One initialisation as built, then without RoPE where it has it."""
+    """One initialisation as built, then without RoPE where it has it: no weight differs."""
     model = untrained(family, settings.size, seed=settings.seed + index)
     yield MODELS[family][0], model
     for name in MODELS[family][1:]:
-        yield name, without_rope(model)
+        with intervened(model, "no_rope") as unturned:
+            yield name, unturned
 
 
 def _measure(model: HuggingFaceModel, prompts: Prompts, index: int, settings: BirthSettings) -> PromptMeasurement:

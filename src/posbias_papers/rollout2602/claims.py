@@ -32,7 +32,6 @@ from posbias_papers.kernels import (
 )
 from posbias_papers.wu2025.decay import decay_logits
 
-PAPER = "A Structural Theory of Position Bias in Transformers, arXiv 2602.16837"
 MONOTONE = "Assumption 4.1: stochastically monotone mean kernels"
 CAUSAL = "causal or causal sliding-window masking"
 NOT_MONOTONE = "Assumption 4.1 violated: kernels from random content, whose rows are not ordered"
@@ -98,7 +97,6 @@ def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
 class Proposition(Claim):
     """A drift of the profile's prefix masses, on stacks of monotone kernels and on others."""
 
-    paper = PAPER
     assumptions: ClassVar[tuple[str, ...]] = (MONOTONE, CAUSAL)
     broken_by = NOT_MONOTONE
     sharper = NEEDED
@@ -184,7 +182,6 @@ class ResidualDrift(Proposition):
 class EncodingDrift(Claim):
     """Recency-favouring positional logits mean more recency."""
 
-    paper = PAPER
     source = "Proposition 4.4, section 4"
     statement = "Positional logits that grow with the key's position make the profile more recent: every F_k falls."
     assumptions = (MONOTONE, CAUSAL, "positional logits that do not fall with the key's position")
@@ -304,7 +301,6 @@ def lemma_kernel(generator: np.random.Generator, *, broken: bool) -> Float64[np.
 class Lemma(Claim):
     """A statement about one random draw at a time: it holds if no draw violates it."""
 
-    paper = PAPER
     sharper = (
         "without the assumption it fails in {violated_without_the_assumption:.0%} of draws, by up to "
         "{largest_without_the_assumption:.2g}"

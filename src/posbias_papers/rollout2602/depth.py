@@ -12,7 +12,6 @@ from jaxtyping import Float64
 from posbias.architecture import Causal, PowerDecay
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions, worst_ratio
-from posbias_papers.rollout2602.claims import PAPER
 from posbias_papers.wu2025.decay import decay_logits
 from posbias_papers.wu2025.masks import LIMIT_REST, SETTINGS, SLACK
 
@@ -51,7 +50,6 @@ def residual_runs(
 class StatesStayBounded(Claim):
     """Bounded states and attention bounded below, at any depth."""
 
-    paper = PAPER
     source = "Lemma 5.4, section 5"
     statement = "States stay below R exp(sum of excess), and every admissible weight above exp(-2 C^2 R^2 - B)/N."
     assumptions = (BOUNDED, VALUES, BIAS)
@@ -107,7 +105,6 @@ def trail_of(kernels: Float64[np.ndarray, "layers n n"], mixing: Float64[np.ndar
 class NoCollapse(Claim):
     """Finite total mixing keeps the diagonal."""
 
-    paper = PAPER
     source = "Theorem 5.5 (i), section 5"
     statement = "If sum m_l is finite, R_ii stays above prod_l (1 - m_l) > 0: no collapse onto the first token."
     assumptions = (BOUNDED, VALUES, BIAS, "finite total mixing")
@@ -158,7 +155,6 @@ def _diagonal_product(
 class Collapse(Claim):
     """Infinite total mixing collapses, with a rate."""
 
-    paper = PAPER
     source = "Theorem 5.5 (ii), section 5"
     statement = "If sum m_l is infinite, R_i0 -> 1, and R_ij <= prod_l (1 - eps m_l) <= exp(-eps sum m_l) for j > 0."
     assumptions = (BOUNDED, VALUES, BIAS, "infinite total mixing")

@@ -11,7 +11,7 @@ from scipy.special import gammaln
 from posbias.architecture import Causal
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import Network, Run, rollouts, run_network
-from posbias_papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
+from posbias_papers.wu2025.masks import BOUNDED, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40
 DEPTH = 8
@@ -81,7 +81,6 @@ def log_constants(strength: float, run: Run) -> tuple[float, float, float]:
 class DecayInOneLayer(Claim):
     """Exponential decay within a layer, with the proof's constants."""
 
-    paper = PAPER
     source = "Lemma 4.4, section 4.2; constants from appendix D"
     statement = "Decay mask: C_min e^-(i-j)m <= A_ij <= C_max e^-(i-j)m with C_min, C_max from the proof."
     assumptions = (BOUNDED, VALUES)
@@ -122,7 +121,6 @@ class DecayInOneLayer(Claim):
 class DecayOverLayers(Claim):
     """The negative binomial in the distance, and where it peaks."""
 
-    paper = PAPER
     source = "Theorem 4.5, section 4.2"
     statement = "Decay mask, t+1 layers: rollout is Theta(C(t+d,d) e^-dm), not monotone in d, peak at t/(e^m - 1)."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "a fixed number of layers")

@@ -21,7 +21,7 @@ from posbias_papers.kernels import (
     reachable,
     run_network,
 )
-from posbias_papers.wu2025.masks import BOUNDED, N_POSITIONS, PAPER, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
+from posbias_papers.wu2025.masks import BOUNDED, N_POSITIONS, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
 
 LARGEST_MASK = 256
 """Positions of a user's mask: the attention of 512 layers is then 270 MB."""
@@ -49,7 +49,6 @@ class CentreNodes(Claim):
     visible: Bool[np.ndarray, "query key"] | None = None
     """The mask to examine; None takes the paper's masks and random graphs."""
 
-    paper = PAPER
     source = "Definition 3.1 and the discussion after theorem 4.3"
     statement = "Any mask: rollout mass converges onto the centre nodes, the positions that every query can reach."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "the mask has a centre node")

@@ -14,7 +14,6 @@ from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import Network, Run, rollouts, run_network, worst_ratio
 
-PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
 VALUES = "A2: bounded products of value maps"
 WEIGHTS_GROW = "A1 violated: query and key weights grow with depth, so the smallest attention weight goes to 0"
@@ -53,7 +52,6 @@ def instances(mask: Mask, generator: np.random.Generator, *, broken: bool, depth
 class EntriesBoundedBelow(Claim):
     """The smallest attention weight against exp(-2 C^2 R^2) / N."""
 
-    paper = PAPER
     source = "Lemma A.1, appendix A"
     statement = "Every admissible attention weight of every layer stays above one positive epsilon."
     assumptions = (BOUNDED, VALUES)
@@ -121,7 +119,6 @@ def decay_of(run: Run, *, epsilon: float, offset: int, stride: int = 1) -> Decay
 class CausalCollapse(Claim):
     """Collapse onto the first token, with its rate."""
 
-    paper = PAPER
     source = "Theorem 4.1, section 4.1"
     statement = "Causal attention alone: all rollout mass goes to position 0; position j keeps <= C (1 - j eps)^t."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections")
@@ -159,7 +156,6 @@ class CausalCollapse(Claim):
 class WindowCollapse(Claim):
     """Collapse under a sliding window."""
 
-    paper = PAPER
     source = "Theorem 4.2, section 4.1"
     statement = "Sliding window w: still all mass goes to 0; <= C (1 - j eps^M)^(t/2M), M = ceil((N-1)/(w-1)), C < 1."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "window of at least 2 positions")
@@ -197,7 +193,6 @@ class WindowCollapse(Claim):
 class WindowReachesEverything(Claim):
     """Enough windowed layers see the whole past."""
 
-    paper = PAPER
     source = "Lemma B.1, appendix B"
     statement = "Any (N-1)/(w-1) successive windowed layers together give every earlier key at least a fixed c > 0."
     assumptions = (BOUNDED, VALUES, "window of at least 2 positions")
@@ -241,7 +236,6 @@ class WindowReachesEverything(Claim):
 class PrefixCollapse(Claim):
     """Collapse onto the prefix, each of whose tokens keeps a share."""
 
-    paper = PAPER
     source = "Theorem 4.3, section 4.1"
     statement = "Prefix of K: all mass goes to the prefix, each token of it keeps kappa > 0; j: <= C (1-(j-K+1) eps)^t."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections")

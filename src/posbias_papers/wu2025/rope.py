@@ -17,7 +17,7 @@ from posbias.theory.kernels import masked_softmax
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import rollouts
 from posbias_papers.wu2025.decay import distances, log_paths
-from posbias_papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
+from posbias_papers.wu2025.masks import BOUNDED, SEEDS, SLACK, VALUES
 
 N_POSITIONS = 24
 DEPTH = 6
@@ -212,7 +212,6 @@ def _peaks(pairs: int) -> tuple[int, float]:
 class RopeLayer(Claim):
     """A statement on one layer, for one or two feature pairs (frequencies 1 and 2)."""
 
-    paper = PAPER
     broken_by = TOO_FAST
     pairs: ClassVar[int] = 1
     computed = "share of logits outside the proof's C_min cos((d+delta)theta) <= q.k <= C_max cos(|d-delta| theta)"
@@ -246,7 +245,6 @@ class RopeLayer(Claim):
 class RopeStack(Claim):
     """A statement on several layers, likewise."""
 
-    paper = PAPER
     broken_by = TOO_FAST
     pairs: ClassVar[int] = 1
     computed = "exponent p of the envelope constants' growth, C_max/C_min ~ N^p at {layers:.0f} layers (0 if uniform)"
