@@ -64,9 +64,8 @@ class BehaviourFlags:
             resume=settings.resume,
             overwrite=settings.overwrite,
         )
-        evaluation.positions_of(task)  # refused before a model is loaded
         kinds = resolve_kinds(self.behaviour_kinds)
-        return BehaviourPlan(task, evaluation, kinds, self.behaviour_theories)
+        return BehaviourPlan(task, evaluation.following(task), kinds, self.behaviour_theories)
 
 
 @options.grouped

@@ -1,7 +1,8 @@
 """`posbias mitigate`: methods against position bias, tried and judged on one model and task."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -82,22 +83,22 @@ def mitigate(
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
     from posbias.mitigation.methods.recipe import check_files
+    from posbias.mitigation.subjects import Unopened
     from posbias.mitigation.trial.run import mitigate as try_methods
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served)
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    # Files are checked before a model is loaded.
-    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume).following(task)
+    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume)
     template_options = evaluated.for_template(task, served=bool(served.server))
-    check_files(settings.entries)
+    check_files(settings.entries)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if served.server:
-            responder = served.responder(run.directory, reuse=resume, template_options=template_options)
+            subject: Any = served.responder(run.directory, reuse=resume, template_options=template_options)
         else:
-            responder = local.responder(str(model), template_options=template_options)
-        trial = try_methods(responder, task, options=settings, directory=run.directory)
+            subject = Unopened(str(model), partial(local.responder, str(model), template_options=template_options))
+        trial = try_methods(subject, task, options=settings, directory=run.directory)
         run.finish(trial.record)
     if trial.requirement is not None:
         gate.judge(trial.requirement, quiet=flags.json)

@@ -19,8 +19,15 @@ SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
 USUAL_SAMPLES = 50
 """Samples that are requested by default."""
+CALIBRATED = 12
+"""Samples that a trial of methods takes for fitting by default."""
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
+
+
+def calibrating(there: int) -> int:
+    """Samples for fitting by default, of a file that holds so many: at most a third."""
+    return min(CALIBRATED, there // 3)
 
 
 @checked
@@ -95,22 +102,25 @@ class EvaluateOptions:
             raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
         require.check_possible(generated=self.generate)
 
-    def following(self, task: LanguageTask, *, usual: int = USUAL_SAMPLES) -> "EvaluateOptions":
-        """These settings for one task: its file, if it has one, is read and checked, and decides how many samples
-        there are if nothing was said; no model is needed for that.
+    def following(self, task: LanguageTask) -> "EvaluateOptions":
+        """These settings with the count for one task, whose file, if it has one, is read and checked without a model.
 
         Raises:
             UsageError: a wrong line, fewer samples than are asked for, or positions that the task lacks.
         """
-        count = self.count
-        if count is None:
-            there = task.samples_there
-            count = usual if there is None else min(usual, max(1, there - self.skip))
+        count = self.count_of(task)
         if getattr(task, "file", None) is not None:
             task.draw(None, count=self.skip + count, seed=self.seed)
         if not self.lengths:
             self.positions_of(task)
         return replace(self, count=count)
+
+    def count_of(self, task: LanguageTask, *, usual: int = USUAL_SAMPLES) -> int:
+        """Samples of a task: if none are given `usual`, or all of a file with fewer."""
+        if self.count is not None:
+            return self.count
+        there = task.samples_there
+        return usual if there is None else min(usual, max(1, there - self.skip))
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""

@@ -62,7 +62,7 @@ class NothingAnsweredError(RunError):
 
 
 def evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
-    """An evaluation at every length, each resumed from a directory of its own; `options` have a count."""
+    """An evaluation at every length, each resumed from a directory of its own."""
     for length in options.lengths:
         following = options.tokens_of(task)
         if responder.max_positions is not None and length + following > responder.max_positions:
@@ -102,8 +102,6 @@ def evaluate_responder(
         responder, task, options: As for `evaluate`, which opens its subject first.
         beside: What else the record depends on.
     """
-    if options.count is None:
-        options = options.following(task)
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)

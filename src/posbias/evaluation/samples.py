@@ -17,7 +17,7 @@ from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.options import USUAL_SAMPLES, EvaluateOptions
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
@@ -56,7 +56,7 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
             f"{task.name}: answers would be judged by code of one's own, {own_code!r}, which allow_code=True "
             "(--allow-code) permits"
         )
-    positions, count = options.positions_of(task), options.skip + (options.count or USUAL_SAMPLES)
+    positions, count = options.positions_of(task), options.skip + options.count_of(task)
     examples = task.examples(tokenizer, count=count, positions=positions, seed=options.seed)
     examples = itertools.islice(examples, options.skip * len(positions), None)
     for name, group in itertools.groupby(examples, key=lambda example: example.sample):

@@ -80,7 +80,7 @@ def evaluate(
     ) as run:
         if several:
             return _compared(subject, task, options, run)
-        responder = _opened(subject)
+        responder = opened(subject)
         if not options.lengths:
             return _concluded(evaluate_responder(responder, task, options), options.require, run)
         evaluation = evaluate_lengths(responder, task, options)
@@ -110,12 +110,12 @@ def _compared(
     if options.lengths:
         raise UsageError(f"evaluate: lengths take one subject, got {', '.join(arms)}")
     evaluations: dict[str, Evaluation] = {}
-    opened: tuple[Any, Responder] | None = None
+    current: tuple[Any, Responder] | None = None
     for name, (subject, method) in arms.items():
-        if opened is None or opened[0] is not subject:
-            opened = None  # before the next is loaded
-            opened = subject, _opened(subject)
-        responder = opened[1]
+        if current is None or current[0] is not subject:
+            current = None  # before the next is loaded
+            current = subject, opened(subject)
+        responder = current[1]
         if method is not None:
             from posbias.mitigation.methods.applying import answering_under, resolve_method
 
@@ -135,7 +135,8 @@ def _compared(
     return comparison
 
 
-def _opened(subject: Any) -> Responder:
+def opened(subject: Any) -> Responder:
+    """The responder of a subject, which is loaded now if its turn was waited for."""
     return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
 
 

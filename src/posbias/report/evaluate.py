@@ -16,6 +16,7 @@ from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
+from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.report.compare_evaluations import side_by_side
@@ -69,8 +70,8 @@ REMEDIES = {
 """What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
 NAMED_POSITIONS = 3
 """Positions of equal scores that a verdict names."""
-MITIGATED, CALIBRATED = 20, 12
-"""Samples for a first trial of methods, of a small model half an hour, and before them for fits, as is the default."""
+MITIGATED = 20
+"""Samples for a first trial of methods, which takes a small model half an hour."""
 
 
 @REPORTS.register("evaluate")
@@ -182,7 +183,7 @@ def _tries(evaluation: Evaluation) -> str:
     three = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
     fitted = ""
     if evaluation.file_sha256:  # at least so many samples are in the file, and some go to fits
-        fewer = min(CALIBRATED, evaluation.count // 3)
+        fewer = calibrating(evaluation.count)
         count = min(count, evaluation.count - fewer)
         fitted = f" --calibration {fewer}" if fewer < CALIBRATED else ""
     limits = f"--positions {','.join(map(str, three))} --count {count}{fitted}"

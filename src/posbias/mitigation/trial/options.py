@@ -9,6 +9,7 @@ from annotated_types import Ge
 from posbias.checks import CountOrZero, NonNegative, OneOf, Steps, checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.requirements import Requirement
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
@@ -20,8 +21,8 @@ ALL, DEFAULT = "all", "default"
 DEFAULT_METHODS = ("context_bias", "self_consistency(draws=3)", "temperature")
 """The methods that gained most often in nine places of studies/mitigation (9, 7 and 3), harmed there least (0, 1 and
 0), and are fitted in minutes. `key_bias` gained in all nine, too: its fit takes seven times as many passes."""
-CALIBRATED, JUDGING = 12, 40
-"""Samples for fitting and for judging, if none are given."""
+JUDGING = 40
+"""Samples that judge, if no number is given."""
 
 
 @checked
@@ -80,14 +81,14 @@ class MitigateOptions:
         fitted = self.calibration
         if fitted is None:
             there = task.samples_there
-            fitted = CALIBRATED if there is None else min(CALIBRATED, (there - self.evaluation.skip) // 3)
+            fitted = CALIBRATED if there is None else calibrating(there - self.evaluation.skip)
         ahead = replace(self.evaluation, skip=self.evaluation.skip + fitted)
+        count = ahead.count_of(task, usual=JUDGING)
         try:
-            count = ahead.following(task, usual=JUDGING).count
+            replace(ahead, count=count).following(task)
         except UsageError as error:  # a file with too few lines
-            both = f"{ahead.skip + (ahead.count or 0)} asked"
-            requested = f"{ahead.count} to judge and {fitted} for calibration asked"
-            raise UsageError(str(error).replace(both, requested)) from None
+            requested = f"{count} to judge and {fitted} for calibration asked"
+            raise UsageError(str(error).replace(f"{ahead.skip + count} asked", requested)) from None
         return replace(self, calibration=fitted, evaluation=replace(self.evaluation, count=count))
 
     @property

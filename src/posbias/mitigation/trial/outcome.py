@@ -1,6 +1,7 @@
 """The phases *judge* and *record*: scores of all arms and their side effects become a judgement, and a record."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,25 +43,15 @@ def judge_trial(
     scored, left_out = _scored(plan, test, short, nats, measure)
     positions = tuple(int(position) for position in first.arrays["positions"])
     judgement = judge(measures[0][measure], scored, positions=positions, measure=measure)
-    requirement, names = None, [arm.name for arm in plan.arms]
-    if plan.options.require is not None:  # of the recommended arm
-        number = 0 if judgement.recommended is None else names.index(judgement.recommended)
-        requirement = check_requirement(
-            plan.options.require, measures[number], readings[number].withheld, arm=names[number]
-        )
-    responder = first.resolved["responder"]
-    model = responder.get("model")
+    names = [arm.name for arm in plan.arms]
+    chosen = 0 if judgement.recommended is None else names.index(judgement.recommended)
+    requirement = plan.options.require and check_requirement(
+        plan.options.require, measures[chosen], readings[chosen].withheld, arm=names[chosen]
+    )
+    model = first.resolved["responder"].get("model")
     record = Record("mitigate", {"task": str(plan.test.task), "methods": names[1:]})
     record.seeds = {"samples": plan.options.evaluation.seed}
-    record.resolved = {
-        "title": str(first.resolved["title"]),
-        "positions": list(positions),
-        "calibration": plan.options.calibration,
-        "count": plan.options.evaluation.count,
-        "text": plan.options.text,
-        "responder": responder,
-        "fingerprint": fingerprint(plan.settings),
-    }
+    record.resolved = _resolved(plan, first, positions)
     record.scalars = {
         "task": str(plan.test.task),
         "n_items": plan.test.task.n_items,
@@ -85,6 +76,19 @@ def judge_trial(
         **{f"text/{arm}": of_text for arm, of_text in enumerate(nats) if of_text is not None},
     }
     return record
+
+
+def _resolved(plan: TrialPlan, first: Record, positions: Sequence[int]) -> dict[str, Any]:
+    """What a trial was made from."""
+    return {
+        "title": str(first.resolved["title"]),
+        "positions": list(positions),
+        "calibration": plan.options.calibration,
+        "count": plan.options.evaluation.count,
+        "text": plan.options.text,
+        "responder": first.resolved["responder"],
+        "fingerprint": fingerprint(plan.settings),
+    }
 
 
 def _scored(

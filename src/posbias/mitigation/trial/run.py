@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from posbias.checks import checked
-from posbias.evaluation.responders import as_responder
 from posbias.mitigation.methods.recipe import write_recipe
+from posbias.mitigation.subjects import opened
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.mitigation.trial.outcome import judge_trial
 from posbias.mitigation.trial.phases import answer, fit_arms, measure_text, try_arms
@@ -65,7 +65,7 @@ def _trial(
     """The trial, as it is made now or lies finished in the directory."""
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     options = options.following(task)  # wrong files are refused before a model is loaded
-    plan = plan_trial(as_responder(model), task, options)
+    plan = plan_trial(opened(model), task, options)
     finished = finished_run(directory, lambda: plan.settings, resume=options.evaluation.resume)
     if finished is not None:
         return MitigationTrial.from_record(finished)
