@@ -67,85 +67,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from posbias.published import published_work
-from posbias.version import __version__
+from posbias.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from posbias.architecture import Architecture
-    from posbias.auditing import AuditOptions, audit
-    from posbias.comparison import CompareOptions, compare
-    from posbias.decomposition import DecomposeOptions, decompose
-    from posbias.designing import DesignOptions, design
-    from posbias.errors import RunError, UsageError
-    from posbias.evaluation.correlate import CorrelateOptions, correlate
-    from posbias.evaluation.options import EvaluateOptions
-    from posbias.evaluation.placement import PlaceOptions, place
-    from posbias.evaluation.responders import LocalResponder, ServerResponder
-    from posbias.exporting import export
-    from posbias.interventions import intervened
-    from posbias.measurement.attention.options import AttentionOptions
-    from posbias.measurement.attention.run import attention
-    from posbias.measurement.measurement import measure
-    from posbias.measurement.units import MeasureOptions
-    from posbias.mitigation.fitting.base import FitOptions
-    from posbias.mitigation.fitting.fit import fit
-    from posbias.mitigation.methods.applying import mitigated
-    from posbias.mitigation.subjects import evaluate
-    from posbias.mitigation.trial.options import MitigateOptions
-    from posbias.mitigation.trial.run import mitigate
-    from posbias.models.loading import load_model
-    from posbias.profiles import Profile
-    from posbias.prompts.loading import load_prompts
-    from posbias.report import load_record, write_report
-    from posbias.report.paper import cite
-    from posbias.runs.records import Record
-    from posbias.theory import closed_form, predict
-    from posbias.training import TrainOptions, train
-
-    __all__ = [
-        "Architecture",
-        "AttentionOptions",
-        "AuditOptions",
-        "CompareOptions",
-        "CorrelateOptions",
-        "DecomposeOptions",
-        "DesignOptions",
-        "EvaluateOptions",
-        "FitOptions",
-        "LocalResponder",
-        "MeasureOptions",
-        "MitigateOptions",
-        "PlaceOptions",
-        "Profile",
-        "Record",
-        "RunError",
-        "ServerResponder",
-        "TrainOptions",
-        "UsageError",
-        "__version__",
-        "attention",
-        "audit",
-        "cite",
-        "closed_form",
-        "compare",
-        "correlate",
-        "decompose",
-        "design",
-        "evaluate",
-        "export",
-        "fit",
-        "intervened",
-        "load_model",
-        "load_prompts",
-        "load_record",
-        "measure",
-        "mitigate",
-        "mitigated",
-        "place",
-        "predict",
-        "train",
-        "write_report",
-    ]
-    # At run time `dir` lists these names: with `__all__` there, `help` would print every docstring in full.
+    from posbias.architecture import Architecture as Architecture
+    from posbias.auditing import AuditOptions as AuditOptions
+    from posbias.auditing import audit as audit
+    from posbias.comparison import CompareOptions as CompareOptions
+    from posbias.comparison import compare as compare
+    from posbias.decomposition import DecomposeOptions as DecomposeOptions
+    from posbias.decomposition import decompose as decompose
+    from posbias.designing import DesignOptions as DesignOptions
+    from posbias.designing import design as design
+    from posbias.errors import RunError as RunError
+    from posbias.errors import UsageError as UsageError
+    from posbias.evaluation.correlate import CorrelateOptions as CorrelateOptions
+    from posbias.evaluation.correlate import correlate as correlate
+    from posbias.evaluation.options import EvaluateOptions as EvaluateOptions
+    from posbias.evaluation.placement import PlaceOptions as PlaceOptions
+    from posbias.evaluation.placement import place as place
+    from posbias.evaluation.responders import LocalResponder as LocalResponder
+    from posbias.evaluation.responders import ServerResponder as ServerResponder
+    from posbias.exporting import export as export
+    from posbias.interventions import intervened as intervened
+    from posbias.measurement.attention.options import AttentionOptions as AttentionOptions
+    from posbias.measurement.attention.run import attention as attention
+    from posbias.measurement.measurement import measure as measure
+    from posbias.measurement.units import MeasureOptions as MeasureOptions
+    from posbias.mitigation.fitting.base import FitOptions as FitOptions
+    from posbias.mitigation.fitting.fit import fit as fit
+    from posbias.mitigation.methods.applying import mitigated as mitigated
+    from posbias.mitigation.subjects import evaluate as evaluate
+    from posbias.mitigation.trial.options import MitigateOptions as MitigateOptions
+    from posbias.mitigation.trial.run import mitigate as mitigate
+    from posbias.models.loading import load_model as load_model
+    from posbias.profiles import Profile as Profile
+    from posbias.prompts.loading import load_prompts as load_prompts
+    from posbias.report import load_record as load_record
+    from posbias.report import write_report as write_report
+    from posbias.report.paper import cite as cite
+    from posbias.runs.records import Record as Record
+    from posbias.theory import closed_form as closed_form
+    from posbias.theory import predict as predict
+    from posbias.training import TrainOptions as TrainOptions
+    from posbias.training import train as train
 
 _HOMES = {
     name: home

@@ -15,33 +15,3 @@ from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding, LogSpline
 from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.architecture.mixing import SCHEDULES, Constant, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
-
-__all__ = [
-    "ENCODINGS",
-    "MASKS",
-    "SCHEDULES",
-    "AbsoluteEncoding",
-    "Alibi",
-    "Architecture",
-    "Causal",
-    "Constant",
-    "Decay",
-    "Encoding",
-    "Full",
-    "GammaKey",
-    "HeadGroup",
-    "KeyBias",
-    "KeyEncoding",
-    "Learned",
-    "LogSpline",
-    "Mask",
-    "NoEncoding",
-    "PowerDecay",
-    "Prefix",
-    "Recurrent",
-    "Rope",
-    "Schedule",
-    "Sinusoidal",
-    "SlidingWindow",
-    "published_alibi_slopes",
-]

@@ -2,10 +2,3 @@
 
 from posbias.auditing.behaviour import audit_behaviour, link_behaviour
 from posbias.auditing.run import AuditOptions, audit
-
-__all__ = [
-    "AuditOptions",
-    "audit",
-    "audit_behaviour",
-    "link_behaviour",
-]

@@ -21,28 +21,3 @@ from posbias.comparison.model_profiles import (
     compare_subject,
     contrast_subjects,
 )
-
-__all__ = [
-    "METRICS",
-    "STATISTICS",
-    "UNITS_FOR_CLAIM",
-    "CompareOptions",
-    "ComparisonRun",
-    "Contrast",
-    "Depth",
-    "KindComparison",
-    "MeasuredKind",
-    "Mixing",
-    "PromptComparison",
-    "Sample",
-    "SplitHalf",
-    "Subject",
-    "TheoryProfile",
-    "compare",
-    "compare_subject",
-    "compare_with_prompts",
-    "contrast_subjects",
-    "decided",
-    "finite",
-    "summarise",
-]

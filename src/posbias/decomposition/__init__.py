@@ -13,17 +13,3 @@ from posbias.decomposition.decomposition import (
     store_decomposition,
 )
 from posbias.decomposition.sources import SOURCES
-
-__all__ = [
-    "DEFAULT_INTERVENTIONS",
-    "DEFAULT_KINDS",
-    "MASSES",
-    "SOURCES",
-    "Counterfactual",
-    "DecomposeOptions",
-    "Decomposition",
-    "Score",
-    "Shift",
-    "decompose",
-    "store_decomposition",
-]

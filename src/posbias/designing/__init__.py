@@ -5,15 +5,3 @@ from posbias.designing.initialisation import measure_design
 from posbias.designing.options import DesignOptions
 from posbias.designing.result import Design, MeasuredNetworks, distance_apart
 from posbias.designing.targets import TARGETS, Target, resolve_target
-
-__all__ = [
-    "TARGETS",
-    "Design",
-    "DesignOptions",
-    "MeasuredNetworks",
-    "Target",
-    "design",
-    "distance_apart",
-    "measure_design",
-    "resolve_target",
-]

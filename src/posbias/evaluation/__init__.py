@@ -4,14 +4,3 @@ from posbias.evaluation.comparison import EvaluationComparison, compare_evaluati
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.run import evaluate_responder, finish_evaluation
-
-__all__ = [
-    "EvaluateOptions",
-    "Evaluation",
-    "EvaluationComparison",
-    "compare_evaluations",
-    "evaluate_responder",
-    "finish_evaluation",
-    "load_evaluation",
-    "write_outputs",
-]

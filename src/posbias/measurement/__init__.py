@@ -1,5 +1,3 @@
 """Influence, mixing and attention, measured on models; importing this package registers all kinds in `KINDS`."""
 
 from posbias.measurement import integrated, perturbation
-
-__all__ = ["integrated", "perturbation"]

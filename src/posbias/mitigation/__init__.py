@@ -10,17 +10,6 @@ if TYPE_CHECKING:
     from posbias.mitigation.trial.result import MitigationTrial
     from posbias.mitigation.trial.run import mitigate
 
-    __all__ = [
-        "MITIGATIONS",
-        "MitigateOptions",
-        "Mitigation",
-        "MitigationTrial",
-        "PromptMitigation",
-        "answering_under",
-        "mitigate",
-        "mitigated",
-        "resolve_method",
-    ]
 
 _HOMES = {
     **dict.fromkeys(("answering_under", "mitigated", "resolve_method"), "methods.applying"),

@@ -2,14 +2,3 @@
 
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
 from posbias.runs.results import load_record
-
-__all__ = [
-    "REPORTS",
-    "Report",
-    "conclude",
-    "load_record",
-    "report_of",
-    "show_report",
-    "verdict",
-    "write_report",
-]

@@ -9,21 +9,3 @@ from posbias.theory.rollout import (
     rollout_profile,
     rollout_rows,
 )
-
-__all__ = [
-    "THEORIES",
-    "ModelTheory",
-    "Prediction",
-    "ProfileGradient",
-    "Rollout",
-    "Theory",
-    "closed_form",
-    "continuous_profile",
-    "known_theories",
-    "parse_theory",
-    "predict",
-    "predictions_record",
-    "profile_gradient",
-    "rollout_profile",
-    "rollout_rows",
-]

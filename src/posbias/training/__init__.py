@@ -7,25 +7,3 @@ from posbias.training.result import ENDED_WELL, StudyRun
 from posbias.training.running import train
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train_members
-
-__all__ = [
-    "ENDED_WELL",
-    "OPTIMISERS",
-    "STOPPING",
-    "Adam",
-    "AdamW",
-    "Below",
-    "Member",
-    "Never",
-    "StoppingRule",
-    "Study",
-    "StudyRun",
-    "TrainOptions",
-    "Trained",
-    "TrainedMember",
-    "TrainingSchedule",
-    "load_study",
-    "study_of",
-    "train",
-    "train_members",
-]

@@ -4,16 +4,3 @@ from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Resp
 from posbias.evaluation.responders.local import LocalOptions, LocalResponder, as_responder
 from posbias.evaluation.responders.server import ServerResponder
 from posbias.evaluation.responders.server_options import ServerOptions
-
-__all__ = [
-    "AnswerScore",
-    "LocalOptions",
-    "LocalResponder",
-    "Reply",
-    "Request",
-    "Responder",
-    "Response",
-    "ServerOptions",
-    "ServerResponder",
-    "as_responder",
-]

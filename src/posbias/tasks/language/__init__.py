@@ -14,21 +14,3 @@ from posbias.tasks.language.locating import Span, encode, locate, rendered
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
 from posbias.tasks.language.rules import RULES
-
-__all__ = [
-    "LANGUAGE_TASKS",
-    "RULES",
-    "Documents",
-    "Example",
-    "Items",
-    "KeyValue",
-    "LanguageTask",
-    "Needle",
-    "Pairwise",
-    "Span",
-    "encode",
-    "file_sha256",
-    "locate",
-    "rendered",
-    "share_found",
-]

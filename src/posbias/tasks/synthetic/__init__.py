@@ -7,13 +7,3 @@ registered from anywhere, as that of a published experiment is in `posbias_paper
 
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, SyntheticTask, cross_entropy, stack_tasks
 from posbias.tasks.synthetic.context import CuedCopy, KeyValueRetrieval, PositionCopy
-
-__all__ = [
-    "SYNTHETIC_TASKS",
-    "CuedCopy",
-    "KeyValueRetrieval",
-    "PositionCopy",
-    "SyntheticTask",
-    "cross_entropy",
-    "stack_tasks",
-]

@@ -5,16 +5,3 @@ from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
 from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.kernels.linear import LinearKernel
-
-__all__ = [
-    "AbsoluteKernel",
-    "DistanceKernel",
-    "IntervalKernel",
-    "Kernel",
-    "KeyKernel",
-    "LinearKernel",
-    "SumKernel",
-    "dense_heads",
-    "masked_softmax",
-    "rises_too_far",
-]

@@ -4,5 +4,3 @@ from posbias.theory.mean_field.prediction import mean_field, network_profiles, s
 from posbias.theory.mean_field.recursion import FirstOrder
 from posbias.theory.mean_field.sampled import SampledHeads
 from posbias.theory.mean_field.spec import spec_of
-
-__all__ = ["FirstOrder", "SampledHeads", "mean_field", "network_profiles", "scatter_caveat", "spec_of"]

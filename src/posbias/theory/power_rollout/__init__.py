@@ -9,14 +9,3 @@ from posbias.theory.power_rollout.actual_attention import (
     attention_rollouts,
 )
 from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
-
-__all__ = [
-    "ROLLOUTS",
-    "AttentionRollouts",
-    "PowerRollout",
-    "attention_rollout",
-    "attention_rollout_of",
-    "attention_rollout_prompt",
-    "attention_rollouts",
-    "power_rollout_prompt",
-]
