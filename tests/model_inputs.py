@@ -52,8 +52,8 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
     from conftest import save_byte_tokenizer
     from gguf_inputs import save_gguf
     from posbias import Architecture
+    from posbias.models.reference.config import draw_parameters
     from posbias.models.reference.network import save_reference
-    from posbias.models.reference.parameters import draw_parameters
     from published_networks import copy_network
     from tiny_families import CONFIGS, MIXTURES
 

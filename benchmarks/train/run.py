@@ -20,8 +20,7 @@ import torch
 from peer import PlainTraining, Transformer
 
 from posbias.architecture import Architecture
-from posbias.models.reference.config import ReferenceConfig
-from posbias.models.reference.parameters import draw_parameters
+from posbias.models.reference.config import ReferenceConfig, draw_parameters
 from posbias.training import AdamW, Member
 from posbias.training.stack import Stack
 from posbias.training.trainer import crew_for, default_chunk

@@ -21,10 +21,9 @@ from posbias.measurement.several import MeasurePlan
 from posbias.models.attention_blocks import query_blocks
 from posbias.models.devices import in_float64
 from posbias.models.model import Model
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.config import constants_of, shape_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.reference.parameters import constants_of, stacked
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout.actual_attention import trace_attention

@@ -21,10 +21,9 @@ from posbias.errors import UsageError
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.config import constants_of, draw_parameters, shape_of, stacked
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
-from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.records import Record, read_record
 from posbias.tasks.synthetic import stack_tasks
 from posbias.tasks.synthetic.base import EVALUATION_BATCH

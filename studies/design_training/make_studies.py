@@ -23,8 +23,8 @@ from posbias.designing.exact import telescoping_alphas
 from posbias.designing.initialisation import Initialisation
 from posbias.designing.solving import misfit_of
 from posbias.designing.targets import resolve_target
+from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.reference.parameters import draw_parameters
 from posbias.theory.mean_field import mean_field
 from posbias.training import Member, study_of
 

@@ -17,8 +17,8 @@ from jaxtyping import Float64
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
+from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
-from posbias.models.reference.parameters import draw_parameters
 from posbias.runs.records import Record, read_record
 from posbias.statistics import Estimate, holm, mean_of
 from posbias.tasks.synthetic import stack_tasks

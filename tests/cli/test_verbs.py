@@ -12,7 +12,7 @@ import typer
 import posbias as pb
 from conftest import without_notes
 from posbias import DesignOptions, UsageError
-from posbias.architecture.mixing import RESIDUAL_MIXING
+from posbias.architecture.spec import RESIDUAL_MIXING
 from posbias.cli.app import app
 from posbias.cli.options import RESIDUAL, literal
 from posbias.registry import split_literals

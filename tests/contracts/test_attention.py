@@ -6,8 +6,8 @@ from torch import Tensor
 
 from posbias import UsageError
 from posbias.models.attention_blocks import AttentionState, kept_attention, query_blocks, seen_layers, watch_attention
-from posbias.models.families.layout import Block
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import Block
 from posbias.models.networks import random_network
 from posbias.theory.power_rollout.local_maps import affine, norm_forward
 from tiny_families import CLAMPED, CONFIGS, DESCRIBED, MIXTURES, UNLISTED, VOCABULARY, shaken_model

@@ -21,13 +21,10 @@ from posbias import UsageError
 from posbias.architecture import SlidingWindow
 from posbias.interventions.attention import is_wired
 from posbias.measurement.blocks import checkpointed
-from posbias.models.attention import attention_modules
-from posbias.models.branches import beyond_attention
-from posbias.models.families.layout import Block
-from posbias.models.families.parts import AttentionParts, MlpParts, Norm
-from posbias.models.families.support import replaceable
-from posbias.models.families.table import DENSE, FAMILIES
+from posbias.models.attention import attention_modules, beyond_attention
+from posbias.models.families import DENSE, FAMILIES, replaceable
 from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
+from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts

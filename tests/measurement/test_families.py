@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posbias import MeasureOptions, UsageError, measure, predict
-from posbias.models.families.table import FAMILIES
+from posbias.models.families import FAMILIES
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts

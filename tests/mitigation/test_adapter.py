@@ -16,8 +16,7 @@ from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.fitting.adapter import AdapterNumbers
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
-from posbias.models.families.parts import weight_of
-from posbias.models.families.projections import linear_projections, named_projections
+from posbias.models.layout import linear_projections, named_projections, weight_of
 from tiny_families import DESCRIBED, UNLISTED, VOCABULARY, random_adapter, shaken_model
 
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from posbias import Architecture, RunError, UsageError, load_model
 from posbias.models import sources as sources_room
 from posbias.models.loading import load_tokenizer
+from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import save_reference
-from posbias.models.reference.parameters import draw_parameters
 from published_networks import copy_network
 
 INDEX = "model.safetensors.index.json"

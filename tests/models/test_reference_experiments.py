@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from posbias import Architecture, UsageError
-from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shape_of, stacked
 from posbias.models.reference.forward import attention_maps, forward
-from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from published_networks import copy_network, retrieval_network
 
 EXACT = 1e-12

@@ -6,10 +6,9 @@ import torch
 
 from posbias import Architecture, UsageError, load_model
 from posbias.architecture import KeyBias
-from posbias.models.reference.attention import logit_bias
-from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shape_of
+from posbias.models.reference.forward import logit_bias
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import CuedCopy
 from posbias.theory import rollout_profile
 from posbias.theory.power_rollout.reference import describe_reference

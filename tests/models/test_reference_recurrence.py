@@ -13,11 +13,9 @@ from torch.nn.functional import softplus
 
 import posbias as pb
 from posbias import Architecture, UsageError
-from posbias.models.reference.config import ReferenceConfig
-from posbias.models.reference.forward import attention_maps
+from posbias.models.reference.config import ReferenceConfig, draw_parameters
+from posbias.models.reference.forward import CHUNK, attention_maps, recurrence
 from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
-from posbias.models.reference.parameters import draw_parameters
-from posbias.models.reference.recurrence import CHUNK, recurrence
 from posbias.prompts.prompts import Prompts
 
 N = 7

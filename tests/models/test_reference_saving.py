@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure
+from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
-from posbias.models.reference.parameters import draw_parameters
 from published_networks import copy_network, retrieval_network
 
 CONFIGS = {

@@ -9,10 +9,9 @@ import torch
 from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure, predict
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.reference.parameters import constants_of, stacked
 from posbias_papers import CLAIMS, MODEL_CLAIMS, verify_model
 from posbias_papers.kernels import random_monotone_kernel
 from posbias_papers.model_claims import ModelRun, run_model

@@ -8,9 +8,8 @@ import torch
 
 from posbias import Architecture, DesignOptions, UsageError, design, load_model, predict
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.config import ReferenceConfig, draw_parameters
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.models.reference.parameters import draw_parameters
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import growing_bins, unit_bins

@@ -10,8 +10,8 @@ from operations import Operations
 from posbias import RunError, UsageError
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.attention_blocks import AttentionState, KeptAttention
-from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Norm
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout, attention_rollout_prompt, attention_rollouts
 from posbias.theory.power_rollout.actual_attention import (

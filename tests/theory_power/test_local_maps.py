@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import Norm
 from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout import local_maps
 from posbias.theory.power_rollout.attention import (

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from posbias import Architecture, RunError, UsageError, load_prompts
-from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.config import ReferenceConfig, constants_of
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.reference.parameters import constants_of
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from posbias import TrainOptions, UsageError
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.config import constants_of, draw_parameters, shape_of, stacked
 from posbias.models.reference.forward import forward
-from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
 from posbias.training import Adam, Below, TrainingSchedule, train_members

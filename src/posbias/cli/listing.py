@@ -93,7 +93,7 @@ def list_variants(
 
 def _families(name: str | None) -> dict[str, Any]:
     """What runs on every model family of the table of layouts, or on one."""
-    from posbias.models.families.support import families
+    from posbias.models.families import families
 
     known = families()
     if name is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from posbias.architecture.mixing import RESIDUAL_MIXING
+from posbias.architecture.spec import RESIDUAL_MIXING
 from posbias.checks import CELLS, Count, Natural, OneOf, checked
 from posbias.errors import UsageError, check_most
 from posbias.registry import split_numbers

@@ -17,7 +17,7 @@ with app.setup:
 
     import posbias as pb
     from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
-    from posbias.architecture.mixing import RESIDUAL_MIXING
+    from posbias.architecture.spec import RESIDUAL_MIXING
     from posbias.designing import TARGETS, resolve_target
     from posbias.designing.result import KEY_BIAS
     from posbias.designing.solving import FREE

@@ -19,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.models.layout import AttentionParts
 from posbias.registry import Registry, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry("intervention")

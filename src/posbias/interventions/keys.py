@@ -26,7 +26,7 @@ from posbias.interventions.attention import (
     past_length,
 )
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
-from posbias.interventions.visibility import additive, check_maskable, shown
+from posbias.interventions.ingredients import additive, check_maskable, shown
 from posbias.models.attention import attention_modules, stream_read
 from posbias.models.hugging_face import HuggingFaceModel
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from posbias.errors import UsageError
-from posbias.models.branches import named_blocks
+from posbias.models.attention import named_blocks
 from posbias.models.model import Model
 from posbias.models.weights import dispatched
 

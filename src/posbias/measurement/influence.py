@@ -16,7 +16,7 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import WIDER, block_outputs, first_in_forward
 from posbias.measurement.kinds import Experiment, Jacobian, Kind, Pullback
 from posbias.measurement.outputs import ALL_LAYERS, Influence, Key, PassOptions, Question
-from posbias.models.branches import named_blocks
+from posbias.models.attention import named_blocks
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
 

@@ -22,7 +22,7 @@ from posbias.measurement.blocks import checkpointed
 from posbias.measurement.influence import chosen_layers, influence_of_positions, of_layer
 from posbias.measurement.kinds import Kind, Pullback
 from posbias.measurement.outputs import Key, PassOptions, TokenIds
-from posbias.models.branches import BranchWatch, watch_branches
+from posbias.models.attention import BranchWatch, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model

@@ -14,7 +14,7 @@ from posbias.measurement.kinds import Kind, Pullback
 from posbias.measurement.prompt import shares_passes
 from posbias.measurement.units import MeasureOptions
 from posbias.memory import check_room, keep_freed_memory
-from posbias.models.branches import named_blocks
+from posbias.models.attention import named_blocks
 from posbias.models.devices import CPU, free_bytes
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts

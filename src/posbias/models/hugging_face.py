@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.branches import beyond_attention, watch_branches
-from posbias.models.families.layout import Layout
-from posbias.models.families.table import DENSE, FAMILIES
+from posbias.models.attention import beyond_attention, watch_branches
+from posbias.models.families import DENSE, FAMILIES
+from posbias.models.layout import Layout
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256

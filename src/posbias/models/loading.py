@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
-from posbias.models.branches import beyond_attention
+from posbias.models.attention import beyond_attention
 from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin

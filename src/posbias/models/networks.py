@@ -21,9 +21,8 @@ from posbias.checks import Natural, checked, checked_value
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import check_room
 from posbias.models.devices import AUTO, CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
-from posbias.models.gguf import check_places
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.sources import Source, check_files, quiet
+from posbias.models.sources import Source, check_files, check_places, quiet
 from posbias.models.weights import cast_weights
 
 UNEXPECTED = re.compile(

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from posbias.architecture import Rope
 from posbias.errors import UsageError
-from posbias.models.families.parts import AttentionParts, MlpParts, Norm
+from posbias.models.layout import AttentionParts, MlpParts, Norm
 from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from posbias.checks import CELLS, Natural, checked
 from posbias.errors import UsageError, check_most
-from posbias.models.reference.config import ReferenceConfig, shape_of
-from posbias.models.reference.parameters import constants_of
+from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import Adam, AdamW
 

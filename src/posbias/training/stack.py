@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posbias.models.devices import float64_device
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.config import constants_of, draw_parameters, shape_of
 from posbias.models.reference.forward import forward
-from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import cross_entropy, stack_tasks
 from posbias.training.members import Member
 from posbias.training.optimisers import fresh_state, optimiser_of

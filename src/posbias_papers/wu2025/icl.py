@@ -16,9 +16,8 @@ from torch import Tensor
 
 from posbias.display.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure, Stroke
 from posbias.errors import UsageError
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.config import constants_of, shape_of, stacked
 from posbias.models.reference.forward import attention_maps
-from posbias.models.reference.parameters import constants_of, stacked
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.synthetic import stack_tasks

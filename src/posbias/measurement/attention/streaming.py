@@ -39,8 +39,8 @@ from posbias.measurement.attention.statistics import (
     Similarity,
 )
 from posbias.measurement.prompt import Mixing, check_prompts, mixing_from_norms
+from posbias.models.attention import watch_branches
 from posbias.models.attention_blocks import AttentionLayer, reach_of, seen_layers, watch_attention
-from posbias.models.branches import watch_branches
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model

@@ -19,8 +19,8 @@ from posbias.checks import Count
 from posbias.errors import UsageError
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.question import Spans
-from posbias.models.families.projections import ROLES, Projection, linear_projections, named_projections
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import ROLES, Projection, linear_projections, named_projections
 from posbias.models.weights import quantised
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}

@@ -19,8 +19,8 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
 from posbias.mitigation.methods.question import Spans, question_begins
-from posbias.models.families.layout import Block
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import Block
 
 COUNTED_HEADS = ("opt", "stablelm")
 """Families whose attention splits its projections' features by the configuration's number of heads."""

@@ -21,8 +21,16 @@ from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
+from posbias.models.reference.config import (
+    ReferenceConfig,
+    ReferenceShape,
+    constants_of,
+    draw_parameters,
+    shape_of,
+    shown,
+)
 from posbias.models.reference.forward import (
+    bare_decays,
     entrance,
     layer_inputs,
     layer_output,
@@ -32,8 +40,6 @@ from posbias.models.reference.forward import (
     read_out,
     split,
 )
-from posbias.models.reference.parameters import constants_of, draw_parameters, shown
-from posbias.models.reference.recurrence import bare_decays
 from posbias.models.weights import weights_sha256
 from posbias.runs.records import plain
 

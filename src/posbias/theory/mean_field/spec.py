@@ -15,15 +15,14 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posbias.architecture import HeadGroup, Rope
-from posbias.architecture.absolute import AbsoluteEncoding
+from posbias.architecture.encodings import AbsoluteEncoding
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.families.layout import Block
-from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Model
+from posbias.models.reference.config import shown
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
-from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
 from posbias.theory.reference import attention_parts, mlp_parts, norm_of

@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from posbias.architecture.mixing import resolve_mixing
+from posbias.architecture.spec import resolve_mixing
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.models.attention import beyond_attention, watch_branches
 from posbias.models.attention_blocks import (
     AttentionBlock,
     AttentionState,
@@ -29,11 +30,9 @@ from posbias.models.attention_blocks import (
     query_blocks,
     seen_layers,
 )
-from posbias.models.branches import beyond_attention, watch_branches
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.families.layout import Block
-from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Block, Norm
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.families.parts import AttentionParts, Norm
+from posbias.models.layout import AttentionParts, Norm
 from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout.local_maps import affine, gain_and_power, norm_forward, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.families.parts import MlpParts, Norm
+from posbias.models.layout import MlpParts, Norm
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
 

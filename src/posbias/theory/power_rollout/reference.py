@@ -12,12 +12,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.models.families.layout import Block, Mixer
-from posbias.models.reference.attention import logit_bias
-from posbias.models.reference.config import shape_of
-from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
+from posbias.models.layout import Block, Mixer
+from posbias.models.reference.config import constants_of, shape_of
+from posbias.models.reference.forward import (
+    entrance,
+    logit_bias,
+    normalise,
+    of_constants,
+    of_layer,
+    read_out,
+    split,
+    with_mlp,
+)
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
-from posbias.models.reference.parameters import constants_of
 from posbias.theory.power_rollout.trace import Description, LayerDescription, LayerTrace, Trace, score_gradient
 from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError
 from posbias.models.attention_blocks import KeptAttention, kept_attention, seen_layers
-from posbias.models.families.layout import Block
-from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED
 

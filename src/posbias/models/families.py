@@ -1,9 +1,105 @@
-"""The table of layouts: every family whose blocks are read, as what differs from Llama's."""
+"""The table of layouts: every family whose blocks are read, as what differs from Llama's, and what runs on which.
+
+ALiBi stands here as BLOOM, MPT and, where configured, Falcon run it in transformers: their slopes as our encoding, with
+the factors and roundings of their code.
+"""
 
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from posbias.models.families.alibi import BLOOM_ALIBI, FALCON_ALIBI, MPT_ALIBI
-from posbias.models.families.layout import Layout, named_length, own_heads
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
+from posbias.models.layout import Layout, named_length, own_heads
+
+
+def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Warn that the biases lose their digits in half precision."""
+    if torch.finfo(dtype).bits > 16:
+        return ()
+    name = str(dtype).removeprefix("torch.")
+    exact = 2 ** (1 - round(np.log2(torch.finfo(dtype).eps)))
+    return (
+        f"BLOOM adds ALiBi in {name}: past position {exact} biases, and the logits they are added to, are rounded "
+        "to whole steps",
+    )
+
+
+def _mpt_slopes(heads: int) -> Float64[np.ndarray, "heads"]:
+    """Slope of each head: 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two."""
+    power = 2 ** int(np.ceil(np.log2(heads)))
+    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    if power != heads:
+        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
+    return np.asarray(slopes)
+
+
+def _mpt_encoding(config: Any) -> Encoding:
+    """transformers never passes `alibi_bias_max` on, so its default of 8 is what runs."""
+    slopes = _mpt_slopes(int(config.num_attention_heads))
+    if np.allclose(slopes, published_alibi_slopes(len(slopes)), rtol=1e-12, atol=0):
+        return Alibi()  # the short spelling
+    return Alibi(slopes=tuple(slopes.tolist()))
+
+
+def _mpt_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Name the settings that transformers ignores: it adds ALiBi whatever the configuration says of positions."""
+    settings = config.attn_config
+    ignored = [name for name in ("prefix_lm", "qk_ln") if getattr(settings, name)]
+    if config.logit_scale is not None:
+        ignored.append("logit_scale")
+    if not settings.alibi:
+        ignored += ["alibi=False", "learned_pos_emb"] if config.learned_pos_emb else ["alibi=False"]
+    elif settings.alibi_bias_max != 8:
+        ignored.append(f"alibi_bias_max={settings.alibi_bias_max}")
+    if not ignored:
+        return ()
+    return (
+        f"transformers ignores this MPT's {', '.join(ignored)}: its layers are causal, with ALiBi of maximum 8 and "
+        "no other positions or norms",
+    )
+
+
+def _falcon_slopes(heads: int) -> Float[Tensor, "heads"]:
+    """The published slopes, rounded to bfloat16."""
+    return torch.tensor(published_alibi_slopes(heads), dtype=torch.float32).bfloat16()
+
+
+def _falcon_times(config: Any) -> int:
+    # Eager attention adds the bias itself, and again with the mask.
+    return 1 if config._attn_implementation == "sdpa" else 2
+
+
+def _falcon_root(config: Any) -> float:
+    """sqrt(head_dim), which the bias is divided by."""
+    return float((int(config.hidden_size) // int(config.num_attention_heads)) ** 0.5)
+
+
+def _falcon_encoding(config: Any) -> Encoding:
+    """The slopes as they are applied, each rounded to bfloat16; the staircase they climb is left out."""
+    if not config.alibi:
+        return NoEncoding()
+    slopes = _falcon_slopes(int(config.num_attention_heads)).double().numpy() * _falcon_times(config)
+    return Alibi(slopes=tuple((slopes / _falcon_root(config)).tolist()))
+
+
+def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Tell how the ALiBi that runs differs from the published one."""
+    if not config.alibi:
+        return ()
+    twice, root = "Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once", _falcon_root(config)
+    return (
+        *([twice] if _falcon_times(config) == 2 else []),
+        f"Falcon divides its ALiBi slopes by sqrt(head_dim) = {root:g}: they are not the published ones",
+        "Falcon builds ALiBi in bfloat16 whatever the weights: slopes keep 8 bits, and past position 256 the bias is a "
+        "staircase",
+    )
+
 
 Q_AND_K = ("q_norm", "k_norm")
 _PLAIN = Layout(windows="none", refused=(), key_heads=own_heads)
@@ -149,7 +245,8 @@ DENSE: dict[str, Layout] = {
         activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         max_positions=lambda config: None,
-        alibi=BLOOM_ALIBI,
+        alibi=lambda config: Alibi(),
+        alibi_caveats=_bloom_caveats,
     ),
     "mpt": replace(
         _PLAIN,
@@ -165,7 +262,8 @@ DENSE: dict[str, Layout] = {
         activation="act",
         scale="softmax_scale",
         max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
-        alibi=MPT_ALIBI,
+        alibi=_mpt_encoding,
+        alibi_caveats=_mpt_caveats,
     ),
     "falcon": replace(
         _BLOOM,
@@ -181,7 +279,8 @@ DENSE: dict[str, Layout] = {
             else config.num_attention_heads
         ),
         max_positions=lambda config: None if config.alibi else named_length(config),
-        alibi=FALCON_ALIBI,
+        alibi=_falcon_encoding,
+        alibi_caveats=_falcon_caveats,
     ),
 }
 """Dense decoders, whose weights the power rollout and mean field read."""
@@ -223,3 +322,32 @@ OTHERS: dict[str, Layout] = {
 """Families with mixtures of experts or linear layers: their attention and their branches are read, no more."""
 
 FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted({**DENSE, **OTHERS}.items())}
+
+
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+"""What a module of transformers imports if its attention can be replaced."""
+
+
+def replaceable(name: str) -> bool:
+    """Tell whether a family's attention goes through transformers' attention interface, without a cap on its logits."""
+    folder = name.removesuffix("_text")
+    spec = find_spec(f"transformers.models.{folder}.modeling_{folder}")
+    wired = spec is not None and spec.origin is not None and INTERFACE in Path(spec.origin).read_text(encoding="utf-8")
+    return wired and FAMILIES[name].softcap is None
+
+
+def runs_on(name: str) -> str:
+    """What runs on one family of the table, in a line."""
+    row, parts = FAMILIES[name], ["every verb" if name in DENSE else "every verb but the power rollout and mean field"]
+    if row.linear is not None:
+        parts.append("no rollout, and attention of the layers that have it")
+    if row.gated_queries:
+        parts.append("adapters not of q, k, v")
+    if not replaceable(name):
+        parts.append("its attention is not replaced, so that of methods adapters and changed prompts alone run")
+    return "; ".join(parts)
+
+
+def families() -> dict[str, str]:
+    """`runs_on` of every family by name."""
+    return {name: runs_on(name) for name in FAMILIES}

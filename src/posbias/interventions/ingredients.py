@@ -1,0 +1,528 @@
+"""The interventions on what a query sees, on what tells positions apart, and on the attention branch.
+
+Masks: each layer's own is replaced by an additive one, handed to its attention module in every forward pass. Rotary
+angles are changed inside the rotary module, or where an attention module gets them; changing the network's own
+`position_ids` would be a trap: equal ids are taken for packed sequences, and attention becomes diagonal. Branch and
+stream are caught where a block adds them (`models.attention.branches`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
+
+from posbias.architecture import ENCODINGS, MASKS, Alibi, Architecture, Encoding, Full, NoEncoding, Rope, SlidingWindow
+from posbias.checks import NonNegative
+from posbias.errors import UsageError
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
+from posbias.models.attention import (
+    Attended,
+    Branches,
+    KernelCall,
+    asks_interface,
+    attention,
+    attention_modules,
+    branches,
+    stream_read,
+)
+from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Block, Norm
+from posbias.models.rotary import changing_kinds
+
+WIRED = ("eager", "sdpa")
+"""Attention implementations that take an additive mask."""
+OWN_MASKS = ("gpt_neo", "mpt")
+"""Families whose attention modules apply masks of their own."""
+
+Pairs = Bool[Tensor, "_ query key"]
+"""Keys that queries see, in all heads or each."""
+
+
+class Visibility(Intervention):
+    """A change of what is visible, layer by layer."""
+
+    ingredient: ClassVar[str] = "causal mask"
+
+    @abstractmethod
+    def visible(self, before: Pairs) -> Pairs:
+        """What a layer shows under the change, from what it shows; refused if the prompt is too short."""
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Hand every attention module its new mask."""
+        check_maskable(model, self)
+
+        def replaced(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            read = stream_read(positional, named)
+            visible = self.visible(shown(named.get("attention_mask"), read.shape[1], read.device))
+            return positional, {**named, "attention_mask": additive(visible).to(read)}
+
+        with before_calls((module, replaced) for module in attention_modules(model.network).values()):
+            yield
+
+
+def shown(mask: Tensor | None, n_positions: int, device: torch.device) -> Pairs:
+    """Keys that a mask shows to the last queries among so many positions; without a mask a layer is causal."""
+    if mask is None:
+        return torch.ones(1, n_positions, n_positions, dtype=torch.bool, device=device).tril()
+    return mask[0] if mask.dtype == torch.bool else mask[0] > HIDDEN_SCORE / 2
+
+
+def additive(visible: Pairs) -> Float[Tensor, "1 _ query key"]:
+    """0 where visible, a large negative number elsewhere, as transformers writes masks."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, HIDDEN_SCORE)[None]
+
+
+@INTERVENTIONS.register("bidirectional")
+@dataclass(frozen=True)
+class Bidirectional(Visibility):
+    """No causal mask, no window: every position sees every position, in every layer.
+
+    In a theory: mask `full`. With uniform attention the profile is then flat after one layer of attention alone.
+    """
+
+    def visible(self, before: Pairs) -> Pairs:
+        """Everything."""
+        return torch.ones_like(before)
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Full masks; theories that read causal attention refuse them."""
+        return described(model, mask=lambda config, layer: Full())
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Mask `full` in every layer and head."""
+        return replace(architecture, mask=Full())
+
+
+@INTERVENTIONS.register("window")
+@dataclass(frozen=True)
+class Window(Visibility):
+    """No query looks back further than a window, in any attention layer; those with a shorter window keep theirs."""
+
+    width: Annotated[int, Ge(1)]
+    """Visible keys, the query's own position included (positions, >= 1)."""
+
+    def visible(self, before: Pairs) -> Pairs:
+        """The layer's own mask within the window."""
+        return before.triu(1 - self.width)
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Windows in place of longer masks."""
+        if not model.described:
+            return model
+        family = model.family
+        return described(model, mask=lambda config, layer: self._narrowed(family.mask(config, layer)))
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Windows in place of longer masks, head by head."""
+        return replace(architecture, mask=self._narrowed(architecture.mask))
+
+    def _narrowed(self, mask: Any) -> Any:
+        """A mask that does not look forwards, its spelling, or lists of them, cut to the window."""
+        if isinstance(mask, list | tuple):
+            return [self._narrowed(item) for item in mask]
+        variant = MASKS.parse(mask) if isinstance(mask, str) else mask
+        if variant.mutual_prefix(self.width + 1) > 1:
+            raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
+        return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
+
+
+@INTERVENTIONS.register("sink_masked")
+@dataclass(frozen=True)
+class SinkMasked(Visibility):
+    """The first positions, where attention sinks sit, are hidden from all later queries; they still see each other.
+
+    Their attention goes to the other visible keys in proportion: the columns are removed and rows renormalised.
+    """
+
+    ingredient: ClassVar[str] = "sinks"
+    no_ingredient: ClassVar[str] = (
+        "an architecture without content has no sinks on its positions, so there is nothing to hide"
+    )
+
+    positions: Annotated[int, Ge(1)] = 1
+    """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
+
+    def visible(self, before: Pairs) -> Pairs:
+        """The layer's own mask without the first keys, but for their own queries."""
+        n_positions = before.shape[-1]
+        if self.positions >= n_positions:
+            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
+        visible = before.clone()
+        visible[..., self.positions :, : self.positions] = False
+        return visible
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Leave the model as it is: what reads attention sees what it hides."""
+        return model
+
+
+@INTERVENTIONS.register("no_learned_sinks")
+@dataclass(frozen=True)
+class NoLearnedSinks(Intervention):
+    """The learned sinks of every head take nothing (GPT-OSS): their shares go to the visible keys in proportion."""
+
+    ingredient: ClassVar[str] = "sinks"
+    no_ingredient: ClassVar[str] = "an architecture has no learned sinks to take out"
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Set logits of -inf in the place of the sinks; the parameter itself comes back afterwards."""
+        modules = [module for module in attention_modules(model.network).values() if _learned(module) is not None]
+        if not modules:
+            raise UsageError(f"{self}: {model.model_type} models have no learned sinks")
+        with ExitStack() as later:
+            for module in modules:
+                learned = module.get_parameter("sinks")
+                nothing = nn.Parameter(torch.full_like(learned, -torch.inf), requires_grad=False)
+                module.register_parameter("sinks", nothing)
+                later.callback(module.register_parameter, "sinks", learned)
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Leave the model as it is: what reads attention sees no sinks."""
+        return model
+
+
+def _learned(module: nn.Module) -> Tensor | None:
+    return dict(module.named_parameters(recurse=False)).get("sinks")
+
+
+def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
+    """Refuse attention that does not take a plain additive mask."""
+    kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
+    if not attention_modules(model.network):
+        raise UsageError(f"{intervention}: {kind} models have no attention that posbias knows")
+    biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
+    if kind in OWN_MASKS or biased or implementation not in WIRED:
+        raise UsageError(
+            f"{intervention}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
+            f"additive mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
+        )
+
+
+ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
+"""Argument of a family's attention modules that hands them their ALiBi logits."""
+
+
+@contextmanager
+def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: float) -> Iterator[None]:
+    """Within the context, the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
+
+    def scaled(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+        if "position_ids" in named:
+            return positional, {**named, "position_ids": named["position_ids"].float() * scale}
+        return (positional[0], positional[1].float() * scale, *positional[2:]), named
+
+    modules = _rotary_modules(model, intervention)
+    for module in modules:
+        kinds = changing_kinds(module)
+        if kinds:
+            raise UsageError(
+                f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear, yarn and llama3 are allowed"
+            )
+    with before_calls((module, scaled) for module in modules):
+        yield
+
+
+@INTERVENTIONS.register("no_rope")
+@dataclass(frozen=True)
+class NoRope(Intervention):
+    """Every rotary angle is 0: cosines 1, sines 0, queries and keys as projected.
+
+    A factor that a RoPE variant puts on cosines and sines (YaRN) stays where the network runs.
+    """
+
+    ingredient: ClassVar[str] = "encoding"
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Factor 0, also where an attention module is handed angles of another pass."""
+
+        def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            angles = named.get("position_embeddings")
+            if angles is None:
+                return positional, named
+            whole = angles.abs() if isinstance(angles, Tensor) else torch.hypot(*angles)
+            unturned = torch.complex(whole, torch.zeros_like(whole)) if isinstance(angles, Tensor) else None
+            return positional, {
+                **named,
+                "position_embeddings": (whole, torch.zeros_like(whole)) if unturned is None else unturned,
+            }
+
+        with (
+            rotary_scaled(model, self, 0.0),
+            before_calls((module, still) for module in attention_modules(model.network).values()),
+        ):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Leave the model as it is if the activations carry the angles; otherwise no layer rotates."""
+        if rerun:
+            return model
+        _rotary_modules(model, self)
+        return described(model, rotates=lambda attention, config: False)
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Encoding `none` in place of `rope`."""
+        return replace(architecture, encoding=_without(architecture.encoding, Rope, self))
+
+
+@INTERVENTIONS.register("scaled_rope")
+@dataclass(frozen=True)
+class ScaledRope(Intervention):
+    """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
+
+    ingredient: ClassVar[str] = "encoding"
+    undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
+    no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
+
+    factor: NonNegative
+    """At least 0; 0 is `no_rope`, 1 changes nothing."""
+
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """That factor."""
+        return rotary_scaled(model, self, float(self.factor))
+
+
+@INTERVENTIONS.register("no_learned_positions")
+@dataclass(frozen=True)
+class NoLearnedPositions(Intervention):
+    """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
+
+    ingredient: ClassVar[str] = "encoding"
+    undescribed: ClassVar[str] = (
+        "learned positions are in the activations, so taking them out needs the changed network's own"
+    )
+    no_ingredient: ClassVar[str] = (
+        "learned positions add no logit without content, so an architecture has none to take out"
+    )
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Return zeros from the table."""
+        table = model.family.position_table
+        if table is None:
+            raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
+        module = model.network.get_submodule(table)
+        with module.register_forward_hook(lambda _, _inputs, output: torch.zeros_like(output)):
+            yield
+
+
+@INTERVENTIONS.register("no_alibi")
+@dataclass(frozen=True)
+class NoAlibi(Intervention):
+    """Every ALiBi slope is 0 (BLOOM, MPT)."""
+
+    ingredient: ClassVar[str] = "encoding"
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Hand every attention module zeros for its biases."""
+        _check_alibi(model, self)
+        argument = ALIBI_ARGUMENTS[model.model_type]
+
+        def without(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            return positional, {**named, argument: torch.zeros_like(named[argument])}
+
+        with before_calls((module, without) for module in attention_modules(model.network).values()):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """No encoding."""
+        _check_alibi(model, self)
+        return described(model, encoding=lambda config, layer: NoEncoding())
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Encoding `none` in place of `alibi`."""
+        return replace(architecture, encoding=_without(architecture.encoding, Alibi, self))
+
+
+def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) -> Any:
+    """Replace one kind of encoding, which must be there, by none, in an encoding, its spelling, or lists of them."""
+    replaced_any = False
+
+    def replaced(item: Any) -> Any:
+        nonlocal replaced_any
+        if isinstance(item, list | tuple):
+            return [replaced(part) for part in item]
+        variant = ENCODINGS.parse(item) if isinstance(item, str) else item
+        if not isinstance(variant, kind):
+            return variant
+        replaced_any = True
+        return NoEncoding()
+
+    result = replaced(encoding)
+    if not replaced_any:
+        raise UsageError(
+            f"{intervention}: the architecture has no {kind.name} to take out (rotary positions of a model add no "
+            "logit of their own without content and read as none)"
+        )
+    return result
+
+
+def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
+    """Modules that turn positions into cosines and sines; at least one."""
+    modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    takes = [signature(type(module).forward).parameters for module in attention_modules(model.network).values()]
+    config = model.config
+    unused = getattr(config, "alibi", False) or getattr(config, "position_embedding_type", "rope") != "rope"
+    if not modules or unused or not any("position_embeddings" in names for names in takes):
+        raise UsageError(f"{intervention}: this {model.model_type} model has no rotary module to change")
+    return modules
+
+
+def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
+    """Refuse a model without ALiBi, or one that hands it down in another way."""
+    if model.model_type not in ALIBI_ARGUMENTS:
+        raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.model_type} model")
+
+
+@INTERVENTIONS.register("attention_scaled")
+@dataclass(frozen=True)
+class AttentionScaled(Intervention):
+    """Every attention branch is multiplied by a factor before it is added: below 1 the residual is stronger.
+
+    In a theory: m -> f m / (1 - m + f m), since |a| becomes f |a| beside the same |x|.
+    """
+
+    ingredient: ClassVar[str] = "residual strength"
+    patterns_stay: ClassVar[bool] = True
+
+    factor: NonNegative
+    """At least 0; 0 takes attention out, 1 changes nothing."""
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Multiply what every branch adds."""
+        with changed_branches(model, self, Branches(branch=lambda branch: branch * self.factor)):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Put the factor into the output projection, or into the norm after it."""
+        if not model.described:
+            return model
+        family = model.family
+        after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
+
+        def parts(block: Block, config: Any) -> AttentionParts:
+            whole = family.attention_parts(block, config)
+            if block.attention_post_norm is not None:
+                return whole
+            bias = None if whole.output_bias is None else whole.output_bias * self.factor
+            return replace(whole, output=whole.output * self.factor, output_bias=bias)
+
+        def norm(module: nn.Module) -> Norm:
+            whole = family.norm(module)
+            if id(module) not in after:
+                return whole
+            bias = None if whole.bias is None else whole.bias * self.factor
+            return replace(whole, gain=whole.gain * self.factor, bias=bias)
+
+        return described(model, attention_parts=parts, norm=norm)
+
+    def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
+        """f m / (1 - m + f m); 0 with factor 0."""
+        branch = self.factor * mixing
+        total = 1 - mixing + branch
+        return np.divide(branch, total, out=np.zeros_like(branch), where=total > 0)
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Keep masks and encodings under the new mixing."""
+        return replace(architecture, mixing=self.mixing(architecture.layer_mixing))
+
+
+@INTERVENTIONS.register("no_residual")
+@dataclass(frozen=True)
+class NoResidual(Intervention):
+    """No stream passes beside the attention branches: x + a becomes a. In a theory: mixing 1, attention only.
+
+    The MLP's own residual stays, except in parallel blocks, which read the same x and lose it with the attention's. No
+    description fits: every one has the stream pass by attention and MLP alike, or by neither.
+    """
+
+    ingredient: ClassVar[str] = "residual strength"
+    patterns_stay: ClassVar[bool] = True
+    undescribed: ClassVar[str] = (
+        "the stream passes by attention and MLPs alike in this theory; one cannot lose it alone"
+    )
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Let nothing stand in the stream's place where a branch is added to it."""
+        with changed_branches(model, self, Branches(stream=torch.zeros_like)):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Mark the changed network's own activations as a misfit."""
+        whole = super().description(model, rerun=rerun)
+        if not model.described:
+            return whole
+        return whole.described_by(model.family, misfit="its attention branches have no residual")
+
+    def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
+        """1 in every layer."""
+        return np.ones_like(mixing)
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Attention alone."""
+        return replace(architecture, mixing=1.0)
+
+
+@INTERVENTIONS.register("no_content")
+@dataclass(frozen=True)
+class NoContent(Intervention):
+    """Every product q.k counts 0: attention is what mask and additive encodings make of it, whatever the tokens are.
+
+    Rotary positions act through q.k alone and vanish with it: attention is then uniform over what the mask shows.
+    """
+
+    ingredient: ClassVar[str] = "content"
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Let the scale of the logits vanish while the context is open."""
+        modules = attention_modules(model.network)
+        if not modules or not all(map(asks_interface, modules.values())):
+            raise UsageError(
+                f"{self}: attention of {model.model_type} models has no scale of q.k that could be changed"
+            )
+
+        def vanish(call: KernelCall) -> Attended:
+            return call.run(options={**call.options, "scaling": VANISHING})
+
+        with attention(model.network, dict.fromkeys(modules, vanish)):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Scale 0 in every layer."""
+        return with_attention(model, lambda parts: replace(parts, scale=0.0))
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """No content offset in any head."""
+        return replace(architecture, content=0.0)
+
+
+@contextmanager
+def changed_branches(model: HuggingFaceModel, intervention: Intervention, change: Branches) -> Iterator[None]:
+    """Within the context, blocks add their branches with a change; one that adds none to its input is refused."""
+
+    def check(layer: int, _stream: Tensor, branch: Tensor | None) -> None:
+        if branch is None:
+            raise UsageError(
+                f"{intervention}: layer {layer} of this {model.model_type} model does not add a branch of attention to "
+                "its input; allowed are models whose every block does"
+            )
+
+    with branches(model.network, replace(change, done=check)):
+        yield
