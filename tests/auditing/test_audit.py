@@ -149,8 +149,8 @@ def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, mo
 
 def test_a_piece_read_back_has_its_arrays_in_their_own_order(tmp_path):
     arrays = {name: np.zeros(1) for name in ("theory/second", "theory/first")}
-    storage.PartStore(tmp_path, {}, resume=True).get("piece", lambda: arrays)
-    assert list(storage.PartStore(tmp_path, {}, resume=True).get("piece", dict)) == list(arrays)
+    storage.PartStore(tmp_path, {}).get("piece", lambda: arrays)
+    assert list(storage.PartStore(tmp_path, {}).get("piece", dict)) == list(arrays)
 
 
 def test_a_model_at_initialisation_without_initialisations_is_refused(tiny_llama):

@@ -131,12 +131,12 @@ def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
 
 
 def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
-    from posbias.runs.directories import exclusive
+    from posbias.runs.running import held
 
     first, second = names_of(tiny_llama, other_llama)
     plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",))
     (tmp_path / second).mkdir()
-    with exclusive(tmp_path / second):
+    with held(tmp_path / second):
         found = dict(measure_models([str(tiny_llama), str(other_llama)], plan, out=tmp_path))
     assert {name: record.status for name, record in found.items()} == {first: "done", second: "failed"}
     assert "another run is writing" in found[second].error

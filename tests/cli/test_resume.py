@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.runs.directories import LOCK_FILE, exclusive
 from posbias.runs.parts import PARTS, PartStore
 from posbias.runs.records import read_record
+from posbias.runs.running import LOCK_FILE, held
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
 
@@ -40,7 +40,7 @@ def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_l
     assert posbias("predict", "--depth", 1, "--length", 4, "--out", tmp_path / "run").returncode == 0
     words = {"MODEL": tiny_llama, "OUT": tmp_path / "out", "RUN": tmp_path / "run"}
     (tmp_path / "out").mkdir()
-    with exclusive(tmp_path / "out"):
+    with held(tmp_path / "out"):
         result = posbias(*(words.get(word, word) for word in command.split()))
     assert result.returncode == 2
     assert "another run is writing" in result.stderr
@@ -88,7 +88,7 @@ def test_a_directory_with_a_finished_run_is_refused(posbias, long_llama, tmp_pat
 )
 def test_finished_pieces_of_a_run_that_did_not_end_are_refused_with_their_count(posbias, tmp_path, place, count):
     out = tmp_path / "run"
-    store = PartStore((out / place).parent, {}, resume=False)
+    store = PartStore((out / place).parent, {})
     for name in ("a", "b", "c"):
         store.keep(name, {"x": np.zeros(1)})
     command = ["predict", "--depth", 1, "--length", 4, "--out", out]
@@ -139,12 +139,12 @@ def test_a_saved_run_is_not_replaced_unasked(tmp_path):
 
 
 def test_pieces_of_other_settings_are_not_reused(tmp_path):
-    PartStore(tmp_path, {"seed": 0}, resume=False).keep("piece", {"x": np.zeros(1)})
-    assert PartStore(tmp_path, {"seed": 0}, resume=True).find("piece")["x"] == 0
-    assert PartStore(tmp_path, {"seed": 1}, resume=True).find("piece") is None
+    PartStore(tmp_path, {"seed": 0}).keep("piece", {"x": np.zeros(1)})
+    assert PartStore(tmp_path, {"seed": 0}).find("piece")["x"] == 0
+    assert PartStore(tmp_path, {"seed": 1}).find("piece") is None
     (tmp_path / PARTS / "piece.safetensors").write_bytes(b"torn")
-    assert PartStore(tmp_path, {"seed": 0}, resume=True).find("piece") is None
-    assert PartStore(None, {}, resume=True).find("piece") is None
+    assert PartStore(tmp_path, {"seed": 0}).find("piece") is None
+    assert PartStore(None, {}).find("piece") is None
 
 
 @pytest.mark.parametrize("flags", [("--engine", "local", "--ray-address", "auto"), ("--max-memory", "6GB")])

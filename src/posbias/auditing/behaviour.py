@@ -12,9 +12,8 @@ from posbias.evaluation.influence import BehaviourPlan, check_behaviour, with_in
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.models.model import Model
 from posbias.report import conclude, write_report
-from posbias.runs.directories import held
 from posbias.runs.records import REPORT_FILE, Record
-from posbias.runs.running import run_directory
+from posbias.runs.running import held, run_directory
 
 
 @checked

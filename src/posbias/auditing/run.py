@@ -170,7 +170,7 @@ def _run(
     def examined_in(together: int) -> tuple[list[Examined], dict[str, int]]:
         batches = {"together": together} if together > 1 else {}
         # A part holds a batch, so an audit that goes on must have the same ones; a finished one is the same in any.
-        store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
+        store = PartStore(directory, {**settings, **batches})
         work = _work(model, prompts, options, described=settings["model"], together=together)
         return [
             examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)

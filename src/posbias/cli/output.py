@@ -94,13 +94,11 @@ def running(
 def record_document(record: "Record") -> dict[str, Any]:
     """A record with its verdict and arrays, as one JSON document; `record.schema.json` describes it, too."""
     from posbias.report import verdict
-    from posbias.runs.records import PROFILES, plain
+    from posbias.runs.records import plain
 
     answer = verdict(record) if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
-    document = {**record.as_json(), "verdict": list(answer), "arrays": arrays}
-    del document[PROFILES]  # they are among the arrays, which are whole here
-    return document
+    return {**record.as_json(), "verdict": list(answer), "arrays": arrays}
 
 
 def print_record(record: "Record") -> None:

@@ -33,8 +33,8 @@ def report(
     """Write the report of finished runs again. No model is loaded."""
     from posbias import write_report  # from the front door, behind which runs of every verb have their words
     from posbias.report.paper import write_paper
-    from posbias.runs.directories import held
     from posbias.runs.records import RECORD_FILE, read_record
+    from posbias.runs.running import held
 
     records = [read_record(run) for run in runs]
     if paper is not None:

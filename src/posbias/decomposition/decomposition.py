@@ -353,7 +353,7 @@ def decompose(
             decomposition = Decomposition.from_record(finished)
         else:
             check_passes(subject, prompts.n_positions)
-            store = PartStore(options.directory, of_pieces, resume=options.resume, overwrite=options.overwrite)
+            store = PartStore(options.directory, of_pieces)
             examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
             resolved = {
                 "title": str(settings["model"].get("source", "model")),

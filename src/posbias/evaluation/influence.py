@@ -130,7 +130,7 @@ class Weighing:
             "seed": self.plan.evaluation.seed,
             "made_by": made_by(),
         }
-        return PartStore(self.directory, settings, resume=True)
+        return PartStore(self.directory, settings)
 
     def series(self) -> tuple[dict[SeriesName, Scores], list[str]]:
         """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.

@@ -111,7 +111,7 @@ def evaluate_responder(
         evaluation = Evaluation.from_record(record)
         return replace(evaluation, found=True, reused=evaluation.count)
     data = file_sha256(task)
-    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
+    store = PartStore(options.directory, settings)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     _check_room([sample for sample in samples if sample.piece not in finished], responder)
     pieces = _asked(samples, task, options, responder, store=store, finished=finished)

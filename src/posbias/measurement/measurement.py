@@ -291,7 +291,7 @@ def _measured(
     """A measurement by these settings, in batches that are kept in the directory and taken from there."""
     together = options.together or 1
     pieces_of = {**settings, "together": together}
-    store = PartStore(options.directory, pieces_of, resume=options.resume, overwrite=options.overwrite)
+    store = PartStore(options.directory, pieces_of)
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),

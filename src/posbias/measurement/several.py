@@ -23,9 +23,8 @@ from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import report
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.runs.directories import held
 from posbias.runs.records import Record, finished_record
-from posbias.runs.running import check_unfinished, failed_record, run_directory
+from posbias.runs.running import check_unfinished, failed_record, held, run_directory
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError
 from posbias.files import TEMPORARY, write_atomically
 from posbias.progress import announce
 from posbias.runs.records import Record, describe_environment, finished_record, plain
@@ -30,24 +30,14 @@ PARTS_FORMAT = 2
 class PartStore:
     """Named groups of arrays on disk; without a directory they are only computed, never kept."""
 
-    def __init__(
-        self, directory: Path | None, settings: Mapping[str, Any], *, resume: bool, overwrite: bool = False
-    ) -> None:
-        """`settings`: everything the pieces depend on. Without `resume`, older pieces are refused, or removed."""
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any]) -> None:
+        """`settings`: everything the pieces depend on. Older pieces are there only in a run that is resumed."""
         self.fingerprint = fingerprint(settings)
         self._directory = None if directory is None else Path(directory) / PARTS
         self.reused = 0
         """How many pieces were found finished."""
         self.others = 0
         """How many pieces of the names asked for were made under other settings, and are made again."""
-        if directory is not None and not resume:
-            count = 0 if overwrite else sum(1 for _ in (Path(directory) / PARTS).glob("*.safetensors"))
-            if count:
-                raise UsageError(
-                    f"{str(directory)!r} holds {count} finished pieces; resume=True takes over what is the same, "
-                    "overwrite=True removes them, or choose another directory"
-                )
-            clear_parts(directory)
 
     def get(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The finished piece of that name, or the result of `compute`, kept from now on."""
@@ -107,33 +97,12 @@ class PartStore:
 
 
 def clear_parts(directory: str | Path) -> None:
-    """Remove the pieces kept in a run directory, and what a kill left half-written."""
+    """Remove the pieces kept in a run directory, and what a kill left half-written; a user's own files stay."""
     parts = Path(directory) / PARTS
-    if not parts.is_dir():
-        return
-    clear_unfinished(directory)
-    for path in parts.glob("*.safetensors"):
-        if _is_piece(path):
-            path.unlink(missing_ok=True)
-    with suppress(OSError):  # a user's own files stay, and with them the directory
-        parts.rmdir()
-
-
-def _is_piece(path: Path) -> bool:
-    """True if a file carries a fingerprint: other files are the user's, or damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return "fingerprint" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
-
-
-def clear_unfinished(directory: str | Path) -> None:
-    """Remove what a kill left half-written among the pieces of a run directory that nobody else writes to."""
-    for path in (Path(directory) / PARTS).glob(f".*.{TEMPORARY}"):
+    for path in (*parts.glob("*.safetensors"), *parts.glob(f".*.{TEMPORARY}")):
         path.unlink(missing_ok=True)
+    with suppress(OSError):  # other files are there, or no pieces ever were
+        parts.rmdir()
 
 
 def finished_run(

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from posbias.checks import checked
-from posbias.display.showing import INFLUENCE, Presented, Shown
+from posbias.display.showing import Presented, Shown
 from posbias.display.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
@@ -47,15 +47,9 @@ QUOTED_PATH = re.compile(
 )
 """A file name in quotation marks, between which spaces belong to it."""
 
-PROFILES = "profiles"
-"""The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
 MEASURED_PART = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
-LONGEST_PROFILE = 1 << 16
-"""Positions of the longest measured profile whose numbers the JSON document repeats."""
-NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
-"""A list of plain numbers in an indented JSON document; no string has a line feed in it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -133,16 +127,10 @@ class Record(Presented):
         return f"posbias.{self.verb}({arguments})"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the arrays as one JSON document, with the numbers of each measured profile."""
+        """Everything but the numbers of the arrays as one JSON document."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
         document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
-        profiles = [name.split("/") for name, array in self.arrays.items() if array.ndim == 1]
-        profiles = [parts for parts in profiles if parts[-1] == INFLUENCE and MEASURED_PART in parts]
-        measured = map("/".join, sorted(profiles, key=lambda parts: parts[0] == "initialised"))
-        document[PROFILES] = {
-            name: plain(self.arrays[name]) for name in measured if self.arrays[name].size <= LONGEST_PROFILE
-        }
         return document
 
     def called(self, arguments: Mapping[str, Any], command: str) -> None:
@@ -174,7 +162,6 @@ class Record(Presented):
                 "replaces it, or choose another directory"
             )
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
-        text = NUMBERS.sub(lambda match: " ".join(match[0].split()), text)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -203,7 +190,7 @@ def read_record(directory: str | Path) -> Record:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata())
-            document = json.loads(metadata["record"], parse_constant=_no_number, object_hook=_told)
+            document = json.loads(metadata["record"], parse_constant=_no_number)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if metadata.get("sha256") != _checksum(metadata["record"], arrays):
             raise ValueError("its content is not what posbias wrote")
@@ -215,8 +202,8 @@ def read_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        fields = {name: value for name, value in document.items() if name != PROFILES}
-        record = Record(**{**fields, "arrays": arrays})
+        document.pop("profiles", None)  # older records repeat some numbers of the arrays there
+        record = Record(**{**document, "arrays": arrays})
         _check_types(record)
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
@@ -231,13 +218,6 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()
-
-
-def _told(entries: dict[str, Any]) -> Any:
-    """An object of a document; a caveat of an older record, kept there as a name and numbers, is told by these."""
-    name = entries.get("caveat")
-    numbers = [f"{key}: {value}" for key, value in entries.items() if key != "caveat"]
-    return entries if name is None else ", ".join([str(name), *numbers])
 
 
 def _no_number(text: str) -> None:

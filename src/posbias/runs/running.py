@@ -1,21 +1,29 @@
 """A run while it runs: its directory held against other runs, its record written at the end or saying why it failed.
 
+Every file goes there whole or not at all: it is written under a temporary name that tells whose it is, flushed and
+renamed. A lock ends with the process that holds it, on this host or another, so a killed run leaves none behind.
+
 Verbs open the directory of their options themselves. The shell opens it before, so that what it does first belongs to
 the run, too; within it the verb finds the run open, which notes the shell's arguments and command.
 """
 
+import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from posbias.errors import RunError, UsageError
-from posbias.runs.directories import held
+from posbias.files import TEMPORARY, write_atomically
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import Record, finished_record, read_record, without_paths
 
+LOCK_FILE = ".lock"
+WRITTEN_BELOW = ("", "parts", "answers/*", "models/*", "arms/parts")
+"""Places below its directory that a run writes to; what lies deeper is a run of its own."""
 PIECES = "finished pieces"
 WORK = {
     PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
@@ -88,7 +96,8 @@ def run_directory(
         return
     with held(directory) as held_directory:
         if overwrite and not resume:
-            remove_pieces(held_directory)
+            for path in (path for place in WORK[PIECES] for path in held_directory.glob(place)):
+                path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
         before, written = _finished_id(held_directory), _written_id(held_directory)
@@ -139,13 +148,60 @@ def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = F
         )
 
 
-def remove_pieces(directory: Path) -> None:
-    """Remove finished pieces of a run that did not end."""
-    for path in (path for place in WORK[PIECES] for path in directory.glob(place)):
-        path.unlink(missing_ok=True)
-
-
 def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
     """The record of a run that failed: why, in one line that names no directory."""
     reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
     return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
+
+
+@contextmanager
+def held(directory: str | Path) -> Iterator[Path]:
+    """Hold a directory against other runs: made if missing, proven writable, free of what killed runs left.
+
+    A request that turns out wrong (UsageError) leaves no directory behind that was made for it.
+    """
+    directory = Path(directory)
+    created = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        with _refusing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = open(directory / LOCK_FILE, "a")  # noqa: SIM115 (closed below)
+        with lock:
+            with _refusing(directory):
+                if not _locked(lock, directory / LOCK_FILE):
+                    raise UsageError(f"another run is writing to {str(directory)!r}; choose another --out")
+                for place in WRITTEN_BELOW:  # what runs that were killed while writing left
+                    for path in directory.glob(f"{place}/.*.{TEMPORARY}".lstrip("/")):
+                        path.unlink(missing_ok=True)
+                probe = directory / f".probe.{TEMPORARY}"
+                write_atomically(probe, b"posbias")
+                probe.unlink()
+            try:
+                yield directory
+            except UsageError:
+                if created and os.listdir(directory) == [LOCK_FILE]:  # while it is ours
+                    (directory / LOCK_FILE).unlink()
+                raise
+    except UsageError:
+        with suppress(OSError):
+            for path in created:  # innermost first, as far as they are empty
+                path.rmdir()
+        raise
+
+
+def _locked(lock: TextIO, path: Path) -> bool:
+    """Lock an open file until it is closed: False if another run has it, or has removed it meanwhile."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+@contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """Report a refusal of the system as a wrong request."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None

@@ -93,7 +93,7 @@ def train_members(
     report(f"{len(members)} members: {precisions} on {options.device}")
     stacks = group(members, stack_size=options.stack_size)
     work = StackWork(tuple(members), stacks, schedule, options)
-    store = work.store(resume=options.resume)
+    store = work.store()
     names = [f"stack-{unit:04d}" for unit in range(len(stacks))]
     pieces = collect(work, names, engine=options.engine, store=store)
     outcomes: dict[int, TrainedMember] = {}
@@ -126,7 +126,7 @@ class StackWork:
     options: TrainOptions
     description: str = "training stacks"
 
-    def store(self, *, resume: bool) -> PartStore:
+    def store(self) -> PartStore:
         """The place where checkpoints and finished stacks are kept."""
         tasks = {type(member.task).__module__.rpartition(".")[0] for member in self.members}
         settings = {
@@ -136,7 +136,7 @@ class StackWork:
             "device": self.options.device,
             "made_by": made_by(sorted({*DECIDING, *filter(None, tasks)})),
         }
-        return PartStore(self.options.directory, settings, resume=resume, overwrite=self.options.overwrite)
+        return PartStore(self.options.directory, settings)
 
     def prepare(self) -> None:
         """Nothing is shared between stacks."""
@@ -144,7 +144,7 @@ class StackWork:
     def compute(self, prepared: None, unit: int) -> Arrays:
         """Train one stack, from its latest checkpoint if there is one."""
         members = [self.members[index] for index in self.stacks[unit]]
-        store, name = self.store(resume=True), f"stack-{unit:04d}-checkpoint"
+        store, name = self.store(), f"stack-{unit:04d}-checkpoint"
         return packed([state.kept() for state in self._trained(members, store, name)])
 
     def _trained(self, members: Sequence[Member], store: PartStore, name: str) -> list[TrainedMember]:

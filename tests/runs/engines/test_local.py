@@ -45,7 +45,7 @@ def test_units_are_spread_over_processes_and_each_is_done_once(tmp_path):
 
 def test_a_worker_that_dies_ends_the_run_and_what_is_finished_is_kept(tmp_path):
     work = Squares(tmp_path, doomed=(3,), seconds=0.02)
-    store = PartStore(tmp_path / "run", {}, resume=False)
+    store = PartStore(tmp_path / "run", {})
     names = [f"unit-{unit}" for unit in range(5)]
     message = r"^one of 2 workers died \(SIGKILL\); is there memory for so many\? What is finished is kept if"
     with pytest.raises(RunError, match=message):
@@ -53,9 +53,7 @@ def test_a_worker_that_dies_ends_the_run_and_what_is_finished_is_kept(tmp_path):
     kept = {path.stem for path in (tmp_path / "run" / PARTS).iterdir()}
     assert {"unit-0", "unit-1"} <= kept
     assert "unit-3" not in kept
-    again = collect(
-        Squares(tmp_path), names, engine=Local(workers=2), store=PartStore(tmp_path / "run", {}, resume=True)
-    )
+    again = collect(Squares(tmp_path), names, engine=Local(workers=2), store=PartStore(tmp_path / "run", {}))
     assert [int(arrays["square"][0]) for arrays in again] == [0, 1, 4, 9, 16]
     assert all(work.attempts(unit) == 1 for unit in range(5) if f"unit-{unit}" in kept), "nothing is done twice"
 
@@ -138,7 +136,7 @@ def test_wrong_engines(spelled, message):
 
 def test_no_units_start_nothing(tmp_path):
     assert list(Local(workers=2).run(Squares(tmp_path), [])) == []
-    assert collect(Squares(tmp_path), [], engine=Local(workers=2), store=PartStore(None, {}, resume=False)) == []
+    assert collect(Squares(tmp_path), [], engine=Local(workers=2), store=PartStore(None, {})) == []
 
 
 ORPHANS = """

@@ -25,7 +25,7 @@ from posbias.mitigation.trial.arms import UNCHANGED, Arm, arm_of, recipe_names
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.loading import load_prompts
-from posbias.runs.parts import PartStore, clear_unfinished, made_by
+from posbias.runs.parts import PartStore, made_by
 from posbias.tasks.language import Example, LanguageTask
 
 ARMS = "arms"
@@ -75,7 +75,7 @@ class TrialPlan:
     """Everything that the record depends on."""
     directory: Path | None = None
     """The run's directory; None keeps nothing."""
-    store: PartStore = field(default_factory=lambda: PartStore(None, {}, resume=False))
+    store: PartStore = field(default_factory=lambda: PartStore(None, {}))
     """Fits, and what ordinary text is under a method; they stay for another call."""
 
     @property
@@ -107,12 +107,8 @@ class TrialPlan:
     def open(self, directory: Path | None) -> None:
         """Take the directory of the run, where pieces are kept."""
         of_one_method = {name: value for name, value in self.settings.items() if name not in OF_THE_WHOLE}
-        evaluation = self.options.evaluation
-        kept = None if directory is None else directory / ARMS
-        if kept is not None:
-            clear_unfinished(kept)
         self.directory = directory
-        self.store = PartStore(kept, of_one_method, resume=evaluation.resume, overwrite=evaluation.overwrite)
+        self.store = PartStore(None if directory is None else directory / ARMS, of_one_method)
 
 
 def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:
