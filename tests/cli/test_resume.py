@@ -33,7 +33,6 @@ def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, command):
     [
         f"measure MODEL {' '.join(FLAGS)} --out OUT",
         "report RUN --out OUT",
-        "list masks --out OUT",
     ],
 )
 def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_llama, tmp_path, command):

@@ -30,7 +30,6 @@ def export(
         typer.Option(help="The model that it was fitted to, if its name alone does not lead there.", show_default="it"),
     ] = None,
     dtype: options.Dtype = "own",
-    seed: options.UnusedSeed = 0,
     json: options.Json = False,
 ) -> None:
     """Write a fitted method as files that other programs load."""

@@ -54,21 +54,14 @@ SAMPLE_ITEMS = 3
 
 
 def list_variants(
-    context: typer.Context,
     sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
     name: Annotated[str | None, typer.Argument(help="One of that sort, with its parameters.")] = None,
-    seed: options.UnusedSeed = 0,
-    out: Annotated[Path | None, options.out_option("Directory for a record.")] = None,
-    overwrite: options.Overwrite = False,
     json: options.Json = False,
 ) -> None:
     """List the variants that posbias knows, with a description each.
 
     These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks ...; by name: families.
     """
-    from posbias.runs.records import Record
-    from posbias.runs.running import run_directory
-
     if sort not in (None, FAMILIES, *SORTS):
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join((*SORTS, FAMILIES))}")
     catalogue: dict[str, Any]
@@ -78,11 +71,6 @@ def list_variants(
         catalogue = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
     else:
         catalogue = described_variant(sort, name)
-    arguments = options.passed_arguments(context)
-    with run_directory(
-        out, verb="list", arguments=arguments, command=options.command_line(context), resume=None, overwrite=overwrite
-    ) as run:
-        run.finish(Record(verb="list", arguments=arguments, scalars=dict(catalogue)))
     if json:
         print_json(catalogue)
     elif name is not None:
@@ -197,7 +185,6 @@ def _print_variant(variant: dict[str, Any]) -> None:
 @MODELS.command("get", epilog="Example: `posbias models get demo`")
 def get(
     name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.")] = "demo",
-    seed: options.UnusedSeed = 0,
     out: Annotated[Path | None, options.out_option("A new directory for a copy of the model.")] = None,
     json: options.Json = False,
 ) -> None:

@@ -45,7 +45,6 @@ Model = Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo'
 Out = Annotated[Path | None, out_option("Directory for record and report.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-UnusedSeed = Annotated[int, typer.Option(help="Accepted by every verb; without effect here.", min=0)]
 Length = Annotated[int, typer.Option(help="Context length N in positions.", min=1)]
 Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
 Mixing = Annotated[

@@ -18,7 +18,6 @@ EXAMPLE = (
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
-    seed: options.UnusedSeed = 0,
     png: Annotated[bool, typer.Option("--png", help="Also save every figure as a PNG, for slides.")] = False,
     paper: Annotated[
         Path | None,
