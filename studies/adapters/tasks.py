@@ -1,7 +1,8 @@
 """Families of tasks that adapters are fitted to: short entries of one form, one of which is asked for and moves.
 
 Importing this module registers them, so that `pb.evaluate` and `pb.fit` take them by name. Entries of a sample differ
-in what is asked for, so that the answer is known from the moved entry alone.
+in what is asked for, so that the answer is known from the moved entry alone. Results are of a commit whose rules read
+JSON and days in any form.
 """
 
 import json
@@ -109,7 +110,7 @@ def table(source: random.Random, count: int) -> Asked:
     return rows, f"Question: What is the price of the {goods[0]}?\nAnswer:", str(prices[0])
 
 
-@family("json_value", min(len(NAMES), len(CITIES)), ("[", ",\n ", "]"))
+@family("equals", min(len(NAMES), len(CITIES)), ("[", ",\n ", "]"))
 def json_fields(source: random.Random, count: int) -> Asked:
     """Read one field of one object in a JSON array; that object moves."""
     names, towns = (source.sample(words, count) for words in (NAMES, CITIES))
@@ -119,7 +120,7 @@ def json_fields(source: random.Random, count: int) -> Asked:
     return people, question, json.dumps(towns[0])
 
 
-@family("json_value", len(COMMON), ("```python\n", "\n", ""))
+@family("number", len(COMMON), ("```python\n", "\n", ""))
 def code_variables(source: random.Random, count: int) -> Asked:
     """Tell the value of one variable of a Python program; the line that sets it moves."""
     names, values = source.sample(COMMON, count), source.sample(THREE_DIGITS, count)
@@ -147,7 +148,7 @@ def dialogue(source: random.Random, count: int) -> Asked:
     return turns, f"Question: Who dreamt of a {things[0]}?\nAnswer:", names[0]
 
 
-@family("date", len(CITIES))
+@family("equals", len(CITIES))
 def dates(source: random.Random, count: int) -> Asked:
     """Tell on which day something happened, from a list of dated events; that event moves."""
     towns = source.sample(CITIES, count)

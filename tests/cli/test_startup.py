@@ -123,6 +123,6 @@ def test_parameters_are_those_of_the_class_and_of_what_it_inherits(posbias):
     unknown = posbias("list", "tasks", "nosuch")
     assert unknown.returncode == 2
     assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: documents, ")
-    sample = posbias("list", "tasks", "listwise").stdout.partition("its answer in brackets:")[2]
-    assert re.search(r"worst:\[ [A-C]\]", sample)
+    sample = posbias("list", "tasks", "key_value").stdout.partition("its answer in brackets:")[2]
+    assert re.search(r"value:\[ [0-9a-f-]{36}\]", sample)
     assert "brackets" not in posbias("list", "tasks", "needle").stdout, "it needs a tokenizer"

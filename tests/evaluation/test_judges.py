@@ -17,7 +17,7 @@ from posbias.report import report_of
 from posbias.report.evaluate import statements_of
 from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
-from posbias.tasks.language.verdict_parsing import TIE, first_ranked, verdict_of
+from posbias.tasks.language.readings import TIE, verdict_of
 
 LINE = {"question": "q", "response_A": "good", "response_B": "bad", "label": "A>B", "pair_id": "1"}
 
@@ -129,7 +129,7 @@ def test_pairs_of_one_group_count_as_one_sample(tmp_path: Path) -> None:
         return evaluate(Judge(say.get), task, options=EvaluateOptions(count=len(lines), score=False)).verdicts
 
     one, five = found(lines), found([line for line in lines for _ in range(5)])
-    for rate in ("accuracy", "flip_rate", "first_pick", "agreed_share", "agreed_accuracy", "agreement_gain"):
+    for rate in ("accuracy", "flip_rate", "first_pick", "agreed_accuracy", "agreement_gain"):
         assert getattr(five, rate) == getattr(one, rate), rate
     assert (five.n_both, five.accuracy.value) == (60, 0.75)
     apart = found([{**line, "group": None} for line in lines for _ in range(5)])
@@ -147,7 +147,7 @@ def test_debiasing_helps_in_at_most_5_percent_where_agreeing_verdicts_are_right_
         kinds = np.repeat(np.arange(3), row)  # right in both orders, wrong in both, the first slot
         correct = np.column_stack([kinds != 1, kinds == 0]).astype(np.float64)
         chosen = np.where(correct == 1, [[0.0, 1.0]], [[1.0, 0.0]])
-        gain = judge_verdicts(correct, chosen, np.zeros_like(correct)).agreement_gain
+        gain = judge_verdicts(correct, 1 - chosen, np.zeros_like(correct)).agreement_gain
         gains += gain is not None and gain.low > 0
     assert gains <= 0.05 * len(drawn)
 
@@ -168,7 +168,7 @@ def test_rates_of_a_table() -> None:
     correct = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [np.nan, 1], [0, 1]], dtype=np.float64)
     first = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, np.nan], [np.nan, 0], [np.nan, 0]], dtype=np.float64)
     tie = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [0, np.nan], [np.nan, 0], [1, 0]], dtype=np.float64)
-    found = judge_verdicts(correct, 1 - first, tie)
+    found = judge_verdicts(correct, first, tie)
     assert found.accuracy.value == 0.5
     assert found.flip_rate.value == 0.5
     assert found.first_pick.value == 0.5
@@ -184,7 +184,7 @@ def test_agreeing_orders_gain_where_flips_are_the_errors() -> None:
     flips = np.arange(60) % 3 == 0
     correct = np.column_stack([np.ones(60), ~flips]).astype(np.float64)
     first = np.column_stack([np.ones(60), flips]).astype(np.float64)
-    found = judge_verdicts(correct, 1 - first, np.zeros_like(first))
+    found = judge_verdicts(correct, first, np.zeros_like(first))
     assert found.agreed_accuracy is not None
     assert found.agreement_gain is not None
     assert found.agreed_accuracy.value == 1.0
@@ -298,7 +298,7 @@ def test_wrong_patterns_are_refused_before_anything_is_asked(pattern: Any, compl
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbias.tasks.language.verdict_parsing.PATTERN_SECONDS", 0.05)
+    monkeypatch.setattr("posbias.tasks.language.readings.PATTERN_SECONDS", 0.05)
     with pytest.raises(UsageError, match=r"takes longer than 0\.05 s on \d+ characters"):
         verdict_of("1," * 30, "(?:.*?,){11}(P)")
 
@@ -333,93 +333,17 @@ def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        (" C > A > B > D", "C"),
-        ("**B > A > D > C**", "B"),
-        ("Response D >> Response A > B > C", "D"),
-        ("At first A > B > C > D, but on reflection B > A > C > D.", "B"),
-        ("1. D\n2. Response A\n3. B\n4. C", "D"),
-        ("C, A, B, D", "C"),
-        ("My verdict: [[C]]", "C"),
-        ("[[tie]]", TIE),
-        ("A", "A"),
-        ("A tie.", TIE),
-        # What names no first is no ranking.
-        ("A > A > B > C", None),
-        ("A, B and C are alike", None),
-        ("A careful reading", None),
-        ("E > F", None),
-        ("", None),
-    ],
-)
-def test_rankings_are_read_by_their_first(text: str, first: str | None) -> None:
-    assert first_ranked(text, "ABCD") == first
-
-
-def test_a_list_is_asked_in_rotations_and_most_orders_debias_a_judge_that_follows_slots_now_and_then() -> None:
-    asked = [
-        [str(example.prompt)[slice(*span)] for span in example.passages]
-        for example in LANGUAGE_TASKS.parse("listwise(responses=3)").examples(None, count=1)
-    ]
-    assert [order.index(asked[0][0]) for order in asked] == [0, 1, 2]
-    assert [sorted(column) for column in zip(*asked, strict=True)] == [sorted(asked[0])] * 3
-
-    class Ranker(Judge):
-        """Prefers the best response, except that it names the first slot in one of three orders."""
-
-        def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
-            replies = []
-            for number, request in enumerate(requests):
-                texts = [request.text[slice(*span)] for span in request.passages]
-                best = next(slot for slot, text in enumerate(texts) if request.text.count(text.split()[-1][:-1]) > 1)
-                letter = "A" if number % 3 == 1 else "ABC"[best]
-                replies.append(Reply(Response(f"{letter} > {'B' if letter != 'B' else 'C'}", "stop"), None))
-            return replies
-
-    found = evaluate(Ranker(None), "listwise(responses=3)", options=EvaluateOptions(count=12, score=False))
-    verdicts = found.verdicts
-    assert verdicts is not None
-    assert verdicts.majority_accuracy is not None
-    assert verdicts.majority_gain is not None
-    assert (verdicts.n_slots, verdicts.accuracy.value, verdicts.flip_rate.value) == (3, pytest.approx(2 / 3), 1.0)
-    assert (verdicts.majority_accuracy.value, verdicts.majority_gain.value) == (1.0, pytest.approx(1 / 3))
-    assert verdicts.first_pick.value == pytest.approx(2 / 3)
-    report = report_of(found)
-    assert report.verdict[-1].startswith("Debiasing: most of 3 orders are right in 1.00")
-    assert "(helps), for 3 requests" in report.verdict[-1]
-    assert "the first slot is preferred" in html_of(report)
-    assert [row[0] for row in next(t for t in report.tables if t.title.startswith("Letters chosen")).cells] == [
-        "A",
-        "B",
-        "C",
-    ]
-
-
-def test_lists_and_rubrics_of_ones_own(tmp_path: Path) -> None:
-    line = {"question": "which?", "responses": ["one", "two", "three"], "best": 1}
-    path = written(tmp_path / "lists.jsonl", [line])
+def test_rubrics_and_prompts_of_ones_own(tmp_path: Path) -> None:
+    path = written(tmp_path / "judge.jsonl", [LINE])
     template = tmp_path / "prompt.txt"
     template.write_text("Judge by {rubric}. {question}\n{responses}\nBest:")
-    task = LANGUAGE_TASKS.parse(
-        f"listwise(responses=3, file={path!r}, rubric='brevity', template={str(template)!r}, chat=True)"
-    )
+    task = LANGUAGE_TASKS.parse(f"pairwise(file={path!r}, rubric='brevity', template={str(template)!r}, chat=True)")
     prompts = [example.text for example in task.examples(None, count=1)]
-    assert prompts[1] == "Judge by brevity. which?\nResponse A:\nthree\n\nResponse B:\ntwo\n\nResponse C:\none\nBest:"
+    assert prompts[1] == "Judge by brevity. q\nResponse A:\nbad\n\nResponse B:\ngood\nBest:"
     told = next(iter(Pairwise(rubric="Prefer the right town.").examples(None, count=1)))
     assert "Criteria:\nPrefer the right town.\n\nQuestion:" in told.text
     with pytest.raises(UsageError, match=r"\{rubric\} exactly if a rubric is given"):
         list(Pairwise(template=str(template)).examples(None, count=1))
-    with pytest.raises(UsageError, match="responses must be a whole number >= 3 and <= 8"):
-        LANGUAGE_TASKS.parse("listwise(responses=2)")
-    for change, complaint in (
-        ({"best": 3}, "'best' must be 0 ... 2, got 3"),
-        ({"responses": ["a"]}, "list of 3 texts"),
-    ):
-        wrong = LANGUAGE_TASKS.parse(f"listwise(responses=3, file={written(tmp_path / 'x.jsonl', [line | change])!r})")
-        with pytest.raises(UsageError, match=complaint):
-            list(wrong.examples(None, count=1))
 
 
 def test_judges_and_rubrics_are_compared_by_question_and_corrected(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.tasks.language.answers import starts_with
+from posbias.tasks.language.rules import starts_with
 
 TASK = "key_value(pairs=4)"
 RIGHT = ("{}", "stop")
@@ -94,7 +94,6 @@ def test_answers_cut_before_the_line_that_is_right_are_no_flat_curve():
         ("regex", "It says\nmany", True),
         ("equals", "It says\nmany", False),
         ("equals", "\n\nIt says", True),
-        ("json_value", '{"boats":', True),
         ("number", "Let me count.\nThere are", True),
         ("number", "Answer: 77\nThere are", False),
         ("call", '{"name": "cou', True),

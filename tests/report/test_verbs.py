@@ -15,7 +15,7 @@ from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.evaluation.placement import Placement
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
-from posbias.report.judges import VERDICTS
+from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
@@ -105,7 +105,7 @@ def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answer
     assert list(report.caveats) == [
         "3 of 20 generated answers ended at --max-tokens 8, not by themselves.",
         "3 of 20 answers count as wrong because nothing in them can be judged: 2 empty; 1 without what the task's rule "
-        "judges (a verdict, letter, number, day, value or call).",
+        "judges (a verdict, letter, number or call).",
     ]
     assert list(report.left_out) == ["4 of 24 prompts are longer than the model's context (position 9: 4)"]
 

@@ -161,7 +161,7 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
         ("items()", "missing a required argument: 'file'"),
         (
             "items(file='x', rule='has')",
-            "unknown rule 'has'; known: best_subspan_em, call, choice, contains, date, equals",
+            "unknown rule 'has'; known: best_subspan_em, call, choice, contains, equals",
         ),
         ("items(file='x', rule='number(tolerance=-1)')", "tolerance must be a finite number >= 0, got -1"),
         (
@@ -236,8 +236,6 @@ def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong
     [
         ("regex", "(", "is not a regular expression"),
         ("number", "many", "the answer must be a number, got 'many'"),
-        ("date", "May", "the answer must be a date such as 3 March 1921 or 1921-03-03, got 'May'"),
-        ("json_value", "{", "the answer must be a JSON value, got '{'"),
         ("call", '{"name": "look"}', "the answer must be a tool's name, or an object with name and arguments"),
     ],
 )

@@ -1,15 +1,13 @@
 """Answers as models write them: each form gives the right value or none, never another one."""
 
-from datetime import date
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from posbias.tasks.language.readings import NAME, day_in, json_in, number_in
+from posbias.tasks.language.readings import letter_in, number_in
 from posbias.tasks.language.rules import RULES
-from posbias.tasks.language.verdict_parsing import TIE, first_ranked, letter_in
 
 # fmt: off
 LETTER_FORMS = [
@@ -61,37 +59,6 @@ NO_NUMBER = [
     "3 million", "\\boxed{x+1}", "\\boxed{3 + x}", "Is it 12?", "12? No.", "12 pens total: 3 boxes",
     "1. There are twelve pens", "[1] 12",
 ]
-DAY_FORMS = [
-    "{m} {d}, {y}", "{m} {d}{s}, {y}", "{d} {m} {y}", "{d}{s} of {m} {y}", "the {d}{s} of {m}, {y}", "{d} {m}, {y}",
-    "{a}. {d}, {y}", "{a} {d} {y}", "{M} {d}, {y}", "{m} the {d}{s}, {y}", "{y}/{n:02}/{d:02}", "{y}-{n:02}-{d:02}",
-    "It was on Tuesday, {d} {m} {y}.", "**{m} {d}, {y}**", "Answer: {d} {m} {y}. It rained on 5 May 1922.",
-    "{d}.{n}.{y}", "{m} {d}, {y}\n(He died on May 1, 1990.)", "\\boxed{{\\text{{{m} {d}, {y}}}}}", "{n}/{d}/{y}",
-    '{{"answer": "{d} {m} {y}"}}', "It was not found on {m} {d}, {y}.", "before {m} {d}, {y}", "3 or {d} {m} {y}",
-    "{d} {m} {y} 1939", "{y} {n} {d}",
-]
-NO_DAY = [
-    "", "1921", "March 1921", "February 30, 1921", "03/04/1921", "3/4/21", "3-4 March 1921", "25 janvier 1938",
-    "May 1, 1900, then March 3, 1921", "May 1, 1900, March 3, 1921", "March 3, 1921 or May 1, 1922",
-    "3 May or June 1921",
-]
-JSON = {
-    '{"a": 1}': {"a": 1}, '```json\n{"a": 1}\n```': {"a": 1}, '{\n  "a": 1\n}': {"a": 1}, "{'a': 1}": {"a": 1},
-    'Sure!\n```\n{"a": [1]}\n```\nIt is {a}.': {"a": [1]}, 'Here it is: {"a": 1}.': {"a": 1}, "null": None,
-    "`473`": 473, '"Oslo"': "Oslo", '`"Oslo"`': "Oslo", '```json\n"Oslo"\n```': "Oslo", '"Oslo", "age": 3': "Oslo",
-    "```\n473\n```": 473,
-}
-NO_JSON = [
-    '{"a": 1} or {"a": 2}', "12 or 13", "12\n13", "The city is Oslo.", '{"a": ', "```json", "Oslo\n\nWait, Rome.",
-]
-RANKINGS = [
-    "@ > 1 > 2 > 3", "@>1>2>3", "**@ > 1 > 2 > 3**", "@ > 1 = 2 > 3", "@ > 1 ≥ 2 > 3",
-    "Response @ >> Response 1 > 2 > 3",
-    "@ > 1 > 2 > 3\n\nExplanation: only @ is right; 1 > 3, since its city is nearer.", "@, 1, 2, 3",
-    "From best to worst: @, 1, 2, 3", "@\n1\n2\n3", "- @\n- 1\n- 2\n- 3", "[[@]]", '["@", "1", "2", "3"]',
-    '{"order": ["@", "1", "2", "3"]}', "\\boxed{@ > 1 > 2 > 3}",
-    "At first 3 > 2 > 1 > @, but on reflection @ > 1 > 2 > 3.", "3 < 2 < 1 < @", "@ ≥ 1 > 2 > 3",
-    "@ > 1 > 2 > 3\n3 > @ > 1 > 2", "3: it says Oslo\n@ > 1 > 2 > 3", "@\n1",
-]
 # fmt: on
 
 
@@ -113,39 +80,6 @@ def test_no_form_of_a_number_gives_another() -> None:
     assert [form for form, value in read.items() if value is None] == NUMBER_FORMS[-10:]
     assert {text: number_in(text) for text in NUMBERS} == NUMBERS
     assert {text: number_in(text) for text in NO_NUMBER} == dict.fromkeys(NO_NUMBER)
-
-
-def written(form: str, day: date) -> str:
-    suffix = "th" if 10 <= day.day % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
-    names = {"m": f"{day:%B}", "M": f"{day:%B}".upper(), "a": f"{day:%b}"}
-    return form.format(d=day.day, s=suffix, n=day.month, y=day.year, **names)
-
-
-def test_a_day_is_read_in_its_usual_forms() -> None:
-    for day in (date(1938, 1, 25), date(1921, 5, 13), date(2004, 9, 30)):
-        read = {form: day_in(written(form, day)) for form in DAY_FORMS}
-        assert set(read.values()) == {day, None}
-        assert [form for form, value in read.items() if value is None] == DAY_FORMS[-5:-1]
-    assert {text: day_in(text) for text in NO_DAY} == dict.fromkeys(NO_DAY)
-
-
-def test_json_is_read_in_fences_over_lines_and_in_prose() -> None:
-    assert {text: json_in(text) for text in JSON} == {text: (False, value) for text, value in JSON.items()}
-    assert {text: json_in(text) for text in NO_JSON} == dict.fromkeys(NO_JSON)
-    assert (json_in("true"), json_in("New Oslo.")) == ((True, True), (NAME, "new oslo"))
-    rule = RULES.parse("json_value")
-    assert [rule.right(text, ['"Oslo"']) for text in ('"Oslo"', "oslo", '"oslo"', "The city is Oslo")] == [1, 1, 0, 0]
-    assert (rule.readable("The city is Oslo"), rule.right("1", ["true"])) == (False, 0)
-
-
-@pytest.mark.parametrize("best", "ABCD")
-def test_a_ranking_is_read_by_its_first(best: str) -> None:
-    others = [letter for letter in "DCBA" if letter != best]
-    spelled = str.maketrans({"@": best, **dict(zip("123", others, strict=True))})
-    read = {form: first_ranked(form.translate(spelled), "ABCD") for form in RANKINGS}
-    assert set(read.values()) == {best, None}
-    assert [form for form, first in read.items() if first is None] == [*RANKINGS[-5:-2], RANKINGS[-1]]
-    assert first_ranked(f"{best} = {others[0]} > {others[1]}", "ABCD") == TIE
 
 
 BEFORE = st.sampled_from(
@@ -179,19 +113,15 @@ def test_a_decorated_value_is_never_read_as_another(
         return before + line * around.startswith("#") + around.replace("@", value) + behind
 
     letter, number = data.draw(st.sampled_from("ABCD")), data.draw(st.decimals(-10_000, 10_000, places=2))
-    day = data.draw(st.dates(date(1000, 1, 1), date(2999, 12, 31)))
     spelled = data.draw(st.sampled_from([f"{number}", f"{number:,}", f"{number:f}".rstrip("0").rstrip(".")]))
-    form = data.draw(st.sampled_from(DAY_FORMS[:12]))
     assert letter_in(dressed(letter), "ABCD") in (letter, None)
     assert number_in(dressed(spelled)) in (float(number), None)
-    assert day_in(dressed(written(form, day))) in (day, None)
-    assert first_ranked(dressed(" > ".join([letter, *sorted({*"ABCD"} - {letter})])), "ABCD") in (letter, None)
 
 
 @given(st.text(max_size=60) | st.text("AB12[]{}<>.,:-$\\\n `*answeris", max_size=60))
 @example("[[" * 30)
 def test_any_text_is_read_or_not(text: str) -> None:
-    for rule in ("number", "date", "json_value", "choice", "verdict", "first_ranked(responses=3)"):
+    for rule in ("number", "choice", "verdict"):
         judge: Any = RULES.parse(rule)
         assert judge.readable(text) == (judge.read(text) is not None)
 
@@ -206,7 +136,7 @@ def test_a_long_text_is_read_in_no_time() -> None:
         "a" * 50_000,
         "*_" * 25_000,
     ):
-        for rule in ("number", "date", "json_value", "choice", "verdict", "first_ranked(responses=3)"):
+        for rule in ("number", "choice", "verdict"):
             RULES.parse(rule).readable("x" + text + "x")
 
 
@@ -215,19 +145,6 @@ def test_a_long_text_is_read_in_no_time() -> None:
     [
         ("number", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "5\n412"]),
         ("number", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight, or 7", "often"]),
-        (
-            "json_value",
-            '"Oslo"',
-            ['"Oslo"', "Oslo", '"Oslo", "age": 3'],
-            ["New Oslo", '"oslo"', '{"city": "Oslo"}'],
-        ),
-        ("json_value", "957", ["957", "0x3bd", "957  # the letter"], ["957 apples", "print(957)", "'957'"]),
-        (
-            "date",
-            "March 3, 1921",
-            ["March 3, 1921", "on 3 March 1921.", "1921-03-03", "Mar 3, 1921", "March 3rd, 1921"],
-            ["March 13, 1921", "1921", "February 30, 1921", "May 1, 1900, then March 3, 1921"],
-        ),
         ("whole_words", "Nils", ["It is Nils, the cook.", "nils"], ["Nilsson", "Olga. Nils is not", "Olga\nNils"]),
         ("whole_words", "Olga", ["Olga said so"], ["the organ"]),
         ("equals", "candle", ["candle", " Candle.", '"candle"'], ["I say candle", "candles", "paper candle"]),

@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
-from posbias.tasks.language.verdict_parsing import check_own
+from posbias.tasks.language.readings import check_own
 
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""

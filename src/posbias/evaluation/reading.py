@@ -24,7 +24,7 @@ UNJUDGED = {
     "unfinished": "still within thoughts",
     "cut_off": "cut off before what the task's rule reads was complete",
     "empty": "empty",
-    "unread": "without what the task's rule judges (a verdict, letter, number, day, value or call)",
+    "unread": "without what the task's rule judges (a verdict, letter, number or call)",
 }
 """Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
 IN_A_VERDICT = {"cut_off": "cut off too early", "unread": "unreadable"}

@@ -21,7 +21,7 @@ from posbias.evaluation.evaluation import (
     measures_of,
     write_outputs,
 )
-from posbias.evaluation.judges import chosen_slots, judge_verdicts
+from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import reading_of, unjudged_in
@@ -134,7 +134,7 @@ def evaluate_responder(
         "notices": notices_of(samples),
     }
     if "first_pick" in tables and len(record.resolved["positions"]) == task.n_items and options.generate:
-        verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
+        verdicts = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"], tables)
         record.scalars["verdicts"] = plain(asdict(verdicts))
     return replace(Evaluation.from_record(record), outputs=outputs)
 

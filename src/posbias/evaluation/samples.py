@@ -20,7 +20,7 @@ from posbias.evaluation.curve import Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.tasks.language import Example, LanguageTask, share_found
-from posbias.tasks.language.answers import starts_with
+from posbias.tasks.language.rules import Python, starts_with
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
@@ -50,10 +50,10 @@ class Sample:
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
-    own_code = task.answer_rule.own_code
-    if own_code is not None and not options.allow_code:
+    rule = task.answer_rule
+    if isinstance(rule, Python) and not options.allow_code:
         raise UsageError(
-            f"{task.name}: answers would be judged by code of one's own, {own_code!r}, which allow_code=True "
+            f"{task.name}: answers would be judged by code of one's own, {rule.function!r}, which allow_code=True "
             "(--allow-code) permits"
         )
     positions, count = options.positions_of(task), options.skip + options.count_of(task)

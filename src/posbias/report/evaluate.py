@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posbias.display.figures import (
-    MEASURED,
-    RUNS,
-    Figure,
-    interval_curves,
-)
+from posbias.display.figures import MEASURED, RUNS, Figure, interval_curves
 from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
+from posbias.evaluation.judges import Verdicts
 from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
@@ -29,12 +25,11 @@ from posbias.report.influence import (
     correlation_verdict,
     influence_figure,
 )
-from posbias.report.judges import debiasing_findings, judge_findings, verdict_table
 from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval, mean_of
-from posbias.tasks.language.answers import LETTERS
+from posbias.tasks.language.rules import LETTERS
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
@@ -68,6 +63,15 @@ REMEDIES = {
     "cut_off": "--max-tokens allows longer answers",
 }
 """What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
+VERDICTS = {
+    "accuracy": "right verdicts",
+    "flip_rate": "preferred response changes with the order",
+    "first_pick": "first response picked (1/2 without position bias)",
+    "tie_rate": "tie called",
+    "agreed_accuracy": "right verdicts, if only those count that agree in both orders",
+    "agreement_gain": "these less a single verdict",
+}
+"""Rates of a judge's verdicts."""
 NAMED_POSITIONS = 3
 """Positions of equal scores that a verdict names."""
 MITIGATED = 20
@@ -162,7 +166,7 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     curves = evaluation.curves
     withheld = _withheld(evaluation)
     if not curves or evaluation.verdicts:
-        debiased = debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
+        debiased = _debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
         return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
     if withheld:
         return [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
@@ -231,7 +235,7 @@ def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
     curves, series = evaluation.curves, _series(evaluation)
-    judged = [] if not evaluation.verdicts or _withheld(evaluation) else [verdict_table(evaluation.verdicts)]
+    judged = [] if not evaluation.verdicts or _withheld(evaluation) else [_verdict_table(evaluation.verdicts)]
     tables = [*judged, _score_table(evaluation), *_choice_tables(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in curves.items()]
     tables += [
@@ -245,7 +249,7 @@ def statements_of(evaluation: Evaluation) -> list[str]:
     """Sentences that the intervals support."""
     statements = withheld = _withheld(evaluation)
     if evaluation.verdicts and not withheld:
-        statements = [f"Verdicts: {finding}." for finding in judge_findings(evaluation.verdicts)]
+        statements = [f"Verdicts: {finding}." for finding in _judge_findings(evaluation.verdicts)]
     statements = [
         *statements,
         *(
@@ -407,3 +411,40 @@ def requirement_text(check: RequirementCheck) -> str:
     elif check.measure == EFFECTIVE_LENGTH:
         told = f"at least {check.low or 0:.0f} tokens are established, {check.value:.0f} tokens estimated"
     return f"Required {check.text} {verb}{judged}: {told}."
+
+
+def _judge_findings(verdicts: Verdicts) -> list[str]:
+    """Findings that the intervals of a judge's verdicts support."""
+    first = verdicts.first_pick
+    if not first.known:
+        return ["no question has a response named in both orders, so nothing can be said about the slot"]
+    leaning = "no preference for a slot is established"
+    if first.excludes(0.5):
+        leaning = f"the {'first' if first.value > 0.5 else 'second'} slot is preferred"
+    return [
+        f"right in {verdicts.accuracy} of the verdicts",
+        f"the preferred response changes with the order in {verdicts.flip_rate} of {verdicts.n_both} questions",
+        f"the first response is picked in {first}: {leaning}",
+        *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
+        *_debiasing_findings(verdicts),
+    ]
+
+
+def _debiasing_findings(verdicts: Verdicts) -> list[str]:
+    """Whether it helps to keep only verdicts that agree in both orders, and at which price in requests."""
+    gain, share = verdicts.agreement_gain, 1 - verdicts.flip_rate.value
+    if verdicts.agreed_accuracy is None or gain is None:
+        return []
+    decided = "helps" if gain.low > 0 else "harms" if gain.high < 0 else "no gain established"
+    return [
+        f"verdicts that agree in both orders are right in {verdicts.agreed_accuracy}, {gain.text('+.3f')} against one "
+        f"verdict ({decided})",
+        f"verdicts that agree decide {share:.0%} of the questions, {2 / share:.1f} requests each",
+    ]
+
+
+def _verdict_table(verdicts: Verdicts) -> Table:
+    """The rates of a judge's verdicts in both orders."""
+    cells = [[name, value.text()] for rate, name in VERDICTS.items() if (value := getattr(verdicts, rate)) is not None]
+    title = f"{verdicts.n_pairs} questions in both orders, {verdicts.n_both} with a response named in each"
+    return Table(title, ["rate", "value"], cells)

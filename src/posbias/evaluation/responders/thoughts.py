@@ -8,7 +8,7 @@ only the closing mark is generated. Thoughts that do not end hold no answer.
 import re
 from dataclasses import dataclass
 
-from posbias.tasks.language.verdict_parsing import search_own
+from posbias.tasks.language.readings import search_own
 
 _NAME = r"(?:[\w:.-]*(?:think|thought)[\w:.-]*|scratchpad|in(?:ner|ternal)_monologue)"
 _EXPLANATION = r"(?:reason(?:ing)?|analysis|reflection)"

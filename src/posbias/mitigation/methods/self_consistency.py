@@ -15,7 +15,7 @@ from posbias.errors import check_most
 from posbias.evaluation.responders import AnswerScore, Reply, Request
 from posbias.files import READ_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
-from posbias.tasks.language.answers import normalise_answer
+from posbias.tasks.language.rules import normalise_answer
 
 
 @MITIGATIONS.register("self_consistency")

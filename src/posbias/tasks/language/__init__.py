@@ -1,16 +1,10 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
-from posbias.tasks.language.answers import share_found
-from posbias.tasks.language.base import (
-    LANGUAGE_TASKS,
-    Example,
-    LanguageTask,
-    file_sha256,
-)
+from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, file_sha256
 from posbias.tasks.language.documents import Documents
 from posbias.tasks.language.items import Items
 from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.locating import Span, encode, locate, rendered
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
-from posbias.tasks.language.rules import RULES
+from posbias.tasks.language.rules import RULES, share_found

@@ -20,12 +20,12 @@ from posbias.errors import UsageError, check_most
 from posbias.files import check_text, decoded, json_object, open_file, read_lines, read_whole
 from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
-from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, locate, text_of
-from posbias.tasks.language.rules import RULES, Rule
+from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
 LEFT = {
+    "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
     "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
     "multiple_choice": "items(file=..., rule='choice') with the options as units",
     **dict.fromkeys(

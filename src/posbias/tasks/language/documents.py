@@ -21,7 +21,6 @@ from typing import Annotated, Any, ClassVar
 
 from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
-from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
@@ -33,6 +32,7 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
+from posbias.tasks.language.rules import normalise_answer
 from posbias.tasks.language.words import CATEGORIES, CITIES
 
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"

@@ -19,7 +19,7 @@ from posbias.errors import UsageError, check_most
 from posbias.files import parsed_json, read_lines, read_whole
 from posbias.tasks.language.base import MOST_EXAMPLES, group_field, list_field, published_lines, text_field
 from posbias.tasks.language.locating import Message
-from posbias.tasks.language.rules import Rule
+from posbias.tasks.language.rules import Call, Choice, Rule
 from posbias.tasks.language.transcripts import movable_blocks, movable_in_words, read_messages
 
 FIELDS = ("units", "messages", "tools", "moved", "question", "answer", "answers", "target", "group", "id")
@@ -117,14 +117,16 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
 
 def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
     given = [name for name in ("answer", "answers") if record.get(name) is not None]
-    if rule.of_place and given:
-        raise UsageError(f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter")
-    if rule.of_place:
+    if isinstance(rule, Choice):
+        if given:
+            raise UsageError(
+                f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter"
+            )
         return ()
     if len(given) != 1:
         raise UsageError(f"{where}: need one of the fields 'answer' (a text or number) and 'answers' (a list)")
     answers = list_field(record, "answers", where) if given == ["answers"] else [record["answer"]]
-    if rule.objects:
+    if isinstance(rule, Call):
         answers = [json.dumps(answer) if isinstance(answer, Mapping) else answer for answer in answers]
     for answer in answers:
         if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():

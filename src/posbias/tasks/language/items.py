@@ -17,7 +17,6 @@ from annotated_types import Ge
 from posbias.checks import Count, CountOrZero, FileName, OneOf
 from posbias.errors import UsageError
 from posbias.prompts.templates import DESCRIPTIONS
-from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     MEASURED_SAMPLES,
@@ -27,7 +26,7 @@ from posbias.tasks.language.base import (
     listed,
 )
 from posbias.tasks.language.item_files import TOOLS, ItemRecord, Unit, raw_records, read_fillers, read_record
-from posbias.tasks.language.rules import RULES, Choice, Rule
+from posbias.tasks.language.rules import LETTERS, RULES, Choice, Rule
 from posbias.tasks.language.transcripts import AMONG, Placed, as_text
 
 PLAIN = r"(?:(?!\{(?:number|letter|text)\}).)*"
@@ -58,7 +57,7 @@ class Items(LanguageTask):
     (`tasks/language/item_files.py`)."""
     rule: str = "contains"
     """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
-    date, json_value, call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
+    call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
     template: FileName | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
     question, which comes first if letters are asked for. For units that are texts."""
@@ -102,6 +101,11 @@ class Items(LanguageTask):
         """The rule that is named."""
         return RULES.parse(self.rule)
 
+    @property
+    def _letters(self) -> bool:
+        """True if the answer is the letter of the moved unit's place, which the file does not say."""
+        return isinstance(self.answer_rule, Choice)
+
     @cached_property
     def _raw(self) -> list[tuple[str, dict[str, Any]]]:
         records = raw_records(self.file)
@@ -116,7 +120,7 @@ class Items(LanguageTask):
     @cached_property
     def _around(self) -> tuple[str, str]:
         """Texts before and after the units."""
-        if self.template is None and self.answer_rule.of_place:
+        if self.template is None and self._letters:
             return "{question}\n", CLOSING if self.chat else "\nAnswer:"
         if self.template is None:
             return "", "\n\nQuestion: {question}\nAnswer:"
@@ -179,7 +183,7 @@ class Items(LanguageTask):
         least = max(2, self.n_items)
         if places < least:
             raise UsageError(f"{record.where}: the moved one has {places} of at least {least} places")
-        if self.answer_rule.of_place and (not texts or places > len(LETTERS)):
+        if self._letters and (not texts or places > len(LETTERS)):
             raise UsageError(f"{record.where}: rule 'choice' takes units that are texts, at most {len(LETTERS)}")
         if not texts and (self.template or self.entry):
             raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
@@ -205,7 +209,7 @@ class Items(LanguageTask):
         record, places = sample.record, len(sample.others) + 1
         slot = position if self.depths is None else round(position * (places - 1) / (self.depths - 1))
         units, moved = record.arrangement.at(slot, sample.others)
-        answers = (LETTERS[slot],) if self.answer_rule.of_place else record.answers
+        answers = (LETTERS[slot],) if self._letters else record.answers
         if record.arrangement.texts:
             told = self._text(str(record.question), [str(unit) for unit in units], moved, answers)
         else:
@@ -215,7 +219,7 @@ class Items(LanguageTask):
         return replace(told, target=record.target, cluster=sample.cluster)
 
     def _text(self, question: str, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
-        letters = self.answer_rule.of_place
+        letters = self._letters
         before, after = (part.replace("{question}", question) for part in self._around)
         form = self.entry or ("{letter}. {text}" if letters else "[{number}] {text}")
         listing = listed(units, head=before, between="\n", tail=after, form=form)

@@ -4,6 +4,7 @@ A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 """
 
 import re
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,60 @@ from annotated_types import Interval
 from posbias.checks import NonNegative
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
-from posbias.tasks.language.answers import LETTERS, checked_answers, first_line, normalise_answer
 from posbias.tasks.language.calls import Called, calls_in
-from posbias.tasks.language.readings import NAME, day_in, explicit, json_in, number_in
-from posbias.tasks.language.verdict_parsing import TIE, check_own, first_ranked, letter_in, search_own, verdict_of
+from posbias.tasks.language.readings import TIE, check_own, explicit, letter_in, number_in, search_own, verdict_of
 
-RULES: Registry["Rule"] = Registry("rule")
+LEFT = {
+    "first_ranked": "choice, with the responses as units",
+    **dict.fromkeys(
+        ["date", "json_value"], "python(function='file.py:function') reads it, or regex, if its form is known"
+    ),
+}
+"""Rules that posbias had, and what to do instead."""
+RULES: Registry["Rule"] = Registry("rule", left=LEFT)
+LETTERS = string.ascii_uppercase[:10]
+"""Letters of options; more would run into each other in prose ("I")."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def first_line(prediction: str) -> str:
+    """The first line of a text that is not blank, without blanks at its ends."""
+    return prediction.lstrip().partition("\n")[0].strip()
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation and English articles, white space collapsed to single spaces.
+
+    Source: the SQuAD evaluation script (Rajpurkar et al. 2016).
+    """
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:
+    """1 if the prediction begins with an accepted answer, as whole words, both normalised; else 0.
+
+    An accepted answer further on, as in a text that names several passages or copies the context, does not count. If
+    the prediction was cut off (`goes_on`), None if it may still become an accepted answer.
+    """
+    normalised = normalise_answer(prediction)
+    accepted = [normalise_answer(answer) for answer in checked_answers(answers)]
+    if any(f"{normalised} ".startswith(f"{answer} ") for answer in accepted if answer):
+        return 1.0
+    return None if goes_on and any(answer.startswith(normalised) for answer in accepted) else 0.0
+
+
+def share_found(prediction: str, values: Sequence[str]) -> float:
+    """Share of several values that occur in the prediction, ignoring case, in 0 ... 1."""
+    return sum(value.lower() in prediction.lower() for value in checked_answers(values)) / len(values)
+
+
+def checked_answers(answers: Sequence[str]) -> Sequence[str]:
+    """Accepted answers; none at all, or an empty one, which would occur everywhere, is refused."""
+    if isinstance(answers, str) or not answers or not all(answers):
+        raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
+    return answers
 
 
 @dataclass(frozen=True)
@@ -36,19 +85,10 @@ class Rule(ABC):
     """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
     one_line: ClassVar[bool] = False
     """True if the first line alone is judged."""
-    objects: ClassVar[bool] = False
-    """True if an accepted answer may be an object of JSON."""
-    of_place: ClassVar[bool] = False
-    """True if the answer is the letter of the moved unit's place, which a file of items does not say."""
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
         """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
-        return None
-
-    @property
-    def own_code(self) -> str | None:
-        """The Python code of one's own that it runs."""
         return None
 
     def check(self, answer: str) -> None:
@@ -87,7 +127,7 @@ class LineRule(Rule):
 class ReadingRule(Rule):
     """A rule that reads one value out of a text, or nothing where that is not certain, and compares it."""
 
-    wanted: ClassVar[str]
+    wanted: ClassVar[str] = "a letter"
     """What an accepted answer must be."""
 
     @abstractmethod
@@ -120,17 +160,6 @@ class ReadingRule(Rule):
         """1 if the value is an accepted one, else 0."""
         told, accepted = self.read(text), [self.accepted(answer) for answer in checked_answers(answers)]
         return float(told is not None and any(self.same(told, value) for value in accepted))
-
-
-@dataclass(frozen=True)
-class NamingRule(ReadingRule):
-    """A rule that reads out of a text which letter it names; a tie, `TIE`, is none of the accepted ones."""
-
-    wanted: ClassVar[str] = "a letter"
-
-    def accepted(self, answer: str) -> str:
-        """The letter itself."""
-        return answer
 
 
 @RULES.register("contains")
@@ -191,42 +220,6 @@ class Equals(LineRule):
         return bare == accepted
 
 
-@RULES.register("date")
-@dataclass(frozen=True)
-class Date(ReadingRule):
-    """The one day that the text gives is the accepted one, whatever its form (`day_in`)."""
-
-    wanted: ClassVar[str] = "a date such as 3 March 1921 or 1921-03-03"
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        """A day as ISO 8601 has it."""
-        return {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
-
-    def read(self, text: str) -> Any | None:
-        """The day."""
-        return day_in(text)
-
-
-@RULES.register("json_value")
-@dataclass(frozen=True)
-class JsonValue(ReadingRule):
-    """The JSON value or Python literal that the text gives, in a fence or not, is the accepted one (`json_in`)."""
-
-    objects: ClassVar[bool] = True
-    wanted: ClassVar[str] = "a JSON value"
-
-    def read(self, text: str) -> Any | None:
-        """The value, as `json_in` has it."""
-        return json_in(text)
-
-    def same(self, told: Any, accepted: Any) -> bool:
-        """True if the values are equal."""
-        if NAME in (told[0], accepted[0]):
-            return normalise_answer(str(told[1])) == normalise_answer(str(accepted[1]))
-        return bool(told == accepted)
-
-
 @RULES.register("regex")
 @dataclass(frozen=True)
 class Matches(Rule):
@@ -278,7 +271,6 @@ class Call(Rule):
 
     text: ClassVar[bool] = False
     begins: ClassVar[bool] = False
-    objects: ClassVar[bool] = True
 
     def readable(self, text: str) -> bool:
         """True if there is a call."""
@@ -304,13 +296,11 @@ class Call(Rule):
 
 @RULES.register("choice")
 @dataclass(frozen=True)
-class Choice(NamingRule):
+class Choice(ReadingRule):
     """The text names the letter of the moved unit, which units are listed with."""
 
     options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTERS)
     """Options among which one is named."""
-
-    of_place: ClassVar[bool] = True
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -324,7 +314,7 @@ class Choice(NamingRule):
 
 @RULES.register("verdict")
 @dataclass(frozen=True)
-class Verdict(NamingRule):
+class Verdict(ReadingRule):
     """The text says which of two responses, A or B, is better (`verdict_of`)."""
 
     pattern: str | None = None
@@ -341,28 +331,9 @@ class Verdict(NamingRule):
         """A, B, `TIE`, or None."""
         return verdict_of(text, self.pattern)
 
-
-@RULES.register("first_ranked")
-@dataclass(frozen=True)
-class FirstRanked(NamingRule):
-    """The text ranks one of several responses first (`first_ranked`)."""
-
-    responses: Annotated[int, Interval(ge=1, le=len(LETTERS))]
-    """Responses that are ranked, A, B, C ..."""
-    pattern: str | None = None
-    """A regular expression of one's own with one group, whose first letter is the best one's."""
-
-    begins: ClassVar[bool] = False
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """All letters in an order."""
-        letters = {"type": "string", "enum": [*LETTERS[: self.responses]]}
-        return None if self.pattern else {"type": "array", "items": letters}
-
-    def read(self, text: str) -> str | None:
-        """A letter, `TIE`, or None."""
-        return first_ranked(text, LETTERS[: self.responses], self.pattern)
+    def accepted(self, answer: str) -> str:
+        """The letter itself."""
+        return answer
 
 
 @RULES.register("python")
@@ -379,11 +350,6 @@ class Python(Rule):
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
             raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
-
-    @property
-    def own_code(self) -> str:
-        """The function."""
-        return self.function
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """What the function returns."""
