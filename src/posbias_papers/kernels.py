@@ -103,6 +103,13 @@ def even_kernel(visible: Bool[np.ndarray, "n n"]) -> Float64[np.ndarray, "n n"]:
     return masked_softmax(visible, np.zeros(visible.shape))
 
 
+def decay_logits(n_positions: int, strength: float) -> Float64[np.ndarray, "query key"]:
+    """D_ij = -m (i - j)."""
+    positions = np.arange(n_positions, dtype=np.float64)
+    logits: Float64[np.ndarray, "query key"] = strength * (positions[None, :] - positions[:, None])
+    return logits
+
+
 def random_content_kernel(
     visible: Bool[np.ndarray, "n n"], generator: np.random.Generator, *, spread: float
 ) -> Float64[np.ndarray, "n n"]:

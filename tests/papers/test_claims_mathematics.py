@@ -24,6 +24,7 @@ from posbias_papers.kernels import (
     ROUNDING,
     Network,
     closed_positions,
+    decay_logits,
     last_row,
     monotonicity_gap,
     random_content_kernel,
@@ -35,8 +36,7 @@ from posbias_papers.kernels import (
     violated_share,
 )
 from posbias_papers.rollout2602.claims import averaged_kernels
-from posbias_papers.wu2025.decay import decay_logits, distances, envelope_mode, log_paths
-from posbias_papers.wu2025.rope import least_squared_steps
+from posbias_papers.wu2025.encodings import distances, envelope_mode, least_squared_steps, log_paths
 
 kernels = st.tuples(st.integers(2, 14), st.integers(0, 2**32 - 1), st.sampled_from([None, 2, 3, 5]))
 

@@ -14,7 +14,7 @@ from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias_papers import CLAIMS, MODEL_CLAIMS, verify_model
 from posbias_papers.kernels import random_monotone_kernel
-from posbias_papers.model_claims import ModelRun, run_model
+from posbias_papers.on_models import ModelRun, run_model
 from published_networks import copy_network, retrieval_network
 
 N = 8

@@ -3,4 +3,4 @@
 Its propositions on the residual-aware rollout, as claims; its Table 2, from the authors' measurements (`data/`).
 """
 
-from posbias_papers.rollout2602 import claims, depth, on_models, table  # noqa: F401 (registered where they are defined)
+from posbias_papers.rollout2602 import claims, table  # noqa: F401 (registered where they are defined)

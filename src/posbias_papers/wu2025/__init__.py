@@ -3,4 +3,4 @@
 Its theorems on where attention collapses, as claims; its in-context retrieval, trained again.
 """
 
-from posbias_papers.wu2025 import decay, graphs, icl, masks, on_models, rope  # noqa: F401 (registered where defined)
+from posbias_papers.wu2025 import encodings, icl, masks  # noqa: F401 (registered where they are defined)

@@ -1,18 +1,33 @@
-"""Wu et al. 2025 (arXiv 2502.01951) on masks: lemmas A.1 and B.1, theorems 4.1-4.3.
+"""Wu et al. 2025 (arXiv 2502.01951) on masks: lemmas A.1 and B.1, theorems 4.1-4.3, and masks as graphs.
 
 Random attention-only networks stand for "bounded content"; every bound is evaluated with the instance's own epsilon,
 its smallest admissible attention weight over all layers, for every layer, query and key. docs/theory, section 3.
+
+Rollout mass ends on the centre nodes, whatever the mask. The mass outside a set of positions after any number of layers
+is one vector pulled up through the kernels. If every block of N - 1 layers leaves at most a share c < 1 outside, the
+mass outside falls geometrically to 0.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
-from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
-from posbias_papers.claims import CLAIMS, Claim, Finding
-from posbias_papers.kernels import Network, Run, rollouts, run_network, worst_ratio
+from posbias.architecture import MASKS, Causal, Mask, Prefix, SlidingWindow
+from posbias.errors import UsageError
+from posbias_papers.claims import CLAIMS, Claim, Finding, Verdict, claim_generator, listed
+from posbias_papers.kernels import (
+    ROUNDING,
+    Network,
+    Run,
+    centre_nodes,
+    closed_positions,
+    reachable,
+    rollouts,
+    run_network,
+    worst_ratio,
+)
 
 BOUNDED = "A1: bounded query and key weights"
 VALUES = "A2: bounded products of value maps"
@@ -72,47 +87,38 @@ class EntriesBoundedBelow(Claim):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Decay:
-    """How one instance's rollout compares with a bound C (1 - (j - free) eps)^(t / stride) at 0-based layer t."""
-
-    ratio: float
-    """Largest P_ij / (1 - (j - free) eps)^(t/stride): the smallest constant C that works."""
-    rest: float
-    """Mass left outside the first `free + 1` positions after all layers."""
-    rate: Float64[np.ndarray, "n"]
-    """Measured factor per layer of the last row, key by key."""
-    diagonal: Float64[np.ndarray, "n"]
-    """Slowest geometric mean of a diagonal entry among positions j ... N-1."""
-    last: Float64[np.ndarray, "layers n"]
-
-
-def decay_of(run: Run, *, epsilon: float, offset: int, stride: int = 1) -> Decay:
-    """Compare the cumulative attention of an instance with the bound, for all layers, queries and keys.
+def bound_ratio(
+    rolled: Float64[np.ndarray, "layers query key"], *, epsilon: float, first: int, stride: int = 1
+) -> float:
+    """Largest P_ij / (1 - (j - first + 1) eps)^(t / stride) for keys j >= first and 0-based layers t.
 
     Args:
-        run: The instance.
+        rolled: The cumulative attention after every layer.
         epsilon: The base of the bound: eps, or eps^M for a window.
-        offset: 0-based key j has the bound 1 - (j - offset) eps; keys up to `offset` have none.
+        first: 0-based key that is bounded first.
         stride: The exponent is t / stride.
+
+    Returns:
+        The smallest constant C with which the bound holds.
     """
-    cumulative = rollouts(list(run.kernels))[1:]
-    keys = np.arange(N_POSITIONS)
-    bounded = keys > offset
-    log_base = np.log1p(-np.minimum((keys[bounded] - offset) * epsilon, 1 - 1e-16)) / stride
-    layers = np.arange(len(cumulative))
+    drains = np.arange(1, rolled.shape[-1] - first + 1)
+    log_base = np.log1p(-np.minimum(drains * epsilon, 1 - 1e-16)) / stride
+    return worst_ratio(rolled[:, :, first:], np.arange(len(rolled))[:, None, None] * log_base)
+
+
+def rates(run: Run, rolled: Float64[np.ndarray, "layers query key"]) -> tuple[Float64[np.ndarray, "n"], ...]:
+    """Factor per layer of the last row, key by key; and the slowest geometric mean of diagonals among j ... N-1."""
     with np.errstate(divide="ignore"):
         # e^-600 stays a normal number, so the rate is read where the mass has not underflowed.
-        half, whole = len(cumulative) // 8, len(cumulative) // 4
-        rate = np.exp((np.log(cumulative[whole, -1]) - np.log(cumulative[half, -1])) / (whole - half))
+        half, whole = len(rolled) // 8, len(rolled) // 4
+        rate = np.exp((np.log(rolled[whole, -1]) - np.log(rolled[half, -1])) / (whole - half))
         means = np.exp(np.log(np.diagonal(run.kernels, axis1=1, axis2=2))[half:whole].mean(axis=0))
-    return Decay(
-        ratio=worst_ratio(cumulative[:, :, bounded], layers[:, None, None] * log_base),
-        rest=float(1 - cumulative[-1, :, ~bounded].sum(axis=0).min()),
-        rate=rate,
-        diagonal=np.maximum.accumulate(means[::-1])[::-1],
-        last=cumulative[:, -1],
-    )
+    return rate, np.maximum.accumulate(means[::-1])[::-1]
+
+
+def rest_outside(rolled: Float64[np.ndarray, "layers query key"], *, first: int) -> float:
+    """Mass left outside the first positions after all layers."""
+    return float(1 - rolled[-1, :, :first].sum(axis=1).min())
 
 
 @CLAIMS.register("wu2025/theorem-4.1")
@@ -133,10 +139,14 @@ class CausalCollapse(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The bound with C = 1 - eps, as in the proof, and the mass left outside position 0."""
         runs = list(instances(Causal(), generator, broken=broken))
-        decays = [decay_of(run, epsilon=run.smallest_entry, offset=0) for run in runs]
+        rolled = [rollouts(list(run.kernels))[1:] for run in runs]
         # The proof's constant is C = 1 - eps.
-        ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
-        mass_left = max(decay.rest for decay in decays)
+        ratios = [
+            bound_ratio(each, epsilon=run.smallest_entry, first=1) / (1 - run.smallest_entry)
+            for run, each in zip(runs, rolled, strict=True)
+        ]
+        mass_left = max(rest_outside(each, first=1) for each in rolled)
+        rate, diagonal = rates(runs[0], rolled[0])
         return Finding(
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
@@ -144,8 +154,8 @@ class CausalCollapse(Claim):
                 "layers": DEPTH,
                 "mass_left": mass_left,
                 "epsilon_min": min(run.smallest_entry for run in runs),
-                "measured_rate_position_1": float(decays[0].rate[1]),
-                "diagonal_rate_position_1": float(decays[0].diagonal[1]),
+                "measured_rate_position_1": float(rate[1]),
+                "diagonal_rate_position_1": float(diagonal[1]),
                 "bound_rate_position_1": 1 - runs[0].smallest_entry,
             },
             instances=len(runs),
@@ -170,9 +180,13 @@ class WindowCollapse(Claim):
         """The smallest C that works, and the mass left outside position 0."""
         hops = -(-(N_POSITIONS - 1) // (WINDOW - 1))
         runs = list(instances(SlidingWindow(WINDOW), generator, broken=broken))
-        decays = [decay_of(run, epsilon=run.smallest_entry**hops, offset=0, stride=2 * hops) for run in runs]
-        constant, mass_left = max(decay.ratio for decay in decays), max(decay.rest for decay in decays)
-        first, epsilon = decays[0], runs[0].smallest_entry
+        rolled = [rollouts(list(run.kernels))[1:] for run in runs]
+        constant = max(
+            bound_ratio(each, epsilon=run.smallest_entry**hops, first=1, stride=2 * hops)
+            for run, each in zip(runs, rolled, strict=True)
+        )
+        mass_left = max(rest_outside(each, first=1) for each in rolled)
+        (rate, diagonal), epsilon = rates(runs[0], rolled[0]), runs[0].smallest_entry
         base = -np.expm1(np.log1p(-min(epsilon**hops, 0.5)) / (2 * hops))
         return Finding(
             value=constant,
@@ -182,8 +196,8 @@ class WindowCollapse(Claim):
                 "mass_left": mass_left,
                 "bound_fall_per_layer": float(base),
                 "bound_halving_layers": float(np.log(2) / max(base, 1e-300)),
-                "measured_rate_position_1": float(first.rate[1]),
-                "diagonal_rate_position_1": float(first.diagonal[1]),
+                "measured_rate_position_1": float(rate[1]),
+                "diagonal_rate_position_1": float(diagonal[1]),
             },
             instances=len(runs),
         )
@@ -249,15 +263,17 @@ class PrefixCollapse(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Bound with C = 1 - eps, mass outside the prefix, and the smallest share against its explicit kappa."""
         runs = list(instances(Prefix(PREFIX), generator, broken=broken))
-        decays = [decay_of(run, epsilon=run.smallest_entry, offset=PREFIX - 1) for run in runs]
-        ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
-        mass_left = max(decay.rest for decay in decays)
-        shares = [float(decay.last[-1, :PREFIX].min()) for decay in decays]
-        # kappa from the proof: the worst ratio of two prefix entries of the first layer, over K.
-        prefixes = [run.kernels[0][:, :PREFIX] for run in runs]
-        kappas = [float((prefix.min(axis=1) / prefix.max(axis=1)).min()) / PREFIX for prefix in prefixes]
-        floors = [kappa * (1 - decay.rest) for kappa, decay in zip(kappas, decays, strict=True)]
-        sharp = [_sharper_prefix(run) for run in runs]
+        ratios, sharp, shares, floors, rests = [], [], [], [], []
+        for run in runs:
+            rolled, epsilon = rollouts(list(run.kernels))[1:], run.smallest_entry
+            ratios.append(bound_ratio(rolled, epsilon=epsilon, first=PREFIX) / (1 - epsilon))
+            sharp.append(_sharper_prefix(rolled, epsilon))
+            shares.append(float(rolled[-1, -1, :PREFIX].min()))
+            rests.append(rest_outside(rolled, first=PREFIX))
+            # kappa from the proof: the worst ratio of two prefix entries of the first layer, over K.
+            prefix = run.kernels[0][:, :PREFIX]
+            floors.append(float((prefix.min(axis=1) / prefix.max(axis=1)).min()) / PREFIX * (1 - rests[-1]))
+        mass_left = max(rests)
         least_ratio = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
         return Finding(
             value=max(ratios),
@@ -272,10 +288,137 @@ class PrefixCollapse(Claim):
         )
 
 
-def _sharper_prefix(run: Run) -> float:
+def _sharper_prefix(rolled: Float64[np.ndarray, "layers query key"], epsilon: float) -> float:
     """Largest P_ij over (1 - eps)(1 - j eps)^t for 0-based j >= K."""
-    cumulative = rollouts(list(run.kernels))[1:]
     keys = np.arange(PREFIX, N_POSITIONS)
-    epsilon = run.smallest_entry
-    log_bound = np.log1p(-epsilon) + np.arange(len(cumulative))[:, None] * np.log1p(-keys * epsilon)
-    return worst_ratio(cumulative[:, :, PREFIX:], log_bound[:, None, :])
+    log_bound = np.log1p(-epsilon) + np.arange(len(rolled))[:, None] * np.log1p(-keys * epsilon)
+    return worst_ratio(rolled[:, :, PREFIX:], log_bound[:, None, :])
+
+
+LARGEST_MASK = 256
+"""Positions of a user's mask: the attention of 512 layers is then 270 MB."""
+
+
+def example_masks(generator: np.random.Generator) -> Iterator[Bool[np.ndarray, "n n"]]:
+    """Masks with a centre: the three of the paper, a chain turned round, and random graphs."""
+    for mask in (Causal(), SlidingWindow(WINDOW), Prefix(PREFIX)):
+        yield mask.visible(N_POSITIONS)
+    yield Causal().visible(N_POSITIONS).T
+    drawn_masks = 0
+    while drawn_masks < SEEDS:
+        visible = (generator.random((N_POSITIONS, N_POSITIONS)) < 0.12) | np.eye(N_POSITIONS, dtype=bool)
+        centres = centre_nodes(visible)
+        if 0 < len(centres) < N_POSITIONS:
+            drawn_masks += 1
+            yield visible
+
+
+@CLAIMS.register("wu2025/centre-nodes")
+@dataclass(frozen=True, eq=False)
+class CentreNodes(Claim):
+    """Any mask as a graph: the centre nodes take everything."""
+
+    visible: Bool[np.ndarray, "query key"] | None = None
+    """The mask to examine; None takes the paper's masks and random graphs."""
+
+    source = "Definition 3.1 and the discussion after theorem 4.3"
+    statement = "Any mask: rollout mass converges onto the centre nodes, the positions that every query can reach."
+    assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "the mask has a centre node")
+    broken_by = "the mask has no centre node: two groups of positions that never look at each other"
+    computed = "share outside the centre nodes that any N-1 layers leave, at most ({subject})"
+    sharper = (
+        "with or without a centre the mass ends in the closed groups of the graph: factor "
+        "{factor_outside_closed_groups:.4f} per N-1 layers; a centre node exists where there is one such group"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Share that N - 1 successive layers leave outside the centre nodes: largest of masks, draws, blocks, queries.
+
+        A factor below 1 for every block means that the mass outside falls geometrically to 0.
+        """
+        masks = [self.visible] if self.visible is not None else list(example_masks(generator))
+        if broken:
+            masks = [_two_groups(mask) for mask in masks]
+        factors, closed_factors, left = [], [], []
+        for visible in masks:
+            depth = max(64, 2 * len(visible))
+            for width, weight_bound in SETTINGS:
+                run = run_network(Network(visible, np.ones(depth), width=width, weight_bound=weight_bound), generator)
+                left.append(float(outside_trail(run.kernels, centre_nodes(visible))[-1]))
+                factors.append(_block_factor(run.kernels, centre_nodes(visible)))
+                closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
+        centres = centre_nodes(masks[0]).tolist()
+        subject = f"{len(masks)} masks" if len(masks) > 1 else f"centre nodes: {listed(centres) or 'none'}"
+        return Finding(
+            value=max(factors),
+            as_stated=max(factors) < 1 - ROUNDING,
+            numbers={
+                "masks": len(masks),
+                "mass_left_most": max(left),
+                "factor_outside_closed_groups": max(closed_factors),
+                "centres_of_first_mask": centres,
+            },
+            instances=len(left),
+            words={"subject": subject},
+        )
+
+
+def verify_mask(visible: Bool[np.ndarray, "query key"], *, seed: int = 0) -> Verdict:
+    """Put the claim on centre nodes to the test on one mask, with random bounded content.
+
+    Args:
+        visible: visible[i, j] is true where query i may attend to key j; 2 to 256 positions.
+        seed: Seed of the content.
+
+    Raises:
+        UsageError: not square, too large or too small, or a query that sees no key.
+    """
+    if not 2 <= len(visible) <= LARGEST_MASK:
+        raise UsageError(f"a mask to verify needs 2 to {LARGEST_MASK} positions, got {len(visible)}")
+    reachable(visible)
+    return CentreNodes(visible).check(claim_generator(CentreNodes.name, seed))
+
+
+def spelled_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    """A mask from its literal spelling at `n_positions`.
+
+    Raises:
+        UsageError: an unknown mask, a file, or a length out of range.
+    """
+    if text.endswith((".npy", ".csv", ".txt")):
+        raise UsageError(
+            f"--mask takes a spelling such as prefix(length=4), got the file {text!r}; for a matrix of your own: "
+            "posbias_papers.verify_mask(numpy.load('mask.npy').astype(bool)).as_text()"
+        )
+    if not 2 <= n_positions <= LARGEST_MASK:
+        raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
+    return np.asarray(MASKS.parse(text).visible(n_positions))
+
+
+def _two_groups(visible: Bool[np.ndarray, "n n"]) -> Bool[np.ndarray, "n n"]:
+    """The mask cut into two halves that do not see each other; every query keeps itself."""
+    side = np.arange(len(visible)) < len(visible) // 2
+    cut: Bool[np.ndarray, "n n"] = (visible & (side[:, None] == side[None, :])) | np.eye(len(visible), dtype=bool)
+    return cut
+
+
+def outside_trail(
+    kernels: Float64[np.ndarray, "layers n n"], nodes: Int64[np.ndarray, "k"]
+) -> Float64[np.ndarray, "layers_plus_1"]:
+    """Rollout mass outside `nodes` after 0, 1, 2 ... layers, for the query that has most left."""
+    outside = np.ones(kernels.shape[1])
+    outside[nodes] = 0.0
+    trail = [outside.max()]
+    for kernel in kernels:
+        outside = kernel @ outside
+        trail.append(outside.max())
+    return np.array(trail)
+
+
+def _block_factor(kernels: Float64[np.ndarray, "layers n n"], nodes: Int64[np.ndarray, "k"]) -> float:
+    """Largest mass outside `nodes` after any N - 1 successive layers."""
+    block = max(1, kernels.shape[1] - 1)
+    return max(
+        float(outside_trail(kernels[start : start + block], nodes)[-1])
+        for start in range(0, len(kernels) - block + 1, block)
+    )

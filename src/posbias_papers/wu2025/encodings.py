@@ -1,26 +1,210 @@
-"""Wu et al. 2025 (arXiv 2502.01951) on RoPE: lemmas 4.6 and I.1, theorems 4.7 and I.2.
+"""Wu et al. 2025 (arXiv 2502.01951) on encodings: the decay mask (lemma 4.4, theorem 4.5), RoPE (4.6, 4.7, I.1, I.2).
 
-Content lies in a cone, so that every query-key angle stays within delta theta_1 in every layer; feature pair l turns
-by alpha_l theta_1 per position. Constants are derived here with n the product of a segment pair's norms:
+The decay mask adds -m (i - j) to causal logits. With r = e^-m, uniform content and queries far from the first token,
+t + 1 layers give exactly the negative binomial (1 - r)^(t+1) C(t + d, d) r^d in the distance d.
+
+RoPE: content lies in a cone, so that every query-key angle stays within delta theta_1 in every layer; feature pair l
+turns by alpha_l theta_1 per position. Constants are derived here with n the product of a segment pair's norms:
 n_min - n_max (d^2 alpha^2 + delta^2) theta^2 <= n cos(psi) <= n_max - n_min (2/pi^2)(d^2 alpha^2/2 - delta^2) theta^2.
+docs/theory, section 3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from scipy.optimize import brentq, minimize_scalar
+from scipy.special import gammaln
 
 from posbias.architecture import Causal
 from posbias.theory.kernels import masked_softmax
 from posbias_papers.claims import CLAIMS, Claim, Finding
-from posbias_papers.kernels import rollouts
-from posbias_papers.wu2025.decay import distances, log_paths
-from posbias_papers.wu2025.masks import BOUNDED, SEEDS, SLACK, VALUES
+from posbias_papers.kernels import Network, Run, decay_logits, rollouts, run_network
+from posbias_papers.wu2025.masks import BOUNDED, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
-N_POSITIONS = 24
-DEPTH = 6
+N_POSITIONS = 40
+DEPTH = 8
+"""T + 1 layers of theorem 4.5."""
+DECAYS = (0.05, 0.223, 1.0)
+"""m in logits per position; 0.223 = -log 0.8 is the paper's own."""
+WEIGHT_BOUNDS = (0.2, 0.6)
+"""Norms of W_Q, W_K: nearly uniform attention, and moderate content."""
+LONG = 400
+"""Positions of the uniform example: r^200 is below rounding for r = 0.8."""
+
+
+def distances(n_positions: int) -> Int64[np.ndarray, "query key"]:
+    """i - j where j <= i, else 0."""
+    positions = np.arange(n_positions)
+    distance: Int64[np.ndarray, "query key"] = np.maximum(positions[:, None] - positions[None, :], 0)
+    return distance
+
+
+def log_paths(layers_beyond: int, distance: Int64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """log C(t + d, d): causal walks of t + 1 steps that cover a distance d."""
+    paths: Float64[np.ndarray, "*shape"] = (
+        gammaln(layers_beyond + distance + 1.0) - gammaln(layers_beyond + 1.0) - gammaln(distance + 1.0)
+    )
+    return paths
+
+
+Bounds = tuple[Float64[np.ndarray, "entries"], Float64[np.ndarray, "entries"]]
+
+
+def band_excess(kernels: Float64[np.ndarray, "layers query key"], band: Callable[[int], Bounds]) -> float:
+    """Largest factor by which the rollout of any number s of layers leaves a band around C(s - 1 + d, d).
+
+    Args:
+        kernels: Causal attention of every layer.
+        band: Logarithms of the band's lower and upper end for s layers, over the visible entries, row by row.
+    """
+    visible = Causal().visible(kernels.shape[-1])
+    distance = distances(kernels.shape[-1])[visible]
+    worst = -np.inf
+    for steps, rolled in enumerate(rollouts(list(kernels))[1:], 1):
+        with np.errstate(divide="ignore"):  # -inf where attention underflowed
+            scaled = np.log(rolled[visible]) - log_paths(steps - 1, distance)
+        lower, upper = band(steps)
+        worst = max(worst, float((scaled - upper).max()), float((lower - scaled).max()))
+    return float(np.exp(worst))
+
+
+def decay_runs(generator: np.random.Generator, *, broken: bool) -> list[tuple[float, Run]]:
+    """Networks with the decay mask: every strength and weight norm, a few draws each."""
+    runs = []
+    for strength in DECAYS:
+        for weight_bound in WEIGHT_BOUNDS:
+            network = Network(
+                visible=Causal().visible(N_POSITIONS),
+                mixing=np.ones(DEPTH),
+                weight_bound=weight_bound,
+                bias=decay_logits(N_POSITIONS, strength),
+                violation="weights" if broken else "none",
+            )
+            runs += [(strength, run_network(network, generator)) for _ in range(SEEDS)]
+    return runs
+
+
+def log_constants(strength: float, run: Run) -> tuple[float, float, float]:
+    """Logarithms of C_min, of C_max as the proof prints it, and of the C_max that covers the first token too.
+
+    The proof bounds every row's sum from below by that of two keys; the first query has one.
+    """
+    spread = 2 * run.content_bound
+    return float(np.log1p(-np.exp(-strength))) - spread, spread - float(np.log1p(np.exp(-strength))), spread
+
+
+@CLAIMS.register("wu2025/lemma-4.4")
+class DecayInOneLayer(Claim):
+    """Exponential decay within a layer, with the proof's constants."""
+
+    source = "Lemma 4.4, section 4.2; constants from appendix D"
+    statement = "Decay mask: C_min e^-(i-j)m <= A_ij <= C_max e^-(i-j)m with C_min, C_max from the proof."
+    assumptions = (BOUNDED, VALUES)
+    broken_by = WEIGHTS_GROW
+    computed = "largest A_ij / (C_max e^-(i-j)m) with the proof's C_max (should be <= 1)"
+    sharper = (
+        "the proof's C_max = e^(range)/(1 + e^-m) supposes two visible keys and fails for query 0, which has one "
+        "(A_00 = 1); C_max = e^(range) holds for every query (largest ratio {over_upper_corrected:.3f})"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Every entry over its upper bound and under its lower one; constants as printed and corrected."""
+        runs = decay_runs(generator, broken=broken)
+        visible = Causal().visible(N_POSITIONS)
+        above, printed, below = [], [], []
+        for strength, run in runs:
+            lower, upper_printed, upper = log_constants(strength, run)
+            with np.errstate(divide="ignore"):  # -inf where attention underflowed
+                ratio = (np.log(run.kernels) - decay_logits(N_POSITIONS, strength))[:, visible]
+            above.append(float(np.exp(ratio.max() - upper)))
+            printed.append(float(np.exp(ratio.max() - upper_printed)))
+            below.append(float(np.exp(lower - ratio.min())))
+        corrected = max(above) <= SLACK and max(below) <= SLACK
+        return Finding(
+            value=max(printed),
+            as_stated=corrected and max(printed) <= SLACK,
+            corrected=corrected,
+            numbers={
+                "over_upper_as_printed": max(printed),
+                "over_upper_corrected": max(above),
+                "lower_over_entry": max(below),
+            },
+            instances=len(runs),
+        )
+
+
+@CLAIMS.register("wu2025/theorem-4.5")
+class DecayOverLayers(Claim):
+    """The negative binomial in the distance, and where it peaks."""
+
+    source = "Theorem 4.5, section 4.2"
+    statement = "Decay mask, t+1 layers: rollout is Theta(C(t+d,d) e^-dm), not monotone in d, peak at t/(e^m - 1)."
+    assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "a fixed number of layers")
+    broken_by = WEIGHTS_GROW
+    computed = (
+        "largest excess over the band C_min^(t+1) ... C_max^(t+1) (<= 1); monotone in {monotone_pairs:.0f} of "
+        "{pairs:.0f} pairs (m, t)"
+    )
+    sharper = (
+        "uniform content away from the first token: exactly (1-r)^(t+1) C(t+d,d) r^d, r = e^-m (relative error "
+        "{negative_binomial_relative_error:.0e}), peak at floor(t/(e^m - 1)); it only falls when t < e^m - 1 (as at "
+        "m = 1, t = 1)"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """The two-sided bound C_min^(t+1), C_max^(t+1); the peak, against exact integers; monotone cases counted."""
+        runs = decay_runs(generator, broken=broken)
+        outside = max(band_excess(run.kernels, _decay_band(strength, run)) for strength, run in runs)
+        modes = [(strength, layers, *envelope_mode(layers, strength)) for strength in DECAYS for layers in (1, 2, 4, 8)]
+        peak_right = all(mode == int(np.floor(layers / np.expm1(strength))) for strength, layers, mode, _ in modes)
+        monotone = [(strength, layers) for strength, layers, _, falls in modes if falls]
+        explained = all(layers < np.expm1(strength) for strength, layers in monotone)
+        exact = negative_binomial_error(0.8, DEPTH - 1)
+        held = outside <= SLACK
+        return Finding(
+            value=outside,
+            as_stated=held and peak_right and not monotone,
+            corrected=held and peak_right and explained,
+            numbers={
+                "excess_over_band": outside,
+                "negative_binomial_relative_error": exact,
+                "monotone_pairs": float(len(monotone)),
+                "pairs": float(len(modes)),
+            },
+            instances=len(runs),
+        )
+
+
+def _decay_band(strength: float, run: Run) -> Callable[[int], Bounds]:
+    lower, _, upper = log_constants(strength, run)
+    decay = decay_logits(N_POSITIONS, strength)[Causal().visible(N_POSITIONS)]
+    return lambda steps: (steps * lower + decay, steps * upper + decay)
+
+
+def envelope_mode(layers_beyond: int, strength: float) -> tuple[int, bool]:
+    """Distance at which C(t + d, d) e^-dm is largest (the last of equals), and whether it falls from the start."""
+    distance = np.arange(LONG)
+    log_envelope = log_paths(layers_beyond, distance) - strength * distance
+    near_best = np.flatnonzero(log_envelope >= log_envelope.max() - 1e-12)
+    return int(near_best[-1]), bool(np.all(np.diff(log_envelope) < 0))
+
+
+def negative_binomial_error(rate: float, layers_beyond: int) -> float:
+    """Largest relative error of the negative binomial on the nearer half of a long uniform context."""
+    weights = rate ** distances(LONG) * Causal().visible(LONG)
+    kernel = weights / weights.sum(axis=1, keepdims=True)
+    profile = np.linalg.matrix_power(kernel, layers_beyond + 1)[-1, ::-1]
+    distance = np.arange(LONG)
+    exact = np.exp((layers_beyond + 1) * np.log1p(-rate) + log_paths(layers_beyond, distance) + distance * np.log(rate))
+    near = distance < LONG // 2
+    return float(np.max(np.abs(profile[near] / exact[near] - 1)))
+
+
+ROPE_POSITIONS = 24
+ROPE_DEPTH = 6
 CONE = 0.15
 """Half-angle of the content cone in every feature pair (radians)."""
 NORMS = (1.0, 1.5)
@@ -62,17 +246,17 @@ class RopeRun:
 def rope_run(pairs: int, generator: np.random.Generator, *, broken: bool) -> RopeRun:
     """A network whose value maps rotate and whose queries and keys share one rotation; content stays in its cone."""
     speeds = np.array(SPEEDS[pairs])
-    states = generator.uniform(*NORMS, (N_POSITIONS, pairs)) * np.exp(
-        1j * generator.uniform(-CONE, CONE, (N_POSITIONS, pairs))
+    states = generator.uniform(*NORMS, (ROPE_POSITIONS, pairs)) * np.exp(
+        1j * generator.uniform(-CONE, CONE, (ROPE_POSITIONS, pairs))
     )
     angle = _fastest_angle(states, speeds) * (BROKEN_TURNS if broken else 0.98)
-    positions = np.arange(N_POSITIONS)[:, None]
+    positions = np.arange(ROPE_POSITIONS)[:, None]
     kernels, logits, everything = [], [], []
-    for _ in range(DEPTH):
+    for _ in range(ROPE_DEPTH):
         everything.append(states)
         turned = states * np.exp(1j * positions * speeds * angle)
         logits.append((turned @ turned.conj().T).real)
-        kernels.append(masked_softmax(Causal().visible(N_POSITIONS), logits[-1]))
+        kernels.append(masked_softmax(Causal().visible(ROPE_POSITIONS), logits[-1]))
         states = kernels[-1] @ (states * np.exp(1j * generator.uniform(-np.pi, np.pi, pairs)))
     reach, share = _angles(np.stack(everything))
     norms = np.abs(np.stack(everything))
@@ -102,37 +286,37 @@ def _fastest_angle(states: np.ndarray, speeds: np.ndarray) -> float:
     """The largest theta_1 that the angle condition allows for these first states."""
     reach, share = _angles(states)
     if len(speeds) == 1:
-        return float((np.pi - reach) / (N_POSITIONS - 1))
-    return float((2 * np.pi - reach * np.pi / share) / (2 * (N_POSITIONS - 1) * speeds.max()))
+        return float((np.pi - reach) / (ROPE_POSITIONS - 1))
+    return float((2 * np.pi - reach * np.pi / share) / (2 * (ROPE_POSITIONS - 1) * speeds.max()))
 
 
 def _condition(reach: float, share: float, angle: float, speeds: np.ndarray) -> float:
     """Lemma 4.6: (delta + N - 1) theta_1 / pi. Lemma I.1: (delta pi / beta + 2 (N - 1) alpha_max) theta_1 / 2 pi."""
-    turned = (N_POSITIONS - 1) * float(speeds.max()) * angle
+    turned = (ROPE_POSITIONS - 1) * float(speeds.max()) * angle
     if len(speeds) == 1:
         return (reach + turned) / np.pi
     return (reach * np.pi / share + 2 * turned) / (2 * np.pi)
 
 
-def log_constants(run: RopeRun) -> tuple[float, float]:
+def rope_constants(run: RopeRun) -> tuple[float, float]:
     """Logarithms of C_min and C_max from the corrected inequality; exponents are n_max and n_min / pi^2."""
     low, high = run.norms
     pairs = len(run.speeds)
     slack = pairs * run.segment_angle**2
-    lower = pairs * low - high * slack - pairs * high - np.log(N_POSITIONS)
+    lower = pairs * low - high * slack - pairs * high - np.log(ROPE_POSITIONS)
     return lower, 2 * pairs * high + low * (2 / np.pi**2) * slack
 
 
 def _exponential_factor(run: RopeRun) -> float:
     """The upper bound's exponential at the largest distance."""
-    return float(np.exp(-run.norms[0] / np.pi**2 * (N_POSITIONS - 1) ** 2 * run.fall))
+    return float(np.exp(-run.norms[0] / np.pi**2 * (ROPE_POSITIONS - 1) ** 2 * run.fall))
 
 
 def _share_beyond_printed(run: RopeRun) -> float:
     """Share of admissible logits that violate the inequality of appendix F (or I.2), n_min and n_max measured."""
     low, high = run.norms
-    distance = distances(N_POSITIONS)
-    visible = Causal().visible(N_POSITIONS)
+    distance = distances(ROPE_POSITIONS)
+    visible = Causal().visible(ROPE_POSITIONS)
     lower, upper = np.zeros(distance.shape), np.zeros(distance.shape)
     for speed in run.speeds:
         turned = distance * speed * run.angle
@@ -142,33 +326,19 @@ def _share_beyond_printed(run: RopeRun) -> float:
     return float(np.mean(outside[:, visible]))
 
 
-def _worst_excess(run: RopeRun) -> float:
-    """Largest factor by which an entry leaves the corrected bounds."""
-    low, high = run.norms
-    lower, upper = log_constants(run)
-    visible = Causal().visible(N_POSITIONS)
-    squared = run.fall * distances(N_POSITIONS)[visible] ** 2.0
-    entries = np.log(run.kernels[:, visible])
-    above = entries + low / np.pi**2 * squared - upper
-    below = lower - high * squared - entries
-    return float(np.exp(max(above.max(), below.max())))
+def _excess(run: RopeRun, depth: int) -> float:
+    """Largest factor by which the rollout leaves C_min^s C(t+d,d) e^-cD ... C_max^s C(t+d,d) e^-c'D/s, s = t + 1.
 
-
-def _rollout_excess(run: RopeRun) -> float:
-    """Largest factor by which the rollout leaves C_min^s C(t+d,d) e^-cD ... C_max^s C(t+d,d) e^-c'D/s, s = t + 1."""
+    For one layer these are the corrected bounds on every entry; the largest over all layers, each by itself.
+    """
     low, high = run.norms
-    lower, upper = log_constants(run)
-    visible = Causal().visible(N_POSITIONS)
-    distance = distances(N_POSITIONS)[visible]
-    squared = run.fall * distance**2.0
-    worst = -np.inf
-    for layers_beyond, cumulative in enumerate(rollouts(list(run.kernels))[1:]):
-        steps = layers_beyond + 1
-        scaled = np.log(cumulative[visible]) - log_paths(layers_beyond, distance)
-        above = scaled + low / np.pi**2 * squared / steps - steps * upper
-        below = steps * lower - high * squared - scaled
-        worst = max(worst, float(above.max()), float(below.max()))
-    return float(np.exp(worst))
+    lower, upper = rope_constants(run)
+    squared = run.fall * distances(ROPE_POSITIONS)[Causal().visible(ROPE_POSITIONS)] ** 2.0
+
+    def band(steps: int) -> Bounds:
+        return steps * lower - high * squared, steps * upper - low / np.pi**2 * squared / steps
+
+    return max(band_excess(run.kernels[start : start + depth], band) for start in range(0, len(run.kernels), depth))
 
 
 def least_squared_steps(distance: int, steps: int) -> float:
@@ -189,8 +359,8 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
     """Largest over smallest ratio of the last row's rollout to C(t+d,d) e^-cD, for the single c that suits it best."""
     kernel, fall = constant_rope_kernel(n_positions, pairs)
     distance = np.arange(n_positions)[::-1]
-    rollout = np.linalg.matrix_power(kernel, DEPTH)[-1]
-    scaled = np.log(rollout) - log_paths(DEPTH - 1, distance)
+    rollout = np.linalg.matrix_power(kernel, ROPE_DEPTH)[-1]
+    scaled = np.log(rollout) - log_paths(ROPE_DEPTH - 1, distance)
     squared = fall * distance**2.0
 
     def spread(rate: float) -> float:
@@ -200,12 +370,12 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
 
 
 def _peaks(pairs: int) -> tuple[int, float]:
-    """Distances at which the rollout of DEPTH layers and the theorem's L(x) peak."""
+    """Distances at which the rollout of ROPE_DEPTH layers and the theorem's L(x) peak."""
     n_positions = GROWTH_LENGTHS[1]
     kernel, fall = constant_rope_kernel(n_positions, pairs)
-    rollout = np.linalg.matrix_power(kernel, DEPTH)[-1, ::-1]
+    rollout = np.linalg.matrix_power(kernel, ROPE_DEPTH)[-1, ::-1]
     # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
-    predicted = brentq(lambda x: np.log((DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
+    predicted = brentq(lambda x: np.log((ROPE_DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
     return int(np.argmax(rollout)), float(predicted)
 
 
@@ -226,7 +396,7 @@ class RopeLayer(Claim):
         """The proof's inequality on the logits, and the two bounds with derived constants."""
         runs = [rope_run(self.pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
         printed = [_share_beyond_printed(run) for run in runs]
-        bounds = [_worst_excess(run) for run in runs]
+        bounds = [_excess(run, 1) for run in runs]
         corrected = max(bounds) <= SLACK
         return Finding(
             value=max(printed),
@@ -258,8 +428,8 @@ class RopeStack(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The proof's exponent, the two-sided bound that does hold, and the constants as N grows."""
         runs = [rope_run(self.pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
-        excess = max(_rollout_excess(run) for run in runs)
-        least = least_squared_steps(N_POSITIONS - 1, DEPTH)
+        excess = max(_excess(run, ROPE_DEPTH) for run in runs)
+        least = least_squared_steps(ROPE_POSITIONS - 1, ROPE_DEPTH)
         spreads = [envelope_spread(n_positions, self.pairs) for n_positions in GROWTH_LENGTHS]
         growth = float(np.polyfit(np.log(GROWTH_LENGTHS), np.log(spreads), 1)[0])
         peak, predicted = _peaks(self.pairs)
@@ -269,7 +439,7 @@ class RopeStack(Claim):
             as_stated=corrected and least >= 0.5 and growth < STEADY,
             corrected=corrected,
             numbers={
-                "layers": DEPTH,
+                "layers": ROPE_DEPTH,
                 "shortest": GROWTH_LENGTHS[0],
                 "longest": GROWTH_LENGTHS[-1],
                 "largest_distance": GROWTH_LENGTHS[1] - 1,
