@@ -20,9 +20,8 @@ from posbias.checks import Count, checked_value
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.mitigation import PromptMitigation
-from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
-from posbias.mitigation.judging.verdicts import Verdict
-from posbias.report.mitigate_wording import reasons
+from posbias.mitigation.judging import SMALLEST, ArmScores, Judgement, Verdict, judge
+from posbias.report.mitigate import reasons
 
 Curve = Float64[np.ndarray, "n_positions"]
 

@@ -19,7 +19,7 @@ import attention
 import posbias as pb
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.measurement.blocks import checkpointed
-from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.fitting import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.weights import converted
 from posbias.prompts.prompts import Prompts

@@ -94,12 +94,12 @@ if TYPE_CHECKING:
     from posbias.measurement.attention.run import attention as attention
     from posbias.measurement.measurement import measure as measure
     from posbias.measurement.units import MeasureOptions as MeasureOptions
-    from posbias.mitigation.fitting.base import FitOptions as FitOptions
-    from posbias.mitigation.fitting.fit import fit as fit
+    from posbias.mitigation.fitting import FitOptions as FitOptions
+    from posbias.mitigation.fitting import fit as fit
     from posbias.mitigation.methods.applying import mitigated as mitigated
+    from posbias.mitigation.plan import MitigateOptions as MitigateOptions
+    from posbias.mitigation.run import mitigate as mitigate
     from posbias.mitigation.subjects import evaluate as evaluate
-    from posbias.mitigation.trial.options import MitigateOptions as MitigateOptions
-    from posbias.mitigation.trial.run import mitigate as mitigate
     from posbias.models.loading import load_model as load_model
     from posbias.profiles import Profile as Profile
     from posbias.prompts.loading import load_prompts as load_prompts
@@ -131,12 +131,11 @@ _HOMES = {
         "measurement.attention.run": "attention",
         "measurement.measurement": "measure",
         "measurement.units": "MeasureOptions",
-        "mitigation.fitting.base": "FitOptions",
-        "mitigation.fitting.fit": "fit",
+        "mitigation.fitting": "FitOptions fit",
         "mitigation.methods.applying": "mitigated",
+        "mitigation.plan": "MitigateOptions",
+        "mitigation.run": "mitigate",
         "mitigation.subjects": "evaluate",
-        "mitigation.trial.options": "MitigateOptions",
-        "mitigation.trial.run": "mitigate",
         "models.loading": "load_model",
         "profiles": "Profile",
         "prompts.loading": "load_prompts",

@@ -36,8 +36,8 @@ from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.fitting.descent import encoded_answers
+from posbias.mitigation.descent import encoded_answers
+from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.statistics import mean_ends, mean_of

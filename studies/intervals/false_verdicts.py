@@ -14,7 +14,7 @@ from scipy.special import stdtr
 from planted import Planted, verdict_rates
 from posbias.evaluation.changes import SAMPLES_FOR_MEANS
 from posbias.evaluation.requirements import bounds_of
-from posbias.mitigation.judging.verdicts import GAINS, HARM
+from posbias.mitigation.judging import GAINS, HARM
 from posbias.statistics import mean_of
 
 RUNS, RESAMPLED, PLANTED = 10_000, 1000, 200

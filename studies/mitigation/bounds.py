@@ -4,7 +4,7 @@ Run it as `PYTHONPATH=tests python studies/mitigation/bounds.py`; docs/mitigate.
 Answers are drawn as models with a known curve give them, before and after a method, for 14 pairs of curves, 20 or 40
 samples, 5 or 9 positions, right or wrong and continuous. Three intervals claim 95 %: a bootstrap over samples that
 chooses the worst positions anew every time, the change at positions chosen on nine tenths of the samples and taken on
-the others, and the one in use (`posbias.mitigation.judging.judge`).
+the others, and the one in use (`posbias.mitigation.judging`).
 """
 
 import itertools
@@ -15,7 +15,7 @@ from scipy import stats
 
 from planted import Planted, planted_scores
 from posbias.evaluation.changes import WORST
-from posbias.mitigation.judging.judge import ArmScores, judge
+from posbias.mitigation.judging import ArmScores, judge
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10
 NOISE = (None, 0.3)

@@ -16,7 +16,7 @@ import numpy as np
 
 import posbias as pb
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
-from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.base import Example

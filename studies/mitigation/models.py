@@ -22,9 +22,8 @@ import numpy as np
 
 import posbias as pb
 from posbias.evaluation.requirements import ALPHA
-from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.judging.judge import SMALLEST, Judgement
-from posbias.mitigation.judging.verdicts import (
+from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.judging import (
     EVENS,
     GAINS,
     GREW,
@@ -33,7 +32,9 @@ from posbias.mitigation.judging.verdicts import (
     OPEN,
     RAISES,
     SMALL,
+    SMALLEST,
     STEADY,
+    Judgement,
     Verdict,
     corrected_together,
     settle,

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
-from posbias.auditing import run
-from posbias.auditing import run as auditing_run
+from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, auditing, compare
 from posbias.comparison import Sample
 from posbias.comparison.stored import ProfileRun
 from posbias.measurement.prompt import measure_together
@@ -34,7 +32,7 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     model.network.register_forward_hook(lambda *_: passes.append(1))
 
     def audited(together: int):
-        monkeypatch.setattr(auditing_run, "prompts_together", lambda *_, **__: together)
+        monkeypatch.setattr(auditing, "prompts_together", lambda *_, **__: together)
         before, out = len(passes), tmp_path / str(together)
         audit = pb.audit(model, n_positions=LENGTH, prompts=COUNT, out=out, options=OPTIONS)
         return audit.record, len(passes) - before
@@ -102,7 +100,7 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
 
 
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
-    monkeypatch.setattr(run, "beside_measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(auditing, "beside_measured", lambda *_: pytest.fail("measured again"))
     again = pb.audit(
         tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
         options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),

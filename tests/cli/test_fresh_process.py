@@ -25,9 +25,7 @@ OTHER_DOORS = {
         ("posbias.report", "posbias_papers.published"),
     ),
     "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
-    "FITS": tuple(
-        f"posbias.mitigation.fitting.{name}" for name in ("adapter", "bias", "positional_channel", "temperature")
-    ),
+    "FITS": ("posbias.mitigation.fits",),
     "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for
 }
 """What is imported before a registry is read that others than its own package fill."""

@@ -19,8 +19,8 @@ from posbias.evaluation.influence import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
-from posbias.mitigation.fitting.calibration import answer_logprob
-from posbias.mitigation.fitting.descent import encoded_answers
+from posbias.mitigation.descent import encoded_answers
+from posbias.mitigation.fitting import answer_logprob
 from posbias.prompts.templates import with_template_options
 from posbias.report import report_of
 from posbias.report.page import html_of

@@ -21,7 +21,7 @@ import posbias as pb
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.report.export import adapter_commands, gguf_commands
+from posbias.report.mitigate import adapter_commands, gguf_commands
 from posbias.runs.records import read_record
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.exporting.formats import pairs_of_halves
+from posbias.exporting import pairs_of_halves
 from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import random_adapter, shaken_model
 

@@ -7,8 +7,8 @@ import torch
 import dense_decoder
 import posbias as pb
 from posbias import UsageError, mitigated
-from posbias.mitigation.fitting import positional_channel as channel_search
-from posbias.mitigation.fitting.positional_channel import positional_channels
+from posbias.mitigation import fits
+from posbias.mitigation.fits import positional_channels
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
@@ -116,9 +116,9 @@ def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama
     text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
     with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
         pb.fit("positional_channel", model, examples, text=text)  # two layers: none between the first two and the last
-    monkeypatch.setattr(channel_search, "positional_channels", lambda means, most: [5, 9])
-    monkeypatch.setattr(channel_search, "FACTORS", (0.0, -1.0))
-    monkeypatch.setattr(channel_search, "FINALISTS", 3)
+    monkeypatch.setattr(fits, "positional_channels", lambda means, most: [5, 9])
+    monkeypatch.setattr(fits, "FACTORS", (0.0, -1.0))
+    monkeypatch.setattr(fits, "FINALISTS", 3)
     fitted = pb.fit("positional_channel", model, examples, text=text)
     method, how = fitted.method, fitted.how
     assert isinstance(method, PositionalChannel)

@@ -12,17 +12,26 @@ from posbias import UsageError
 from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import levels_of
-from posbias.mitigation.judging.judge import (
+from posbias.mitigation.judging import (
+    APPLY,
+    EVENS,
+    GREW,
+    HARM,
+    NOTHING,
+    OPEN,
+    RAISES,
+    SHRANK,
+    STEADY,
     ArmScores,
     Judgement,
     MeasureChoice,
     SideEffect,
     choose_measure,
     judge,
+    settle,
 )
-from posbias.mitigation.judging.verdicts import APPLY, EVENS, GREW, HARM, NOTHING, OPEN, RAISES, SHRANK, STEADY, settle
-from posbias.mitigation.trial.result import ArmResult, Effort
-from posbias.report.mitigate_wording import recommendation, warnings, words
+from posbias.mitigation.result import ArmResult, Effort
+from posbias.report.mitigate import recommendation, warnings, words
 from posbias.runs.results import as_stored, from_stored
 
 PLACES = (0, 1, 2)

@@ -6,9 +6,8 @@ import pytest
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
 from posbias.evaluation.changes import MEAN, change_text, samples_for
-from posbias.mitigation.judging.judge import ArmScores, SideEffect, judge
-from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING, RAISES, SMALL
-from posbias.report.mitigate_wording import reasons, recommendation
+from posbias.mitigation.judging import GAINS, HARM, NOTHING, RAISES, SMALL, ArmScores, SideEffect, judge
+from posbias.report.mitigate import reasons, recommendation
 from posbias.statistics import Interval
 
 PLACES = (0, 1, 2)

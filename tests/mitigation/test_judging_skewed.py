@@ -8,9 +8,8 @@ import pytest
 from planted import reasons_of
 from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST, changes_of
 from posbias.evaluation.requirements import bounds_of
-from posbias.mitigation.judging.judge import ArmScores, SideEffect, judge
-from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
-from posbias.report.mitigate_wording import recommendation
+from posbias.mitigation.judging import GAINS, HARM, NOTHING, ArmScores, SideEffect, judge
+from posbias.report.mitigate import recommendation
 from posbias.statistics import mean_of
 
 CHANGES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {

@@ -17,8 +17,7 @@ from planted import trial_record
 from posbias import FitOptions, LocalResponder, MitigateOptions, fit
 from posbias.architecture import KeyBias
 from posbias.evaluation.changes import MEAN, WORST
-from posbias.mitigation.judging.judge import ArmScores, judge
-from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
+from posbias.mitigation.judging import APPLY, GAINS, HARM, NOTHING, ArmScores, judge
 from posbias.tasks.language import Documents
 
 ITEMS, POSITIONS = 8, (0, 2, 4, 5, 7)

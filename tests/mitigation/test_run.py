@@ -24,15 +24,12 @@ from posbias import (
 )
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
-from posbias.mitigation import MITIGATIONS, PromptMitigation
-from posbias.mitigation.fitting import calibration
-from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
+from posbias.mitigation import MITIGATIONS, PromptMitigation, fitting, plan
+from posbias.mitigation import run as running
+from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
-from posbias.mitigation.trial import phases, plan
-from posbias.mitigation.trial import run as running
-from posbias.mitigation.trial.arms import UNCHANGED
-from posbias.mitigation.trial.plan import plan_trial
+from posbias.mitigation.plan import UNCHANGED, plan_trial
 from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
 from posbias.report.page import html_of
@@ -118,7 +115,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
 
 def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
     responder = LocalResponder(load_model(str(long_llama)))
-    run_fit, fitted = phases.run_fit, []
+    run_fit, fitted = running.run_fit, []
 
     def counted(fit, *given, **how):
         fitted.append(fit.__name__.removeprefix("fit_"))
@@ -133,7 +130,7 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
     def killed(*_, **__):
         raise RunError("killed")
 
-    monkeypatch.setattr(phases, "run_fit", counted)
+    monkeypatch.setattr(running, "run_fit", counted)
     with monkeypatch.context() as patched:
         patched.setattr(running, "answer", killed)
         with pytest.raises(RunError, match="killed"):
@@ -245,7 +242,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         read.append(source)
         return load_prompts(source, **asked)
 
-    for reader in (plan, calibration):
+    for reader in (plan, fitting):
         monkeypatch.setattr(reader, "load_prompts", loaded)
     options = MitigateOptions(
         methods=["key_bias"],

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from posbias.evaluation.requirements import ALPHA
-from posbias.mitigation.judging.judge import Judgement
-from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, corrected_together, settle
-from posbias.report.mitigate_wording import words
+from posbias.mitigation.judging import APPLY, EVENS, HARM, RAISES, Judgement, corrected_together, settle
+from posbias.report.mitigate import words
 from posbias.runs.records import read_record
 from posbias.runs.results import from_stored
 

@@ -36,8 +36,8 @@ def export(
     from dataclasses import asdict
 
     from posbias.errors import UsageError
+    from posbias.exporting import choose
     from posbias.exporting import export as write
-    from posbias.exporting.export import choose
     from posbias.measurement.several import Loading
     from posbias.mitigation.methods.recipe import Recipe
 

@@ -11,7 +11,7 @@ from posbias.cli.evaluate import GateFlags, LocalFlags, ServerFlags, TaskFlags, 
 from posbias.cli.output import running
 
 if TYPE_CHECKING:
-    from posbias.mitigation.trial.options import MitigateOptions
+    from posbias.mitigation.plan import MitigateOptions
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
@@ -83,8 +83,8 @@ def mitigate(
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
     from posbias.mitigation.methods.recipe import check_files
+    from posbias.mitigation.run import mitigate as try_methods
     from posbias.mitigation.subjects import Unopened
-    from posbias.mitigation.trial.run import mitigate as try_methods
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served)
@@ -113,8 +113,8 @@ def _settings(
     resume: bool,
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
-    from posbias.mitigation.fitting.base import FitOptions
-    from posbias.mitigation.trial.options import MitigateOptions
+    from posbias.mitigation.fitting import FitOptions
+    from posbias.mitigation.plan import MitigateOptions
 
     return MitigateOptions(
         methods=chosen.methods,

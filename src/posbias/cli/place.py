@@ -52,7 +52,7 @@ def place(
 def arm_of(run: Path, method: str | None) -> Path:
     """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
     from posbias import load_record  # from the front door, behind which runs of every verb can be read
-    from posbias.mitigation.trial.result import MitigationTrial
+    from posbias.mitigation.result import MitigationTrial
 
     trial = load_record(run) if (run / "record.json").exists() else None
     if not isinstance(trial, MitigationTrial):

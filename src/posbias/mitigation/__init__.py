@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
     from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, PromptMitigation
-    from posbias.mitigation.trial.options import MitigateOptions
-    from posbias.mitigation.trial.result import MitigationTrial
-    from posbias.mitigation.trial.run import mitigate
+    from posbias.mitigation.plan import MitigateOptions
+    from posbias.mitigation.result import MitigationTrial
+    from posbias.mitigation.run import mitigate
 
 
 _HOMES = {
     **dict.fromkeys(("answering_under", "mitigated", "resolve_method"), "methods.applying"),
     **dict.fromkeys(("MITIGATIONS", "Mitigation", "PromptMitigation"), "methods.base"),
-    "MitigateOptions": "trial.options",
-    "MitigationTrial": "trial.result",
-    "mitigate": "trial.run",
+    "MitigateOptions": "plan",
+    "MitigationTrial": "result",
+    "mitigate": "run",
 }
 
 

@@ -129,7 +129,7 @@ RESULTS: Registry[type[Result]] = Registry(
         "evaluate": "posbias.evaluation.evaluation",
         "evaluate_lengths": "posbias.evaluation.lengths",
         "measure": "posbias.measurement.measurement",
-        "mitigate": "posbias.mitigation.trial.result",
+        "mitigate": "posbias.mitigation.result",
         "place": "posbias.evaluation.placement",
         "predict": "posbias.theory.base",
         "train": "posbias.training.result",

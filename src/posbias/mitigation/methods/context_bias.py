@@ -9,7 +9,7 @@ import torch
 
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
-from posbias.mitigation.methods.heads import BEFORE, by_head, check_shape, checked_scales, factors
+from posbias.mitigation.methods.key_bias import BEFORE, by_head, check_shape, checked_scales, factors
 from posbias.mitigation.methods.question import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 

@@ -20,8 +20,8 @@ from posbias.interventions.attention import (
     has_sinks,
 )
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
+from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
 from posbias.mitigation.methods.question import Spans, unpadded
-from posbias.mitigation.methods.rotary import Frequencies, shown_keys, turning
 from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.rotary import turned_by
 

@@ -5,15 +5,15 @@ The loss of a step is the negative log-likelihood of right answers, per token, m
 on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
 0. No weight is touched.
 
-Prompts of different lengths are run together with padding behind their ends, which no token before it can see; behind
-kept keys and values each is run alone.
+Prompts of different lengths are run together, as many as fit into memory, with padding behind their ends, which no
+token before it can see; behind kept keys and values each is run alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
-from posbias.mitigation.fitting.base import FitOptions, Windows
-from posbias.mitigation.methods.base import Mitigation
+from posbias.measurement.room import check_passes, halving, together_in_memory
+from posbias.mitigation.fitting import Calibration, FitOptions, Windows
+from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
@@ -233,3 +234,58 @@ def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[n
     """So many items: every item once in random order, then all of them again."""
     rounds = [generator.permutation(n_items) for _ in range(-(-count // max(n_items, 1)))]
     return np.concatenate([*rounds, np.zeros(0)])[:count].astype(np.int64)
+
+
+def fit_by_gradient(
+    numbers: Callable[[HuggingFaceModel, FitOptions], Numbers], calibration: Calibration, options: FitOptions
+) -> tuple[Method, dict[str, Any]]:
+    """Numbers with which a model gives the right answers wherever they stand.
+
+    The record has the losses of every step's prompts and windows before it, in nats per token.
+
+    Args:
+        numbers: The numbers at no change.
+        calibration: Samples and text.
+        options: All of them set.
+
+    Raises:
+        UsageError: no text, or a family that does not allow it.
+        RunError: the loss is not a finite number.
+    """
+    model, text = calibration.model, calibration.text if options.penalty > 0 else ()
+    if options.penalty > 0 and not len(text):
+        raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
+    examples, held_out = _prompts(calibration.examples, options)
+    encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
+    lengths = [len(request.prompt) for request in encoded]
+    # Behind the question few tokens have a backward pass.
+    longest, kept = max(lengths), options.checkpointing or options.from_question
+    check_passes(model, longest, checkpointing=kept)
+
+    def descended(together: int) -> tuple[Numbers, Descent]:
+        values = numbers(model, options)
+        loss = Loss(Answers(model, encoded, begins), values, options.penalty, together)
+        return values, descend(loss, text, options, held_out=held_out)
+
+    together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
+    values, (losses, looks) = halving(descended, together)
+    how = {
+        **asdict(options),
+        "numbers": values.count,
+        "prompt_tokens": [min(lengths), max(lengths)],
+        "answer_loss": np.round(losses[:, 0], 6).tolist(),
+        "text_loss": np.round(losses[:, 1], 6).tolist(),
+    }
+    if held_out:
+        how["held_out_prompts"] = len(held_out)
+        how["held_out_loss"] = np.round(looks, 6).tolist()
+    return values.method(), how
+
+
+def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[Example], list[int]]:
+    """The prompts of a fit, and which of them no step sees: those of the last samples, as they are given."""
+    samples = list(dict.fromkeys(example.sample for example in calibration))
+    unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
+    prompts = [example for example in calibration if example.sample not in unseen]
+    held_out = [example for example in calibration if example.sample in unseen]
+    return prompts + held_out, list(range(len(prompts), len(prompts) + len(held_out)))

@@ -14,7 +14,7 @@ from pydantic import InstanceOf, SkipValidation
 from posbias.display.showing import Series, Shown
 from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import RequirementCheck
-from posbias.mitigation.judging.judge import Judgement, MeasureChoice
+from posbias.mitigation.judging import Judgement, MeasureChoice
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval

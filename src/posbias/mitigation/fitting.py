@@ -1,0 +1,269 @@
+"""`fit`: a method with the parameters that suit one model, from calibration samples alone. No weight is touched.
+
+`fits.py` has a function for each method with parameters to find, which is imported when it is asked for.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Interval
+from jaxtyping import Int64
+
+from posbias.architecture import LogSpline
+from posbias.checks import Count, Natural, NonNegative, Positive, Steps, checked
+from posbias.display.showing import Presented, Shown
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.interventions.base import check_model
+from posbias.mitigation.methods.adapter import Adapter
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, Mitigation, identity
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.progress import track
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.sources import default_corpus
+from posbias.registry import Registry, parse_literal_call
+from posbias.tasks.language import Example
+
+Windows = Sequence[Int64[np.ndarray, "_"]]
+
+Fit = Callable[["Calibration", "FitOptions"], tuple[Method, dict[str, Any]]]
+"""From samples and settings to the method at full strength, and how it was found, in plain values."""
+FITS: Registry[Fit] = Registry(
+    "fit",
+    homes=dict.fromkeys(
+        ("adapter", "context_bias", "key_bias", "positional_channel", "temperature"), "posbias.mitigation.fits"
+    ),
+)
+"""The fits by the name of their method, all in one module, imported when one is asked for."""
+
+
+@checked
+@dataclass(frozen=True)
+class FitOptions:
+    """Settings of a fit by gradient."""
+
+    steps: Steps | None = None
+    """Steps of one batch each, >= 1; None: 60 for adapters, 300 for all others."""
+    batch: Count | None = None
+    """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
+    adapters, 1 for all others."""
+    rate: Positive | None = None
+    """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
+    held_out: Annotated[float, Interval(ge=0, lt=1)] | None = None
+    """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
+    probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
+    penalty: NonNegative = 1.0
+    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
+    knots: tuple[int, ...] = (0, 1, 8, 64, 512)
+    """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
+    from_question: bool = False
+    """The bias acts from the question on only."""
+    scales: bool = True
+    """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
+    seed: Natural = 0
+    """Seed of the order of prompts and windows."""
+    checkpointing: bool = False
+    """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
+    tokens have one."""
+
+    @classmethod
+    def parse(cls, text: str) -> "FitOptions":
+        """Read settings from text: `steps=600, rate=0.02`."""
+        _, positional, keywords = parse_literal_call(f"options({text})", "fit")
+        return cls(*positional, **keywords)
+
+    def __post_init__(self) -> None:
+        if self.knots:
+            LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
+
+    def settled(self, defaults: Mapping[str, Any], **fixed: Any) -> "FitOptions":
+        """All of them set: by the defaults of a fit where nothing was asked for, and as it takes them alone."""
+        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **unset, **fixed)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The material of a fit: the model, samples with their answers, and ordinary text, which some fits read."""
+
+    model: HuggingFaceModel
+    examples: Sequence[Example]
+    read_text: Callable[[], Windows]
+
+    @cached_property
+    def text(self) -> Windows:
+        """Windows of ordinary text in token ids, all of one length."""
+        windows = self.read_text()
+        lengths = sorted({len(window) for window in windows})
+        if len(lengths) > 1:
+            raise UsageError(f"fit: windows of ordinary text must be of one length, got {lengths[0]} to {lengths[-1]}")
+        return windows
+
+
+@dataclass(frozen=True, repr=False)
+class Fitted(Presented):
+    """A fitted method and how it came about."""
+
+    method: Method
+    how: dict[str, Any]
+    """Options, calibration samples and what the fit saw of them, as plain values for a recipe or record; `samples` are
+    `contents` of these, by which a run refuses to judge the recipe on them."""
+
+    def shown(self) -> Shown:
+        """The method and the number of samples in one line; how it came about in a table, scores one below another."""
+        rows = {
+            name.replace("_", " "): "\n".join(f"{candidate}: {score:.4g}" for candidate, score in value.items())
+            if isinstance(value, dict)
+            else BRIEF.repr(value)
+            for name, value in self.how.items()
+            if name != "samples"  # hashes
+        }
+        samples = self.how.get("calibration_samples")
+        return Shown(
+            f"{self.method!r}" + (f", fitted to {samples} samples" if samples else ""),
+            facts={**self.method.facts(), **rows},
+        )
+
+
+def fit_of(spelling: str) -> Fit | None:
+    """The fit of a method, by its name or the spelling of an unfitted adapter; None if it has no parameters to find."""
+    name = spelling.partition("(")[0].strip()
+    MITIGATIONS[name]  # refused if unknown
+    if name not in FITS:
+        return None
+    if name == spelling.strip():
+        fit: Fit = FITS[name]
+        return fit
+    spelled = MITIGATIONS.parse(spelling)
+    return partial(FITS[name], template=spelled) if isinstance(spelled, Adapter) and not spelled.weights else None
+
+
+DISTINCT = 32
+"""Characters from which on a passage is taken to belong to one sample alone."""
+LEAST_SAMPLES = 4
+"""Calibration samples below which a fit is refused: it would learn them by heart."""
+FIT_WINDOWS = 32
+"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
+DEFAULT = "default"
+JUDGED_TEXT = f"{DEFAULT}#jargon_file,us_founding_documents"
+"""Files of the default corpus that judge, unless another text is asked for; fits read the other files."""
+
+
+def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int) -> list[Int64[np.ndarray, "token"]]:
+    """Windows of ordinary text for fits, from the files of the default corpus that are not in the text that judges."""
+    source, _, files = judging.partition("#")
+    judged = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
+    read = [Path(group.name).stem for group in default_corpus() if group.name not in judged]
+    if not read:
+        raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
+    prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
+    return list(prompts.token_ids)
+
+
+def contents(examples: Sequence[Example]) -> set[str]:
+    """Hashes by which samples are known again in other prompts, as text or as a conversation.
+
+    An answer is hashed beside all passages, in whatever order and wherever the question stands, and beside its own
+    passage if that is long enough to be nobody else's.
+    """
+    hashes = set()
+    for example in examples:
+        passages = [example.text[begin:end].strip() for begin, end in example.passages] or [example.text]
+        gold = "" if example.gold_position is None or not example.passages else passages[example.gold_position]
+        for texts in (sorted(passages), [gold] if len(gold) >= DISTINCT else []):
+            if texts:
+                hashes.add(hashlib.sha256("\0".join([f" {example.target.strip()}", *texts]).encode()).hexdigest()[:16])
+    return hashes
+
+
+def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibration: Sequence[Example]) -> float:
+    """Log-probability of the answers, per token, mean over examples that fit into the model.
+
+    Raises:
+        RunError: no example fits.
+    """
+    responder: Any = LocalResponder(model)
+    if method is not None:
+        responder = answering_under(method, responder)
+    requests = [
+        Request(
+            prompt=example.prompt, answer=example.target, passages=example.passages, own_control=example.own_control
+        )
+        for example in calibration
+    ]
+    replies = responder.respond(requests, generate=False, score=True)
+    scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
+    if not scores:
+        why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
+        raise RunError(f"fit: {why}")
+    return float(np.mean(scores))
+
+
+def best_of(
+    candidates: Sequence[Mitigation], model: HuggingFaceModel, calibration: Sequence[Example]
+) -> tuple[Mitigation, dict[str, float]]:
+    """The candidate under which the answers are most probable, the first of equals, and all log-probabilities."""
+    scores = [answer_logprob(model, candidate, calibration) for candidate in track(candidates, "candidates")]
+    return candidates[int(np.argmax(scores))], dict(zip(map(str, candidates), scores, strict=True))
+
+
+WINDOW = 256
+"""Tokens of a window of ordinary text."""
+
+
+@checked
+def fit(
+    method: str,
+    model: Any,
+    calibration: Sequence[Example],
+    *,
+    text: Windows | None = None,
+    options: FitOptions | None = None,
+) -> Fitted:
+    """Fit a method's parameters to a model, from calibration samples alone.
+
+    Args:
+        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" or "temperature", of
+            which the candidate with the most probable right answers is chosen (per token, averaged over samples and
+            positions).
+        model: What `load_model` returns.
+        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
+        text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
+            files on which `mitigate` does not judge.
+        options: Settings of a fit by gradient.
+
+    Raises:
+        UsageError: a method without parameters to fit, or too few samples.
+    """
+    how = fit_of(method)
+    if how is None:
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FITS)}")
+    loaded, options = check_model(model), options or FitOptions()
+    length = min(WINDOW, loaded.max_positions or WINDOW)
+    beside = partial(text_beside, JUDGED_TEXT, loaded, length=length, seed=options.seed)
+    given = beside if text is None else lambda: text
+    return run_fit(how, Calibration(loaded, calibration, given), options=options)
+
+
+def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:
+    """The method of a fit, with the samples that it has seen."""
+    examples = calibration.examples
+    samples = len({example.sample for example in examples})
+    if samples < LEAST_SAMPLES:
+        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
+    method, found = how(calibration, options)
+    facts = {
+        **found,
+        "calibration_samples": samples,
+        "calibration_prompts": len(examples),
+        "samples": sorted(contents(examples)),
+    }
+    assert isinstance(method, Mitigation)  # those that are fitted
+    return Fitted(replace(method, fitted_to=identity(calibration.model)), facts)

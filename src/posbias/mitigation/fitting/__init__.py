@@ -1,1 +1,0 @@
-"""Parameters of a method that suit one model, from calibration samples alone."""

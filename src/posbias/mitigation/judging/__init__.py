@@ -1,1 +1,0 @@
-"""Verdicts on methods, from paired differences by position, with corrected intervals."""
