@@ -4,6 +4,9 @@ import numpy as np
 
 import posbias as pb
 from posbias.evaluation import Evaluation
+from posbias.evaluation.curve import HIGHEST, position_curve, position_means
+from posbias.evaluation.evaluation import measures_of
+from posbias.runs.results import as_stored
 
 PLACES = (0, 1, 2, 3, 4)
 GOLD = "influence/measured/logprob/gold"
@@ -24,9 +27,6 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
         "responder": {"kind": "local", "model": {"source": model, "weights_sha256": model, "dtype": "float32"}},
     }
     record.seeds = {"samples": seed}
-    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": [], "correlations": {}}
-    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}, "curves": {}}
-    record.scalars |= {"skipped": {}, "cut_off": 0, "examples": count * len(PLACES)}
     blank = np.full((count, len(PLACES)), np.nan)
     record.arrays = {
         "positions": np.array(PLACES),
@@ -38,6 +38,15 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
         "scores/prompt_tokens": np.full_like(blank, 51.0),
         GOLD: level * falling + noise[1],
     }
+    tables = {name.removeprefix("scores/"): table for name, table in record.arrays.items() if name != "positions"}
+    curves = {
+        name: as_stored(position_curve(table, positions=PLACES, highest=HIGHEST.get(name, np.inf)))
+        for name, table in measures_of(tables).items()
+    }
+    means = as_stored(position_means(record.arrays[GOLD]))
+    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": means, "correlations": {}}
+    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}, "curves": curves}
+    record.scalars |= {"skipped": {}, "cut_off": 0, "examples": count * len(PLACES)}
     return Evaluation.from_record(record)
 
 

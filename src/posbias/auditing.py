@@ -20,8 +20,8 @@ from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast
 from posbias.comparison.stored import Audit, store_subjects
 from posbias.errors import UsageError
 from posbias.evaluation import Evaluation, evaluate_responder, write_outputs
+from posbias.evaluation.correlate import BehaviourPlan, check_behaviour, with_influence
 from posbias.evaluation.evaluation import BEHAVIOUR
-from posbias.evaluation.influence import BehaviourPlan, check_behaviour, with_influence
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine

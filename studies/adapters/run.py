@@ -31,7 +31,7 @@ import torch
 from scipy.stats import rankdata, zscore
 
 import posbias as pb
-from posbias.evaluation.influence import encoded_prompt
+from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target

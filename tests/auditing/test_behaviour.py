@@ -9,8 +9,16 @@ import torch
 import posbias as pb
 from posbias import UsageError
 from posbias.auditing import audit_behaviour
-from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation, corrected
-from posbias.evaluation.influence import BehaviourPlan, elsewhere, encoded_prompt, spans_of
+from posbias.evaluation.correlate import (
+    BehaviourPlan,
+    Correlations,
+    InfluenceSeries,
+    RankCorrelation,
+    corrected,
+    elsewhere,
+    encoded_prompt,
+    spans_of,
+)
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
@@ -100,7 +108,7 @@ def test_every_series_is_correlated_with_every_measure(record):
 def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from posbias.evaluation import influence as module
+    from posbias.evaluation import correlate as module
 
     calls = []
 
@@ -133,7 +141,7 @@ def test_of_many_ties_none_is_established_by_luck_alone():
     value = Interval(0.5, 0.1, 0.9)
     rows = [RankCorrelation("nothing", value, p, True) for p in (*(6 * [0.01]), 0.001)]
     rows.append(RankCorrelation("ends", value, float("nan"), False))
-    found = [Correlations((row,), value, 5, 8) for row in rows]
+    found = [Correlations((row,), 5, 8) for row in rows]
     entries = corrected([InfluenceSeries("measured", None, "gold", correlations={"accuracy": each}) for each in found])
     after = [entry.correlations["accuracy"].correlations[0] for entry in entries]
     assert [entry.established for entry in after] == [False] * 6 + [True, False]

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from posbias import UsageError
-from posbias.evaluation.correlation import CONTROLS, Pair, correlate_pairs, drawn_together
+from posbias.evaluation.correlate import CONTROLS, Pair, correlate_pairs, drawn_together
 
 
 def tables(first, second, count=30, noise=0.01, seed=0):
@@ -69,18 +69,6 @@ def test_a_correlation_beyond_position_is_found():
     assert opposed.value.high < 0
 
 
-def test_within_positions_and_samples_the_examples_own_deviations_count():
-    generator = np.random.default_rng(5)
-    shared = generator.normal(size=(60, 5))
-    levels, ease = generator.normal(size=5) * 10, generator.normal(size=(60, 1)) * 10
-    given = Pair(shared + levels + ease, shared + levels[::-1] - ease, tuple(range(5)), 5)
-    assert correlate_pairs(given).within.value == pytest.approx(1)
-    apart = Pair(shared + levels, generator.normal(size=(60, 5)) + levels, tuple(range(5)), 5)
-    found = correlate_pairs(apart).within
-    assert found.low < 0 < found.high
-    assert correlate_pairs(apart).of("nothing").value.value == 1
-
-
 def test_groups_are_ranked_each_by_itself_and_pooled():
     places = np.arange(4)
     rising = pair(places / 3, places / 3)
@@ -113,7 +101,6 @@ def test_too_few_positions_leave_the_correlation_undefined_instead_of_perfect(n_
 def test_constant_curves_have_no_correlation():
     found = correlate_pairs(pair(np.ones(6), np.arange(6.0), noise=0.0))
     assert all(np.isnan(entry.value.value) and np.isnan(entry.p) for entry in found.correlations)
-    assert np.isnan(found.within.value)
 
 
 def test_samples_with_gaps_are_left_out_and_a_single_one_supports_no_claim():
@@ -174,16 +161,3 @@ def test_sharing_samples_widens_what_is_known_of_two_models():
     )
     assert together.high - together.low == pytest.approx(once.high - once.low, rel=0.05)
     assert apart.high - apart.low < 0.9 * (together.high - together.low)
-
-
-def test_within_is_not_a_number_where_nothing_varies():
-    generator = np.random.default_rng(6)
-    varied = generator.random((30, 7))
-    # Means of seven equal numbers leave rounding behind, which is no variation.
-    constant = np.repeat(generator.random((30, 1)), 7, axis=1)
-    assert (constant - constant.mean(axis=1, keepdims=True)).any()
-    for level in (1.0, 1e6):
-        for first, second in ((level * constant, varied), (varied, level * constant)):
-            assert np.isnan(correlate_pairs(Pair(first, second, tuple(range(7)), 7)).within.value)
-    small = Pair(1e-6 * varied, varied, tuple(range(7)), 7)
-    assert correlate_pairs(small).within.value == pytest.approx(1)

@@ -15,7 +15,7 @@ from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation import Evaluation
-from posbias.evaluation.influence import encoded_prompt
+from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart

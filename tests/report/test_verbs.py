@@ -129,9 +129,9 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
         "('</s>', '<s>' 2 times): it is not known whether whatever runs the model reads them as ordinary text."
         in spelled
     )
-    group = {"title": "a model: own", "n_items": 2, "n_samples": 12, "positions": [0, 1], "prompt_tokens": None}
-    group |= {"curves": {}, "series": [], "notices": noticed()}
-    scalars = {"groups": [group], "pooled": [], "alone": []}
+    group = {"title": "a model: own", "n_items": 2, "n_samples": 12, "positions": [0, 1]}
+    group |= {"means": {}, "series": [], "notices": noticed()}
+    scalars = {"groups": [group], "pooled": []}
     first, second = report_of(Record("correlate", {}, scalars=scalars)).notices
     assert first.startswith("a model: own: In 9 of 12 samples")
     assert second.endswith("they were read as ordinary text, never as the tokens.")

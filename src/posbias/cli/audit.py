@@ -11,7 +11,7 @@ from posbias.cli.output import print_json, print_record, record_document, say
 
 if TYPE_CHECKING:
     from posbias.auditing import AuditOptions
-    from posbias.evaluation.influence import BehaviourPlan
+    from posbias.evaluation.correlate import BehaviourPlan
     from posbias.runs.records import Record
     from posbias.tasks.language import LanguageTask
 
@@ -53,7 +53,7 @@ class BehaviourFlags:
     def plan(self, task: "LanguageTask", settings: "AuditOptions") -> "BehaviourPlan":
         """Plan what is evaluated and measured on the task, beside an audit with these settings."""
         from posbias.evaluation import EvaluateOptions
-        from posbias.evaluation.influence import BehaviourPlan
+        from posbias.evaluation.correlate import BehaviourPlan
         from posbias.measurement.kinds import resolve_kinds
 
         evaluation = EvaluateOptions(
@@ -140,8 +140,8 @@ def _examined(
     """Records of the audit and, if a task is planned, of the answers to it, by directory."""
     from posbias.auditing import audit as run_audit
     from posbias.auditing import audit_behaviour, link_behaviour
+    from posbias.evaluation.correlate import check_behaviour
     from posbias.evaluation.evaluation import BEHAVIOUR
-    from posbias.evaluation.influence import check_behaviour
 
     subject: Any = model
     if plan is not None:

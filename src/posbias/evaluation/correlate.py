@@ -1,34 +1,87 @@
-"""`correlate`: influence and behaviour at every position, over several runs, models, lengths and tasks.
+"""Influence beside behaviour: do the positions that weigh more also get used more?
 
-Each run is an evaluation with influence on the same prompts (`posbias audit --behaviour`): one model, one task at one
-length, some positions. Ranks are formed within each; runs that asked the same samples are resampled together. See
-`correlation.py`.
+The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
+profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
+item (`with_influence`, `posbias audit --behaviour`). Kinds that score tokens score the first token of the right answer,
+at which it is decided which item is used; the others look at the last position's output. `correlate` pools several such
+runs: each is one model, one task at one length, some positions.
 
-The record has the verb "correlate"; its scalars are the fields of `InfluenceCorrelation`.
+Rank correlation over positions, plainly and with position itself held fixed: both curves often are U-shaped or
+monotone for reasons of their own, and then agree without any further relation. Ranks are formed within each run.
+Intervals resample samples, the same ones in both curves, and in all runs that asked them; the positions are those that
+were chosen, and the permutation p-value speaks of them.
+
+Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
+influence; scalars `influence`: `evaluation.Influence`. The record of the verb "correlate" has the fields of
+`InfluenceCorrelation`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int64
 from pydantic import InstanceOf
 
 from posbias.checks import Natural, checked
 from posbias.display.naming import numbered
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
-from posbias.evaluation.correlation import Correlations, InfluenceSeries, Pair, SeriesName, corrected, correlate_pairs
-from posbias.evaluation.curve import HIGHEST, Scores, position_means
-from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, measures_of
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
+from posbias.evaluation.options import EvaluateOptions
+from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
+from posbias.evaluation.samples import samples_of
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.outputs import PassOptions, Target
+from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.room import check_passes
+from posbias.measurement.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
+from posbias.models.model import Model
+from posbias.profiles import Profile
+from posbias.progress import track
+from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
-from posbias.statistics import Interval, StoredInterval
-from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.statistics import Interval, StoredInterval, draw_weights, holm, percentile_interval
+from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
 MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
 """Parts of a model's description that tell it from another."""
+PERMUTATIONS = 5000
+"""Random permutations of positions when there are too many to go through all."""
+EXACT_POSITIONS = 7
+"""Positions up to which all permutations are gone through (5040)."""
+LEVEL = 0.05
+"""Largest p-value, of permutations or corrected, that establishes a correlation."""
+ZERO_VARIANCE = 1e-12
+"""Share of a rank variance that counts as none left, far above rounding and far below one rank."""
+
+CONTROLS: Mapping[str, tuple[str, ...]] = {
+    "nothing": (),
+    "position": ("position",),
+    "ends": ("ends",),
+    "position_and_ends": ("position", "ends"),
+}
+"""What may be held fixed: the position itself, the distance to the nearer end, or both."""
+
+GOLD, PLACE = "gold", "place"
+"""Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
+is instead."""
+MEASURED = "measured"
+DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
+
+Rows = Float64[np.ndarray, "_ _"]
+"""A table whose shape is checked with a message of our own, or is one of several groups'."""
+Weights = Rows
+"""One row per draw, one column per sample, each row summing to 1."""
 
 
 @checked
@@ -49,18 +102,18 @@ class MeasuredGroup:
     n_items: int
     n_samples: int
     positions: tuple[int, ...]
-    prompt_tokens: float | None
-    """Mean length of a prompt, if it is known."""
-    curves: Mapping[str, Mapping[str, tuple[StoredInterval, ...]]]
-    """The `means` at each position, by measure."""
+    means: Mapping[str, tuple[StoredInterval, ...]]
+    """Mean of each measure at each position."""
     series: tuple[InfluenceSeries, ...]
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of its samples, as `Evaluation.notices`."""
 
-    @property
-    def means(self) -> dict[str, tuple[Interval, ...]]:
-        """Mean of each measure at each position."""
-        return {measure: curve["means"] for measure, curve in self.curves.items()}
+    @classmethod
+    def of(cls, run: Evaluation, title: str) -> "MeasuredGroup":
+        """The means of an evaluation with influence."""
+        means = {measure: curve.means for measure, curve in run.curves.items()}
+        series = tuple(replace(entry, correlations={}) for entry in run.series)
+        return cls(title, run.n_items, run.count, run.positions, means, series, run.notices)
 
 
 @RESULTS.register("correlate")
@@ -72,8 +125,6 @@ class InfluenceCorrelation(Result):
     groups: tuple[MeasuredGroup, ...] = ()
     pooled: tuple[InfluenceSeries, ...] = ()
     """Every series of influence over all groups that have it."""
-    alone: tuple[InfluenceSeries, ...] = ()
-    """Every series of influence in every group by itself; empty if there is only one group."""
     withheld: tuple[str, ...] = ()
     """Runs whose generated answers decide nothing, and are left out, with the reason."""
 
@@ -102,18 +153,20 @@ def correlate(
         UsageError: no runs, runs of another kind, or two of one model, task and positions.
     """
     seed = (options or CorrelateOptions()).seed
+    if not runs:
+        raise UsageError("no run to correlate; give at least 1")
     evaluations = [load_evaluation(run, "a correlation") for run in runs]
-    read = read_runs(evaluations)
-    pooled, alone = pool(read, seed=seed)
+    check_different(evaluations)
+    titles = numbered([run.title for run in evaluations])
+    groups = [MeasuredGroup.of(run, title) for title, run in zip(titles, evaluations, strict=True)]
     scalars = {
-        "groups": [asdict(_group(run)) for run in read],
-        "pooled": [asdict(entry) for entry in corrected(pooled)],
-        "alone": [asdict(entry) for entry in corrected(alone)],
+        "groups": [asdict(group) for group in groups],
+        "pooled": [asdict(entry) for entry in pool(dict(zip(titles, evaluations, strict=True)), seed)],
         "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
     }
-    many = f"{len(read)} measurements of influence and behaviour"
+    many = f"{len(runs)} measurements of influence and behaviour"
     resolved = {
-        "title": read[0].title if len(read) == 1 else many,
+        "title": titles[0] if len(runs) == 1 else many,
         "command": "",
         "runs": [run.record.run_id for run in evaluations],
     }
@@ -122,37 +175,11 @@ def correlate(
     return InfluenceCorrelation.from_record(Record("correlate", arguments, resolved, plain(scalars), seeds=seeds))
 
 
-@dataclass(frozen=True, eq=False)
-class ReadRun:
-    """A run whose answers and influence were taken on the same prompts."""
-
-    title: str
-    """Model and task; told apart from the other runs'."""
-    evaluation: Evaluation
-    source: str
-    """Names the samples: runs of the same source asked the same ones, the first of them if they are fewer."""
-    measures: Mapping[str, Scores]
-    """Measures that influence is correlated with, in units in which more is better; none that decide nothing."""
-    series: Mapping[SeriesName, Scores]
-    """Shares of influence, [n_samples n_positions]."""
-
-    def pair(self, name: SeriesName, measure: str) -> Pair | None:
-        """One series beside one measure; None if no sample has both."""
-        if name not in self.series or measure not in self.measures:
-            return None
-        run = self.evaluation
-        pair = Pair(self.series[name], self.measures[measure], run.positions, run.n_items, self.source)
-        return pair if pair.complete.any() else None
-
-
-def read_runs(evaluations: Sequence[Evaluation]) -> list[ReadRun]:
-    """Finished evaluations with influence on the same prompts, each of another model, task or positions."""
-    if not evaluations:
-        raise UsageError("no run to correlate; give at least 1")
+def check_different(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse evaluations without influence on the same prompts, and two of one model, task and positions."""
     known: dict[tuple[str, ...], str] = {}
-    read: list[ReadRun] = []
-    for run, title in zip(evaluations, numbered([run.title for run in evaluations]), strict=True):
-        if run.influence is None or not run.influence.series:
+    for run in evaluations:
+        if not run.series:
             raise UsageError(
                 "a correlation needs finished runs of posbias audit --behaviour, got a run without influence "
                 f"({run.record.run_id})"
@@ -166,55 +193,393 @@ def read_runs(evaluations: Sequence[Evaluation]) -> list[ReadRun]:
                 "give one, with as many samples as both (--behaviour-count)"
             )
         known[identity] = run.record.run_id
-        # Lines of a file are the same whatever the seed; records keep the last part of its name, and its hash.
-        drawn = getattr(LANGUAGE_TASKS.parse(run.task), "file", None) is None
-        source = " ".join([run.task, run.file_sha256 or "", str(run.record.seeds["samples"]) if drawn else ""])
-        measures = {
-            name: table for name, table in measures_of(run.tables).items() if not (run.withheld and name in GENERATED)
-        }
-        series = {series.name: run.record.arrays[series.name.array] for series in run.influence.series}
-        read.append(ReadRun(title, run, source, measures, series))
-    return read
 
 
-def pool(runs: Sequence[ReadRun], *, seed: int = 0) -> tuple[list[InfluenceSeries], list[InfluenceSeries]]:
-    """Every series of influence correlated with every measure, over all runs that have both, and in each run alone.
+def source_of(run: Evaluation) -> str:
+    """Name of the samples: runs of the same source asked the same ones, the first of them if they are fewer."""
+    # Lines of a file are the same whatever the seed; records keep the last part of its name, and its hash.
+    drawn = getattr(LANGUAGE_TASKS.parse(run.task), "file", None) is None
+    return " ".join([run.task, run.file_sha256 or "", str(run.record.seeds["samples"]) if drawn else ""])
 
-    As `pooled` and `alone` of the result, p-values not yet corrected for their number.
+
+def pool(runs: Mapping[str, Evaluation], seed: int) -> tuple[InfluenceSeries, ...]:
+    """Every series of influence correlated with every measure, over all runs, by title, that have both."""
+    pooled = []
+    for array, entry in {entry.array: entry for run in runs.values() for entry in run.series}.items():
+        groups: dict[str, tuple[str, ...]] = {}
+        found: dict[str, Correlations] = {}
+        for measure in dict.fromkeys(measure for run in runs.values() for measure in run.measures):
+            pairs = {
+                title: Pair(run.record.arrays[array], scores, run.positions, run.n_items, source_of(run))
+                for title, run in runs.items()
+                if array in run.record.arrays and (scores := run.measures.get(measure)) is not None
+            }
+            pairs = {title: pair for title, pair in pairs.items() if pair.complete.any()}
+            if pairs:
+                groups[measure] = tuple(pairs)
+                found[measure] = correlate_pairs(list(pairs.values()), seed=seed)
+        if found:
+            pooled.append(replace(entry, means=(), correlations=found, groups=groups))
+    return corrected(pooled)
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two quantities of one model at one length, on the same samples and positions."""
+
+    first: Rows
+    """For instance the share of influence of the item at each position; NaN if not measured."""
+    second: Rows
+    """For instance whether the answer was right."""
+    positions: tuple[int, ...]
+    """Positions of the columns, ascending."""
+    n_items: int
+    source: str = ""
+    """Names whose samples these are: pairs of one source share the sample of each row; empty: those of no other."""
+
+    def __post_init__(self) -> None:
+        if self.first.shape != self.second.shape or self.first.shape[1] != len(self.positions):
+            raise UsageError(
+                f"a correlation needs two equal tables with a column for each of {len(self.positions)} positions, got "
+                f"{self.first.shape} and {self.second.shape}"
+            )
+        if np.isinf(self.first).any() or np.isinf(self.second).any():
+            raise UsageError("a correlation needs finite values, or NaN if nothing was measured; got an infinite one")
+
+    @property
+    def complete(self) -> Bool[np.ndarray, "n_samples"]:
+        """Does each sample have both quantities at every position?"""
+        return np.asarray(~(np.isnan(self.first) | np.isnan(self.second)).any(axis=1))
+
+    def fixed(self, controls: Sequence[str]) -> Rows:
+        """Values of the controls at each position."""
+        positions = np.array(self.positions, dtype=np.float64)
+        values = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
+        return np.array([values[name] for name in controls]).reshape(-1, len(positions))
+
+
+@checked
+def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
+    """Rank correlations over positions of one model, or pooled over several models and lengths, one pair each.
+
+    Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
+    (partial rank correlation), then correlated over all positions together. Resamples draw the samples of each pair
+    anew, those that pairs share (`Pair.samples`) together; permutations move the positions within each pair. Samples
+    with a gap are left out.
+
+    Raises:
+        UsageError: no pairs, or no sample that has both quantities at every position.
     """
-    pooled, alone = [], []
-    for name in dict.fromkeys(name for run in runs for name in run.series):
-        titles: dict[str, tuple[str, ...]] = {}
-        together: dict[str, Correlations] = {}
-        apart: dict[str, dict[str, Correlations]] = {}
-        for measure in dict.fromkeys(measure for run in runs for measure in run.measures):
-            pairs = {run.title: pair for run in runs if (pair := run.pair(name, measure)) is not None}
-            if not pairs:
-                continue
-            titles[measure] = tuple(pairs)
-            together[measure] = correlate_pairs(list(pairs.values()), seed=seed)
-            for title, pair in pairs.items() if len(runs) > 1 else ():
-                apart.setdefault(title, {})[measure] = correlate_pairs(pair, seed=seed)
-        if together:
-            pooled.append(InfluenceSeries(*name, correlations=together, groups=titles))
-            alone += [InfluenceSeries(*name, correlations=found, group=title) for title, found in apart.items()]
-    return pooled, alone
-
-
-def _group(run: ReadRun) -> MeasuredGroup:
-    """The means of a run by position."""
-    lengths, evaluation = run.evaluation.tables["prompt_tokens"], run.evaluation
-    return MeasuredGroup(
-        title=run.title,
-        n_items=evaluation.n_items,
-        n_samples=evaluation.count,
-        positions=evaluation.positions,
-        prompt_tokens=None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
-        curves={measure: {"means": _means(table, measure)} for measure, table in run.measures.items()},
-        series=tuple(InfluenceSeries(*name, means=_means(table)) for name, table in run.series.items()),
-        notices=evaluation.notices,
+    given = [pairs] if isinstance(pairs, Pair) else list(pairs)
+    if not given:
+        raise UsageError("no pair of curves to correlate; give at least 1")
+    n_samples = min(int(pair.complete.sum()) for pair in given)
+    if not n_samples:
+        raise UsageError("no sample has both quantities at every position, so nothing can be correlated")
+    generator = np.random.default_rng(seed)
+    weights = drawn_together(given, generator=generator)
+    groups = [replace(pair, first=pair.first[pair.complete], second=pair.second[pair.complete]) for pair in given]
+    return Correlations(
+        correlations=tuple(_correlation(name, groups, weights, generator) for name in CONTROLS),
+        n_positions=sum(len(group.positions) for group in groups),
+        n_samples=n_samples,
     )
 
 
-def _means(table: Scores, measure: str = "") -> tuple[Interval, ...]:
-    return position_means(table, highest=HIGHEST.get(measure, np.inf))
+def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]:
+    """The series with p-values corrected for their number (Holm, for each control by itself).
+
+    A correlation then counts as established only if the corrected p-value is at most 0.05, too. All correlations of all
+    series, with every measure, are one family.
+    """
+    every = [rank for entry in entries for found in entry.correlations.values() for rank in found.correlations]
+    adjusted: dict[int, RankCorrelation] = {}
+    for controlled in CONTROLS:
+        family = [rank for rank in every if rank.controlled == controlled and not np.isnan(rank.p)]
+        for rank, p in zip(family, holm(np.array([rank.p for rank in family])).tolist(), strict=True):
+            adjusted[id(rank)] = replace(rank, adjusted_p=p, established=rank.established and p <= LEVEL)
+
+    def of(found: Correlations) -> Correlations:
+        return replace(found, correlations=tuple(adjusted.get(id(rank), rank) for rank in found.correlations))
+
+    return tuple(
+        replace(entry, correlations={measure: of(found) for measure, found in entry.correlations.items()})
+        for entry in entries
+    )
+
+
+def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> list[Weights]:
+    """Bootstrap weights of the complete samples of several pairs, row by row belonging to the same draw.
+
+    Two models that were given the same samples do not give independent evidence about samples, so one draw decides for
+    both; runs on different samples are independent.
+
+    Returns:
+        For every pair the plain mean in the first row, then the draws; a draw that takes none of a pair's samples has
+        NaN there. No draws at all if a pair has a single sample and shares none.
+    """
+    rows = [np.flatnonzero(pair.complete) for pair in pairs]
+    sources = [pair.source or number for number, pair in enumerate(pairs)]
+    weights: list[Weights] = [np.zeros((0, 0))] * len(pairs)
+    for source in dict.fromkeys(sources):
+        members = [number for number, of in enumerate(sources) if of == source]
+        together = np.unique(np.concatenate([rows[number] for number in members]))
+        draws = draw_weights(len(together), generator=generator)
+        for number in members:
+            counts = draws[:, np.searchsorted(together, rows[number])]
+            totals = counts.sum(axis=1, keepdims=True)
+            shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+            weights[number] = np.concatenate([np.full((1, counts.shape[1]), 1 / counts.shape[1]), shares])
+    fewest = min(len(each) for each in weights)
+    return [each[:fewest] for each in weights]
+
+
+def _correlation(
+    name: str, groups: Sequence[Pair], weights: Sequence[Weights], generator: np.random.Generator
+) -> RankCorrelation:
+    fixed = [group.fixed(CONTROLS[name]) for group in groups]
+    parts = list(zip(weights, groups, fixed, strict=True))
+    # Rounding must not decide a rank between equal means.
+    first = [_freed(_ranks(np.round(rows @ group.first, 12)), held) for rows, group, held in parts]
+    second = [_freed(_ranks(np.round(rows @ group.second, 12)), held) for rows, group, held in parts]
+    enough = sum(len(group.positions) - 1 - len(held) for _, group, held in parts) >= 2
+    draws = _coefficients(first, second) if enough else np.full(len(first[0]), np.nan)
+    p_value = float("nan")
+    if not np.isnan(draws[0]):
+        moved = [generator.permuted(np.repeat(rows[:1], PERMUTATIONS, axis=0), axis=1) for rows in second]
+        moved = [np.concatenate([rows[:1], orders]) for rows, orders in zip(second, moved, strict=True)]
+        if len(groups) == 1 and (count := second[0].shape[1]) <= EXACT_POSITIONS:
+            moved = [second[0][0][np.array(list(permutations(range(count))))]]
+        # Cleared again, or what is held fixed would come back with the new order and make chance look weak.
+        shuffled = [_freed(rows, held) for rows, held in zip(moved, fixed, strict=True)]
+        by_chance = _coefficients([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in first], shuffled)
+        # An order that leaves nothing to correlate counts as one that does as well.
+        p_value = float(np.mean(~(np.abs(by_chance) < abs(draws[0]) - ZERO_VARIANCE)))
+    n_samples = min(len(group.first) for group in groups)
+    value = Interval(float(draws[0]), -math.inf, math.inf)
+    if len(draws) > 1 and n_samples > 1 and not np.isnan(draws[0]):
+        value = percentile_interval(float(draws[0]), draws[1:], n_samples)
+    established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
+    return RankCorrelation(name, value, p_value, established)
+
+
+def _ranks(rows: Rows) -> Rows:
+    """Ranks within each row, up to 1; ties share theirs."""
+    from scipy.stats import rankdata
+
+    return np.asarray(rankdata(rows, axis=1) / rows.shape[1])
+
+
+def _freed(rows: Rows, fixed: Rows) -> Rows:
+    """Rows less what a linear function of the ranks of `fixed` explains of them."""
+    design = np.column_stack([np.ones(rows.shape[1]), *_ranks(fixed)])
+    return np.asarray(rows - rows @ (design @ np.linalg.pinv(design)))
+
+
+def _coefficients(first_groups: Sequence[Rows], second_groups: Sequence[Rows]) -> Float64[np.ndarray, "draws"]:
+    """Correlation, draw by draw, of all columns of all groups together; NaN if a side has no variance."""
+    first, second = np.concatenate(first_groups, axis=1), np.concatenate(second_groups, axis=1)
+    squares = np.square(first).sum(axis=1), np.square(second).sum(axis=1)
+    defined = np.minimum(*squares) > ZERO_VARIANCE
+    scale = np.sqrt(np.where(defined, squares[0] * squares[1], 1.0))
+    return np.where(defined, np.clip((first * second).sum(axis=1) / scale, -1, 1), np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleSpans:
+    """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
+
+    examples: dict[int, Example]
+    """Prompts by position of the answer."""
+    positions: tuple[int, ...]
+    """The chosen positions, ascending."""
+
+    def spans(self, gold: int) -> list[tuple[int, int]]:
+        """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
+        spans = []
+        for position in self.positions:
+            begin, end = self._gold_span(position)
+            if position < gold:
+                end = self._gold_span(position + 1)[0]
+            elif position > gold:
+                begin = self._gold_span(position - 1)[1]
+            spans.append((begin, end))
+        return spans
+
+    def _gold_span(self, position: int) -> tuple[int, int]:
+        """Begin and end of the answer's item when it stands at a position."""
+        example = self.examples[position]
+        if example.gold_token is None or example.gold_end is None:
+            raise UsageError(
+                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
+                "with a moved item"
+            )
+        return example.gold_token, example.gold_end
+
+
+def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
+    """Every sample of a task, located."""
+    positions = options.positions_of(task)
+    around = {position + step for position in positions for step in (-1, 0, 1)}
+    placed = sorted(position for position in around if 0 <= position < task.n_items)
+    for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
+        if any(example.cluster for example in sample.examples):
+            raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups and repeats")
+        if any(example.gold_position is None for example in sample.examples):
+            raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
+        yield SampleSpans(dict(zip(placed, sample.examples, strict=True)), positions)
+
+
+def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
+    """The tokens of a prompt, and the right answer's first token; UsageError if thoughts come before it."""
+    request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
+    (encoded,) = encode_requests(tokenizer, [request])
+    if encoded.thinks:
+        raise UsageError(f"there is no influence on the answer: {WITHIN_THOUGHTS}")
+    return encoded.prompt, int(encoded.answer[0])
+
+
+@checked
+@dataclass(frozen=True)
+class BehaviourPlan:
+    """The task that is put to a model, and the influence that is measured on its prompts."""
+
+    task: str | LanguageTask
+    evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
+    """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
+    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
+    prompt_theories: bool = True
+    """Compute theories that read every prompt, too; each takes as long as a few backward passes."""
+
+    def __post_init__(self) -> None:
+        self.evaluation.check_plain("influence on a task's prompts")
+
+    @property
+    def asked(self) -> LanguageTask:
+        """The task as an object."""
+        return LANGUAGE_TASKS.parse(self.task) if isinstance(self.task, str) else self.task
+
+    @property
+    def resolved(self) -> tuple[Kind, ...]:
+        """The kinds as objects."""
+        return resolve_kinds(list(self.kinds))
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Settings of the influence in plain values: all that it depends on, beside model and prompts."""
+        return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
+
+
+def _shares(
+    model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None
+) -> tuple[dict[tuple[str, str | None, str], Scores], list[str]]:
+    """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
+
+    A sample that was too long at any position has NaN throughout.
+    """
+    settings = {
+        "verb": "audit_behaviour",
+        "model": model.describe(),
+        **plan.measured,
+        "positions": list(evaluation.positions),
+        "seed": plan.evaluation.seed,
+        "made_by": made_by(),
+    }
+    # Beside the answers, which were already taken over or begun anew.
+    store, positions = PartStore(directory, settings), evaluation.positions
+    samples = list(spans_of(plan.asked, model.tokenizer, plan.evaluation))
+    fits = evaluation.tables["too_long"].sum(axis=1) == 0
+    tables: dict[tuple[str, str | None, str], Scores] = {}
+    left_out: list[str] = []
+    for row in track(np.flatnonzero(fits).tolist(), "influence"):
+        shares: list[dict[str, np.ndarray]] = []  # of every position, by profile, for each place of the answer
+        for column, gold in enumerate(positions):
+            token_ids, answer = encoded_prompt(samples[row].examples[gold], model.tokenizer)
+            digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
+            compute = partial(_measured, model, plan, token_ids, answer, row * len(positions) + column)
+            piece = unpacked(store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute))
+            left_out += piece["left_out"]
+            spans = samples[row].spans(gold)
+            profiles = piece["profiles"].items()
+            shares.append({name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles})
+        for name in shares[0]:
+            if not all(name in of_prompt for of_prompt in shares):
+                continue
+            source, _, kind = name.partition("/")
+            matrix = np.stack([of_prompt[name] for of_prompt in shares])
+            about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
+            if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
+                del about[GOLD]
+            for item, values in about.items():
+                blank = np.full((len(samples), len(positions)), np.nan)
+                tables.setdefault((source, kind or None, item), blank)[row] = values
+    return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(dict.fromkeys(left_out))
+
+
+def _measured(
+    model: Model, plan: BehaviourPlan, token_ids: Int64[np.ndarray, "_"], answer: int, index: int
+) -> dict[str, np.ndarray]:
+    """Profiles of one prompt, each summing to 1, by SOURCE[/KIND], and what was left out, packed."""
+    arrays: dict[str, np.ndarray] = {}
+    mixing = None
+    for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
+        kinds = [kind for kind in plan.resolved if kind.takes_targets is takes_targets]
+        if not kinds:
+            continue
+        key = (plan.evaluation.seed, index)
+        passes = PassOptions(output=output, precision_prompts=0)
+        measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
+        for kind, norms in measured.norms.items():
+            arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
+        mixing = measured.mixing.get("token_mean")
+    theories, left_out = architecture_theories(model, len(token_ids), mixing)
+    arrays |= {name: entry.profile.influence for name, entry in theories.items()}
+    if plan.prompt_theories:
+        read, refused = prompt_theories(model, token_ids, mixing)
+        arrays |= {name: values / values.sum() for name, values in read.items()}
+        left_out = [*left_out, *refused]
+    return packed({"profiles": arrays, "left_out": left_out})
+
+
+def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
+    """Each position's mean over the prompts whose answer stands at another one; NaN with a single position."""
+    count = len(matrix)
+    return np.asarray((matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1 or np.nan))
+
+
+def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
+    """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
+    samples = spans_of(plan.asked, model.tokenizer, plan.evaluation)
+    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
+    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
+    if fitting:
+        check_passes(model, max(fitting))
+
+
+def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> Evaluation:
+    """The evaluation with the influence of items on its prompts, and how both hang together.
+
+    Args:
+        model: The model that answered, with a tokenizer that knows character offsets.
+        plan: What was asked, and what is measured.
+        evaluation: Its answers; the record gets what is measured.
+        directory: Folder in which measured prompts are kept until the record is saved.
+    """
+    series, left_out = _shares(model, plan, evaluation, directory)
+    record, seed = evaluation.record, evaluation.record.seeds["samples"]
+    entries = []
+    for name, table in series.items():
+        entry = InfluenceSeries(*name, means=position_means(table))
+        record.arrays[entry.array] = table
+        pairs = {
+            measure: Pair(table, scores, evaluation.positions, evaluation.n_items)
+            for measure, scores in evaluation.measures.items()
+        }
+        found = {measure: correlate_pairs(pair, seed=seed) for measure, pair in pairs.items() if pair.complete.any()}
+        entries.append(replace(entry, correlations=found))
+    record.resolved["kinds"] = plan.measured["kinds"]
+    record.scalars["influence"] = {
+        "series": [plain(asdict(entry)) for entry in corrected(entries)],
+        "left_out": left_out,
+    }
+    return replace(Evaluation.from_record(record), outputs=evaluation.outputs)

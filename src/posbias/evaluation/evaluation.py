@@ -19,7 +19,6 @@ from pydantic import InstanceOf
 from posbias.checks import checked
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import Independent, PositionCurve, Scores
 from posbias.evaluation.judges import Verdicts
 from posbias.evaluation.reading import Reading
@@ -33,6 +32,7 @@ from posbias.evaluation.samples import independent
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
+from posbias.statistics import StoredInterval, StoredNumber
 from posbias.tasks.language.base import NOTICES
 
 MEASURES = {
@@ -63,6 +63,68 @@ class Unjudged:
     """A key of `reading.UNJUDGED`."""
     detail: str = ""
     """The server's words, by what a prompt is too long, or the mark of a call in a form that is not read."""
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """One rank correlation over positions."""
+
+    controlled: str
+    """What was held fixed, a key of `correlate.CONTROLS`."""
+    value: StoredInterval
+    """Value in -1 ... 1, with its interval over samples; NaN if a curve is constant or too few positions are left."""
+    p: StoredNumber
+    """Share of permutations of the positions that correlate at least as strongly, either sign; NaN as the value."""
+    established: bool
+    """True if the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
+    adjusted_p: float | None = None
+    """`p` corrected for the number of correlations, if there were several (`correlate.corrected`)."""
+
+    @property
+    def p_value(self) -> float:
+        """The corrected p-value, or `p` if there is none."""
+        return self.p if self.adjusted_p is None else self.adjusted_p
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """How two curves over positions hang together."""
+
+    correlations: tuple[RankCorrelation, ...]
+    """One for each of `correlate.CONTROLS`."""
+    n_positions: int
+    n_samples: int
+
+    def of(self, controlled: str) -> RankCorrelation:
+        """The correlation with this held fixed."""
+        return next(entry for entry in self.correlations if entry.controlled == controlled)
+
+
+@dataclass(frozen=True)
+class InfluenceSeries:
+    """A series of influence over positions, with its correlations."""
+
+    source: str
+    """"measured", or a theory."""
+    kind: str | None
+    what: str
+    """"gold" (the answer's item) or "place" (a position where another item stands)."""
+    means: tuple[StoredInterval, ...] = ()
+    """Mean share of influence at each position."""
+    correlations: Mapping[str, Correlations] = field(default_factory=dict)
+    """Correlations with each measure of behaviour."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Titles of the runs that are pooled, by measure."""
+
+    @property
+    def array(self) -> str:
+        """Name of its array in a record."""
+        return "/".join(["influence", *filter(None, (self.source, self.kind, self.what))])
+
+    @property
+    def measured(self) -> bool:
+        """True for a measurement, False for a theory's prediction."""
+        return self.source == "measured"
 
 
 @dataclass(frozen=True)
@@ -180,6 +242,11 @@ class Evaluation(Result):
     def withheld(self) -> str:
         """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
         return "" if self.reading is None else self.reading.withheld
+
+    @property
+    def series(self) -> tuple[InfluenceSeries, ...]:
+        """The series of influence that were measured on the same prompts."""
+        return self.influence.series if self.influence else ()
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""

@@ -10,7 +10,6 @@ from posbias.evaluation.changes import MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.comparison import Compared, EvaluationComparison, compare_evaluations
 from posbias.evaluation.evaluation import MEASURES, Evaluation
 from posbias.evaluation.requirements import ALPHA
-from posbias.report.influence import axis_of
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
 
@@ -78,6 +77,11 @@ def side_by_side(evaluations: Sequence[Evaluation], reports: Sequence[Report]) -
             sections=sections,
         )
     return replace(paired, sections=sections, record=None)
+
+
+def axis_of(n_items: int) -> str:
+    """Label of the axis of positions."""
+    return f"position of the answer among {n_items} (0 is the first)"
 
 
 def _withheld(comparison: EvaluationComparison) -> list[str]:

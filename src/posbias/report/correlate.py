@@ -1,25 +1,26 @@
-"""Correlations over several runs in words, tables and pictures: one per group, and all groups' ranks together."""
+"""Influence beside behaviour in words, tables and pictures: of one run, or of several with all their ranks together."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.display.figures import RUNS, Curve, Figure, interval_curves
-from posbias.display.wording import label
-from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
-from posbias.evaluation.correlation import InfluenceSeries
-from posbias.evaluation.evaluation import MEASURES
-from posbias.report.influence import (
-    CONTROLLED,
-    CORRELATION_CAVEAT,
-    Weighed,
-    correlated_measures,
-    correlation_table,
-    correlation_verdict,
-    influence_figure,
-    series_name,
+from posbias.display.figures import (
+    GREEN,
+    MEASURED,
+    RUNS,
+    SKY,
+    YELLOW,
+    Curve,
+    Figure,
+    Stroke,
+    interval_curves,
+    theory_strokes,
 )
+from posbias.display.wording import KINDS, THEORIES, label
+from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
+from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
+from posbias.report.compare_evaluations import axis_of
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -31,65 +32,64 @@ NOTE = (
     "that several share together; permutations move positions within each. In the pictures of single measurements "
     "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
 )
-NOTHING = "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
+CORRELATION_CAVEAT = (
+    "A rank correlation over positions is nearly automatic if both curves fall or bend alike; the partial ones hold "
+    "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
+    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
+)
+WHAT = {
+    "gold": "answer's item",
+    "place": "place, another item",
+}
+"""Item that a series of influence is about."""
+CONTROLLED = {
+    "nothing": "plain",
+    "position": "position held fixed",
+    "ends": "distance to the nearer end held fixed",
+    "position_and_ends": "both held fixed",
+}
+INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
+"""Strokes of measured kinds, none a theory's."""
+TIE_RANGE = (0.02, 20.0)
+"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
+ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
+"""Measures that can be drawn as multiples of their mean: none is negative."""
 
 
 @REPORTS.register("correlate")
 def correlation_report(result: InfluenceCorrelation) -> Report:
-    """The pooled groups, their pooled correlations, and the correlations of each group alone."""
-    pictures, details = figures(result), tables(result)
+    """What is correlated, the correlations over all measurements, and the pictures of each."""
+    pictures = figures(result)
+    cells = [[group.title, str(group.n_samples), " ".join(map(str, group.positions))] for group in result.groups]
+    over = "" if len(result.groups) == 1 else ", all measurements pooled"
+    tables = [
+        Table("What is correlated", ["measurement", "samples", "positions"], cells),
+        *correlation_tables(result.pooled, over),
+    ]
+    noticed = [
+        sentence
+        for group in result.groups
+        for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
+    ]
+    nothing = "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
     return Report(
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
-        verdict=[correlation_verdict(result.pooled) or NOTHING],
+        verdict=[correlation_verdict(result.pooled) or nothing],
         picture=pictures[:1],
-        summary=details[:2],
-        notices=[
-            *(f"No conclusion from the generated answers of {reason}." for reason in result.withheld),
-            *(
-                sentence
-                for group in result.groups
-                for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
-            ),
-        ],
+        summary=tables[:2],
+        notices=[*(f"No conclusion from the generated answers of {reason}." for reason in result.withheld), *noticed],
         caveats=[CORRELATION_CAVEAT],
         figures=pictures[1:],
         note=NOTE,
-        tables=details[2:],
+        tables=tables[2:],
         left_out=reasons(result),
         record=result.record,
     )
 
 
-def tables(result: InfluenceCorrelation) -> list[Table]:
-    """The measurements, their pooled correlations, and each measurement's own."""
-    header = ["measurement", "samples", "positions", "tokens of a prompt"]
-    cells = [
-        [
-            group.title,
-            str(group.n_samples),
-            " ".join(map(str, group.positions)),
-            MISSING if group.prompt_tokens is None else f"{group.prompt_tokens:.0f}",
-        ]
-        for group in result.groups
-    ]
-    tables = [Table("What is correlated", header, cells)]
-    over = "" if len(result.groups) == 1 else ", all measurements pooled"
-    tables += [
-        correlation_table(f"Influence and {label(MEASURES, measure)} over positions{over}", result.pooled, measure)
-        for measure in correlated_measures(result.pooled)
-    ]
-    for group in result.groups:
-        alone = [series for series in result.alone if series.group == group.title]
-        tables += [
-            correlation_table(f"{group.title} alone: influence and {label(MEASURES, measure)}", alone, measure)
-            for measure in correlated_measures(alone)
-        ]
-    return tables
-
-
 def reasons(result: InfluenceCorrelation) -> list[str]:
-    """Groups that a pooled correlation does without, and groups that leave it without an interval."""
+    """Runs that a pooled correlation does without, and those that leave it without an interval."""
     reasons = []
     for series in result.pooled:
         for measure, there in series.groups.items():
@@ -97,84 +97,39 @@ def reasons(result: InfluenceCorrelation) -> list[str]:
             missing = [group.title for group in result.groups if group.title not in there]
             if missing:
                 reasons.append(f"{about}: without {', '.join(missing)} (one of the two is missing)")
-            # From a single sample nothing can be resampled.
-            single = [
-                alone.group
-                for alone in result.alone
-                if alone.name == series.name
-                and measure in alone.correlations
-                and alone.correlations[measure].n_samples == 1
-            ]
-            if single:
-                reasons.append(
-                    f"{about}: no interval, since {', '.join(single)} has a single sample; leave it out, or give more"
-                )
+            if series.correlations[measure].n_samples == 1:  # from which nothing can be resampled
+                reasons.append(f"{about}: no interval, since a measurement has a single sample")
     return reasons
 
 
 def figures(result: InfluenceCorrelation) -> list[Figure]:
-    """Correlations pooled and alone, the ranks of all groups for each measured series, every group's own curves."""
-    groups = result.groups
+    """The ranks of all runs for each measured series, and every run's own curves."""
     measured = [series for series in result.pooled if series.measured]
-    figures = [_correlation_figure(measured, result.alone)] if len(groups) > 1 and measured else []
-    for number, series in enumerate(measured):
-        figures += _rank_figure(groups, series, f"correlation-ranks-{number}")
-    for number, group in enumerate(groups):
-        weighed = Weighed(group.positions, group.n_items, group.means, group.series)
-        figures.append(influence_figure(f"correlation-{number}", group.title, weighed))
-    return [figure for figure in figures if figure.curves]
+    drawn = [_rank_figure(result, series, f"correlation-ranks-{number}") for number, series in enumerate(measured)]
+    drawn += [influence_figure(f"correlation-{number}", group) for number, group in enumerate(result.groups)]
+    return [figure for figure in drawn if figure.curves]
 
 
-def _correlation_figure(pooled: Sequence[InfluenceSeries], alone: Sequence[InfluenceSeries]) -> Figure:
-    """Plain and partial correlations with the first measure: of all groups together, and of each alone."""
-    measure = next(iter(pooled[0].correlations))
-    rows = []
-    for series in pooled:
-        if measure in series.correlations:
-            rows.append((f"{series_name(series)}, pooled", series.correlations[measure]))
-            rows += [
-                (entry.group, entry.correlations[measure])
-                for entry in alone
-                if entry.name == series.name and measure in entry.correlations
-            ]
-    curves: list[Curve] = []
-    for number, (name, stroke) in enumerate(zip(CONTROLLED.values(), RUNS, strict=False)):
-        values = [row.correlations[number].value for _, row in rows]
-        curves += interval_curves(name, range(1, len(rows) + 1), values, stroke)
-    return Figure(
-        "correlations",
-        f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",
-        "",
-        "rank correlation over positions, 95 % interval over samples",
-        tuple(curves),
-        rows=tuple(name for name, _ in rows),
-    )
-
-
-def _rank_figure(groups: Sequence[MeasuredGroup], series: InfluenceSeries, slug: str) -> list[Figure]:
-    """Every position of every group: rank of its influence, rank of its score; none if a curve is constant."""
+def _rank_figure(result: InfluenceCorrelation, series: InfluenceSeries, slug: str) -> Figure:
+    """Every position of every run: rank of its influence, rank of its score; no curves if one is constant."""
     measure = next(iter(series.correlations))
     value = series.correlations[measure].of("nothing").value.value
-    if np.isnan(value):
-        return []
     curves = []
-    for group, stroke in zip(groups, RUNS, strict=False):
-        if group.title in series.groups[measure]:
-            influence = next(entry for entry in group.series if entry.name == series.name)
+    for group, stroke in zip(result.groups, RUNS, strict=False):
+        if group.title in series.groups[measure] and not np.isnan(value):
+            influence = next(entry for entry in group.series if entry.array == series.array)
             curves.append(Curve(group.title, _ranks(influence.means), _ranks(group.means[measure]), stroke))
     name = label(MEASURES, measure)
     title = f"{series_name(series)} and {name}: ranks of the positions within each measurement"
-    return [
-        Figure(
-            slug,
-            f"{title} (rank correlation {value:.2f})",
-            f"rank of: {series_name(series)}",
-            f"rank of the {name}",
-            tuple(curves),
-            markers=True,
-            lines=False,
-        )
-    ]
+    return Figure(
+        slug,
+        f"{title} (rank correlation {value:.2f})",
+        f"rank of: {series_name(series)}",
+        f"rank of the {name}",
+        tuple(curves),
+        markers=True,
+        lines=False,
+    )
 
 
 def _ranks(means: Sequence[Interval]) -> Float64[np.ndarray, "n_positions"]:
@@ -184,3 +139,75 @@ def _ranks(means: Sequence[Interval]) -> Float64[np.ndarray, "n_positions"]:
     values = np.array([mean.value for mean in means], dtype=np.float64)
     ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
     return ranks
+
+
+def series_name(series: InfluenceSeries) -> str:
+    """Name of a series of influence in words."""
+    name = f"influence ({label(KINDS, str(series.kind))})" if series.measured else label(THEORIES, series.source)
+    return f"{name}: {WHAT[series.what]}"
+
+
+def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> list[Table]:
+    """A table for each measure, with a row for each series that is correlated with it."""
+    tables = []
+    for measure in dict.fromkeys(measure for entry in series for measure in entry.correlations):
+        cells = []
+        for entry in series:
+            if measure in entry.correlations:
+                correlations = entry.correlations[measure]
+                texts = [
+                    MISSING
+                    if np.isnan(correlation.value.value)
+                    else f"{correlation.value} p {correlation.p_value:.2g}{', established' * correlation.established}"
+                    for correlation in correlations.correlations
+                ]
+                cells.append([series_name(entry), *texts, str(correlations.n_positions)])
+        title = f"Influence and {label(MEASURES, measure)} over positions{over}"
+        tables.append(Table(title, ["influence", *CONTROLLED.values(), "positions"], cells))
+    return tables
+
+
+def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
+    """Whether more influence goes with better answers: the first measured series that has a correlation."""
+    for entry in filter(lambda entry: entry.measured, series):
+        for correlations in entry.correlations.values():
+            plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
+            if np.isnan(plain.value.value):
+                continue
+            deciding = partial if partial.established else plain
+            numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
+            if not deciding.established:
+                return f"It is not established that positions with more influence are answered better: {numbers}."
+            better = "better" if deciding.value.value > 0 else "worse"
+            limit = "beyond position and ends" if partial.established else "though position alone may explain it"
+            return f"Positions with more influence are answered {better}, {limit}: {numbers}."
+    return None
+
+
+def influence_figure(slug: str, group: MeasuredGroup) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
+    series, means = group.series, group.means
+    lines = [(label(MEASURES, name), means[name], stroke) for name, stroke in ON_ONE_SCALE.items() if name in means]
+    theories = theory_strokes([entry.source for entry in series if not entry.measured])
+    kinds = list(dict.fromkeys(entry.kind for entry in series if entry.measured))
+    of_answers = {(entry.source, entry.kind) for entry in series if entry.what == "gold"}
+    for entry in series:
+        stroke = theories[entry.source] if not entry.measured else INFLUENCES[kinds.index(entry.kind) % len(INFLUENCES)]
+        if entry.what == "place" and (entry.source, entry.kind) in of_answers:
+            stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
+        lines.append((series_name(entry), entry.means, stroke))
+    curves: list[Curve] = []
+    for name, by_position, stroke in lines:
+        values = [mean.value for mean in by_position if not np.isnan(mean.value)]
+        if values and np.mean(values) > 0:
+            curves += interval_curves(name, group.positions, by_position, stroke, unit=float(np.mean(values)))
+    return Figure(
+        slug,
+        f"{group.title}: what weighs, and what is used, by position (each as a multiple of its mean)",
+        axis_of(group.n_items),
+        "multiple of the mean over positions",
+        tuple(curves),
+        markers=True,
+        log_range=TIE_RANGE,
+        linear_range=(0.0, 4.0),
+    )

@@ -8,23 +8,15 @@ import numpy as np
 
 from posbias.display.figures import MEASURED, RUNS, Figure, interval_curves
 from posbias.display.wording import label
-from posbias.evaluation.correlation import InfluenceSeries
+from posbias.evaluation.correlate import MeasuredGroup
 from posbias.evaluation.curve import PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
 from posbias.evaluation.judges import Verdicts
 from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
-from posbias.report.compare_evaluations import side_by_side
-from posbias.report.influence import (
-    CORRELATION_CAVEAT,
-    Weighed,
-    axis_of,
-    correlated_measures,
-    correlation_table,
-    correlation_verdict,
-    influence_figure,
-)
+from posbias.report.compare_evaluations import axis_of, side_by_side
+from posbias.report.correlate import CORRELATION_CAVEAT, correlation_tables, correlation_verdict, influence_figure
 from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -171,7 +163,7 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     if withheld:
         return [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
     sentences = [_shape_sentence(name, curve) for name, curve in list(curves.items())[:2]]
-    if correlated := correlation_verdict(_series(evaluation)):
+    if correlated := correlation_verdict(evaluation.series):
         return [*sentences, correlated]
     if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
         return sentences
@@ -234,14 +226,10 @@ def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
-    curves, series = evaluation.curves, _series(evaluation)
     judged = [] if not evaluation.verdicts or _withheld(evaluation) else [_verdict_table(evaluation.verdicts)]
     tables = [*judged, _score_table(evaluation), *_choice_tables(evaluation)]
-    tables += [_difference_table(name, curve) for name, curve in curves.items()]
-    tables += [
-        correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
-        for measure in correlated_measures(series)
-    ]
+    tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
+    tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
 
 
@@ -324,11 +312,6 @@ def _withheld(evaluation: Evaluation) -> list[str]:
     return [f"No conclusion from the generated answers: {reading.withheld}.", f"{told}."]
 
 
-def _series(evaluation: Evaluation) -> Sequence[InfluenceSeries]:
-    """The series of influence that were measured on the same prompts."""
-    return evaluation.influence.series if evaluation.influence else ()
-
-
 def _score_table(evaluation: Evaluation) -> Table:
     curves = evaluation.curves
     header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
@@ -381,10 +364,9 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
 def _figures(evaluation: Evaluation) -> list[Figure]:
     """One figure per measure; before them, if influence was measured on the same prompts, everything on one scale."""
     figures = [_score_figure(evaluation, name, curve) for name, curve in evaluation.curves.items()]
-    if series := _series(evaluation):
-        means = {name: curve.means for name, curve in evaluation.curves.items()}
-        weighed = Weighed(evaluation.positions, evaluation.n_items, means, series)
-        figures.insert(0, influence_figure("behaviour-influence", evaluation.title, weighed))
+    if evaluation.series:
+        group = MeasuredGroup.of(evaluation, evaluation.title)
+        figures.insert(0, influence_figure("behaviour-influence", group))
     return [figure for figure in figures if figure.curves]
 
 
