@@ -110,7 +110,7 @@ def test_flags_of_a_task_need_a_task(posbias, flag, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("verb", [["predict"], ["list"], ["models", "get"], ["audit", "demo"]])
+@pytest.mark.parametrize("verb", [["predict"], ["models", "get"], ["audit", "demo"]])
 def test_an_empty_directory_name_is_not_the_current_one(posbias, verb):
     one_line(posbias(*verb, "--out", ""), "'--out'", "the name of a directory")
 

@@ -52,7 +52,6 @@ def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_l
         ("measure MODEL --length 8 --count 1 --kinds probability", True),
         ("evaluate MODEL --task key_value(pairs=2) --count 1 --max-tokens 1 --no-score", True),
         ("predict --depth 1 --length 4", False),
-        ("list masks", False),
         ("verify wu2025/theorem-4.1", False),
     ],
 )

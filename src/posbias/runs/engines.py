@@ -78,6 +78,8 @@ class Engine(ABC):
     threads: AtOnce | None = None
     """Threads for each unit, >= 1; None: as many as PyTorch would use in the process that starts the run. Equal
     threads, equal bits: with w workers on c cores, c / w is fastest."""
+    workers: AtOnce | None = None
+    """Units done at a time, >= 1; None: as many as there is room for."""
 
     @classmethod
     def parse(cls, text: str) -> "Engine":
@@ -107,16 +109,16 @@ class Engine(ABC):
     @property
     def processes_here(self) -> int:
         """Number of processes that measure on this machine at a time."""
-        return 1
+        return self.workers or max(1, (os.cpu_count() or 1) // self.pinned_threads)
 
     @property
     def in_process(self) -> bool:
         """True if units are done here, with what is prepared here: then no other process has to know the model."""
-        return False
+        return isinstance(self, Local) and self.workers == 1
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
-        return {"name": self.name, "threads": self.pinned_threads}
+        return {"name": self.name, "threads": self.pinned_threads, "workers": self.workers}
 
 
 @ENGINES.register("local")
@@ -162,20 +164,6 @@ class Local(Engine):
         finally:
             pool.shutdown(kill_workers=not finished)
 
-    @property
-    def processes_here(self) -> int:
-        """The workers."""
-        return self.workers
-
-    @property
-    def in_process(self) -> bool:
-        """True with a single worker."""
-        return self.workers == 1
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {**super().describe(), "workers": self.workers}
-
 
 @ENGINES.register("ray")
 @dataclass(frozen=True)
@@ -201,7 +189,7 @@ class Ray(Engine):
             return
         with _connected(self.address) as ray:
             places, cpus = self._places(ray)
-            compute = ray.remote(_computed).options(
+            compute = ray.remote(compute_packed).options(
                 num_cpus=cpus,
                 num_gpus=self.gpus,
                 max_retries=self.retries,
@@ -241,13 +229,7 @@ class Ray(Engine):
     @property
     def processes_here(self) -> int:
         """Those of a cluster that is started here for the run; of another one nothing is known."""
-        if self.address is not None or os.environ.get("RAY_ADDRESS"):
-            return 1
-        return self.workers or max(1, (os.cpu_count() or 1) // self.pinned_threads)
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {**super().describe(), "workers": self.workers}
+        return 1 if self.address is not None or os.environ.get("RAY_ADDRESS") else super().processes_here
 
 
 def collect(
@@ -315,24 +297,16 @@ def _begin_worker(run: int, keeps: bool) -> None:
     threading.Thread(target=end_with_run, daemon=True).start()
 
 
-def _computed(packed: bytes, threads: int, unit: int) -> Arrays | Exception:
-    """As `compute_packed`; errors are handed over, since Ray would raise its own in their place."""
-    try:
-        return compute_packed(packed, threads, unit)
-    except Exception as error:
-        return error
-
-
 def _received(ray: Any, call: Any) -> Arrays:
     """The result of a finished task."""
     try:
         content = ray.get(call)
+    except ray.exceptions.RayTaskError as error:  # the unit's own error, in one of Ray's
+        raise error.cause from None
     except ray.exceptions.RayError as error:
         raise RunError(
             f"a worker of the cluster died over a unit each time it was tried ({type(error).__name__}); {KEPT}"
         ) from None
-    if isinstance(content, Exception):
-        raise content
     # Copies: what Ray hands over lies in a store that goes with the cluster.
     return {name: np.array(array) for name, array in content.items()}
 
