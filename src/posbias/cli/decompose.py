@@ -37,7 +37,6 @@ def decompose(
     from posbias.interventions import resolve_interventions
     from posbias.measurement.kinds import resolve_kinds
 
-    options.check_resume(resume, flags.out)
     replaced = resolve_interventions(interventions)
     measured = resolve_kinds(kinds)
     with running(context, flags, resume=resume) as run:

@@ -257,7 +257,6 @@ def evaluate(
 
     names = models or []
     check_answerer(context, next(iter(names), None), served)
-    options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = evaluated.settings(seed=flags.seed, resume=resume, design=design, require=gate.requirement)
     template_options = evaluated.for_template(task, served=bool(served.server))

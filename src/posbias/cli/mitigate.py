@@ -88,7 +88,6 @@ def mitigate(
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served)
-    options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume)
     template_options = evaluated.for_template(task, served=bool(served.server))

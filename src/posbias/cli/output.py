@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from posbias.cli.options import RunFlags, command_line, passed_arguments
+from posbias.cli.options import RunFlags, check_resume, command_line, passed_arguments
 from posbias.errors import printable
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def running(
     """
     from posbias.runs.running import run_directory
 
+    check_resume(bool(resume), flags.out)
     arguments = passed_arguments(context) if arguments is None else arguments
     with run_directory(
         flags.out,

@@ -34,11 +34,9 @@ def train(
     from posbias.training import TrainOptions, load_study
     from posbias.training import train as train_study
 
-    options.check_resume(resume, flags.out)
-    workplace, members = engine.made(), load_study(study)
     with running(context, flags, resume=resume) as run:
         settings = TrainOptions(
-            engine=workplace,
+            engine=engine.made(),
             device=device,
             directory=run.directory,
             resume=resume,
@@ -46,7 +44,7 @@ def train(
             stack_size=stack_size,
             confirmed=yes,
         )
-        trained = train_study(members, options=settings)
+        trained = train_study(load_study(study), options=settings)
         run.finish(trained.record)
     if trained.record.error is not None:
         raise RunError(trained.record.error)

@@ -75,7 +75,6 @@ def reproduce(
 
     experiment: Experiment = PAPERS[paper]()
     _refuse_settings(context, paper)
-    options.check_resume(resume, flags.out)
     values = {
         **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
         "size": size,
