@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from posbias import UsageError
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
-from posbias.tasks.language.words import CATEGORIES, CITIES, PEOPLE
+from posbias.tasks.language.documents import CATEGORIES, CITIES
+from posbias.tasks.language.needle import PEOPLE
 
 LABELS = ("red", "blue", "green", "black", "white", "gold", "silver", "brown")
 COMMON = (

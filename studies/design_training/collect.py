@@ -25,8 +25,7 @@ from posbias.models.reference.config import constants_of, draw_parameters, shape
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.runs.records import Record, read_record
-from posbias.tasks.synthetic import stack_tasks
-from posbias.tasks.synthetic.base import EVALUATION_BATCH
+from posbias.tasks.synthetic import EVALUATION_BATCH, stack_tasks
 from posbias.training import Member, load_study
 
 HERE = Path(__file__).parent

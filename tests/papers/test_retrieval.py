@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from posbias import UsageError
-from posbias.tasks.synthetic import stack_tasks
-from posbias.tasks.synthetic.base import Draws, Purpose
+from posbias.tasks.synthetic import Draws, Purpose, stack_tasks
 from posbias.training import TrainingSchedule, TrainOptions
 from posbias.training.trainer import train_members
 from posbias_papers.wu2025.retrieval import CONTRASTS, InContextRetrieval, RetrievalStack, distinct, ranks

@@ -21,7 +21,7 @@ from posbias.tasks.language import (
     encode,
     locate,
 )
-from posbias.tasks.language.words import CATEGORIES, CITIES
+from posbias.tasks.language.documents import CATEGORIES, CITIES
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</>\n{% endfor %}<assistant>\n"
 SPELLINGS = (

@@ -12,12 +12,13 @@ from posbias import UsageError
 from posbias.tasks.synthetic import (
     SYNTHETIC_TASKS,
     CuedCopy,
+    Draws,
     KeyValueRetrieval,
     PositionCopy,
+    Purpose,
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.base import Draws, Purpose
 from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 SMALL = {"pairs": 4, "features": 8, "classes": 40, "labels": 5, "burstiness": 2}
@@ -82,7 +83,7 @@ def test_no_evaluation_batch_is_a_training_batch(tasks: list) -> None:
 
 
 def test_streams_of_purposes_and_indices_never_share_a_seed_of_the_cpu_generator() -> None:
-    from posbias.tasks.synthetic import base as draws
+    from posbias.tasks import synthetic as draws
 
     base = Draws.of("position_copy", [3], torch.device("cpu")).bases[0]
     seeds = {

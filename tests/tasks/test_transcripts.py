@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from conftest import save_byte_tokenizer
 from posbias import UsageError
 from posbias.tasks.language import Example, Items, encode
-from posbias.tasks.language.transcripts import read_messages
+from posbias.tasks.language.calls import read_messages
 
 TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
 NATIVE = (

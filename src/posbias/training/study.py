@@ -31,8 +31,7 @@ from posbias.errors import UsageError, check_most
 from posbias.files import read_whole
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
-from posbias.tasks.synthetic import SYNTHETIC_TASKS
-from posbias.tasks.synthetic.base import EVALUATION_BATCH
+from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
 from posbias.training.members import Member
 from posbias.training.optimisers import OPTIMISERS
 from posbias.training.options import STOPPING, TrainingSchedule

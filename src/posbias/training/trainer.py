@@ -29,7 +29,7 @@ from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.stack import Stack
 
-DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
+DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks", "posbias.training")
 """Packages whose code decides the result of a training, beside those of tasks that stand elsewhere: checkpoints are
 taken up while it is the same."""
 CPU_VALUES = 1_120_000

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from posbias.checks import CELLS, Count, NonNegative, OneOf
 from posbias.errors import UsageError, check_most
-from posbias.tasks.synthetic.base import (
+from posbias.tasks.synthetic import (
     SYNTHETIC_TASKS,
     Batch,
     Draws,

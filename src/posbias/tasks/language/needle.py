@@ -19,8 +19,8 @@ from posbias.errors import UsageError
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
+from posbias.tasks.language.documents import CITIES
 from posbias.tasks.language.locating import encode
-from posbias.tasks.language.words import CITIES, LANDMARKS, PEOPLE
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
@@ -33,6 +33,34 @@ CUT = " ..."
 """What stands where the text was cut."""
 CHARACTERS_PER_TOKEN = 8
 """Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
+LANDMARKS = {
+    "Paris": "the Eiffel Tower",
+    "London": "Big Ben",
+    "Rome": "the Colosseum",
+    "Athens": "the Acropolis",
+    "Berlin": "the Brandenburg Gate",
+    "Moscow": "the Kremlin",
+    "Sydney": "the famous sail-shaped Opera House",
+    "Dresden": "the Semperoper",
+    "Barcelona": "the Sagrada Familia",
+    "Istanbul": "the Hagia Sophia",
+    "Agra": "the Taj Mahal",
+    "Amsterdam": "the Rijksmuseum",
+    "Madrid": "the Prado Museum",
+    "Florence": "the Uffizi Gallery",
+    "Granada": "the Alhambra",
+    "Pisa": "the Leaning Tower",
+    "Cairo": "the Khan el-Khalili bazaar",
+    "Beijing": "the Forbidden City",
+    "Copenhagen": "the Tivoli Gardens",
+    "Vienna": "the Belvedere Palace",
+}
+"""Landmarks by their towns, which share no word with them."""
+PEOPLE = (
+    *("Yuki", "Stuart", "Katie", "Veronica", "Gary", "Megan", "Calvin", "Mandy", "Diana", "Caleb"),
+    *("Nadia", "Omar", "Ingrid", "Hugo", "Priya", "Felix", "Leila", "Marek", "Tessa", "Viktor"),
+)
+"""First names, all different."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
-from posbias.tasks.language.documents import drawn_documents
+from posbias.tasks.language.documents import CITIES, drawn_documents
 from posbias.tasks.language.readings import TIE, check_own
 from posbias.tasks.language.rules import LETTERS, Verdict
-from posbias.tasks.language.words import CITIES
 
 LINE = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
 """What a line of a file holds, for messages."""
