@@ -12,8 +12,7 @@ import numpy as np
 from posbias import design
 from posbias.architecture import Alibi, Architecture, GammaKey
 from posbias.designing import DesignOptions
-from posbias.theory.gradients import profile_gradient
-from posbias.theory.rollout import rollout_profile
+from posbias.theory.rollout import profile_gradient, rollout_profile
 
 DEPTH, HEADS, MIXING = 32, 32, 0.1
 REPEATS = 5

@@ -22,8 +22,7 @@ from peer import PlainTraining, Transformer
 from posbias.architecture import Architecture
 from posbias.models.reference.config import ReferenceConfig, draw_parameters
 from posbias.training import AdamW, Member
-from posbias.training.stack import Stack
-from posbias.training.trainer import crew_for, default_chunk
+from posbias.training.trainer import Stack, crew_for, default_chunk
 from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32

@@ -27,8 +27,15 @@ from posbias.theory import closed_form, continuous_profile
 from posbias.theory.mean_field import spec_of
 from posbias.theory.mean_field.bins import Kernel, unit_bins
 from posbias.theory.mean_field.prediction import resolve_level
-from posbias.theory.mean_field.recursion import Forward, Level, Setting, input_kernel, run_backward, run_forward
-from posbias.theory.mean_field.sampled import SampledHeads
+from posbias.theory.mean_field.recursion import (
+    Forward,
+    Level,
+    SampledHeads,
+    Setting,
+    input_kernel,
+    run_backward,
+    run_forward,
+)
 from posbias.theory.mean_field.spec import (
     AttentionSpec,
     LayerSpec,

@@ -17,11 +17,10 @@ from scipy.optimize import brentq
 
 from posbias import design
 from posbias.architecture import Architecture, GammaKey
+from posbias.designing.design import DesignOptions
 from posbias.designing.exact import telescoping_alphas
-from posbias.designing.options import DesignOptions
-from posbias.designing.result import distance_apart
+from posbias.designing.result import Flat, distance_apart
 from posbias.designing.solving import GammaKeys, Problem
-from posbias.designing.targets import Flat
 from posbias.profiles import Profile
 from posbias.theory.rollout import rollout_profile
 

@@ -21,8 +21,8 @@ from posbias.architecture import Architecture, GammaKey, KeyBias
 from posbias.designing import DesignOptions, design
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.initialisation import Initialisation
+from posbias.designing.result import resolve_target
 from posbias.designing.solving import misfit_of
-from posbias.designing.targets import resolve_target
 from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.theory.mean_field import mean_field

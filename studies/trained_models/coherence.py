@@ -14,8 +14,8 @@ from signed_walks import generators
 from variants import Experiment, run
 
 from posbias.models.attention_blocks import BLOCK_QUERIES
+from posbias.theory.power_rollout.local_maps import Walk, draw_signs
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import Walk, draw_signs
 
 DRAWS, DRAWS_AT_ONCE = 16, 4
 JUNCTIONS: dict[str, tuple[str, ...]] = {

@@ -17,8 +17,8 @@ from signed_walks import generators, right_singular
 from torch import Tensor
 from variants import Experiment, run
 
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, draw_signs
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs
 
 DRAWS = 4
 VARIANTS = {

@@ -13,8 +13,8 @@ from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
+from posbias.theory.power_rollout.local_maps import draw_signs
 from posbias.theory.power_rollout.rollout import trace_model
-from posbias.theory.power_rollout.walk import draw_signs
 
 PROBES, DRAWN = 2, 32
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from posbias.checks import Natural, checked_value
 from posbias.errors import RunError
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
 
 
 def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from posbias import Architecture
 from posbias.architecture import ENCODINGS, MASKS, Encoding
 from posbias.theory import Rollout
-from posbias.theory.kernels import Kernel, SumKernel, dense_heads, keys, linear
+from posbias.theory.kernels import Kernel, SumKernel, dense_heads, distance, keys
 
 TOLERANCE = 1e-12
 """Relative, per entry: the contract of every kernel."""
@@ -166,7 +166,7 @@ def test_longer_contexts_cross_blocks_chunks_and_transforms(
     mask: str, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_positions = 900
-    monkeypatch.setattr(linear, "CHUNK", 256)
+    monkeypatch.setattr(distance, "CHUNK", 256)
     monkeypatch.setattr(keys, "CHUNK", 4 * 256)
     case = kernel_of(mask, encoding, n_positions, MIXED)
     for vector in vectors(n_positions, seed=0):

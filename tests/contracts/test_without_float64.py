@@ -17,7 +17,7 @@ from posbias.models.hugging_face import Origin
 from posbias.prompts.prompts import Prompts
 from posbias.tasks.language import KeyValue
 from posbias.theory.power_rollout import attention_rollout_prompt, attention_rollouts
-from posbias.training.stack import Stack
+from posbias.training.trainer import Stack
 from single_device import on_single
 from tiny_families import SCALES, VOCABULARY, shaken_model, spelled
 from training_cases import copier, retriever

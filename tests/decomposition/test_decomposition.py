@@ -10,8 +10,8 @@ import torch
 import posbias as pb
 from posbias import DecomposeOptions, RunError, UsageError, decompose, intervened
 from posbias.comparison import STATISTICS
-from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition, sources
-from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
+from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition
+from posbias.decomposition.decomposition import Examiner, mean_intervals, scores_of, shifts_of
 from posbias.interventions import resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
@@ -206,7 +206,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
     whole = decompose(model, few, options=replace(options, directory=None, resume=False))
 
     computed = []
-    original = sources.Examiner._compute
+    original = Examiner._compute
 
     def dying(self, intervention, name):
         if len(computed) == 6:
@@ -214,12 +214,12 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
         computed.append((intervention, name))
         return original(self, intervention, name)
 
-    monkeypatch.setattr(sources.Examiner, "_compute", dying)
+    monkeypatch.setattr(Examiner, "_compute", dying)
     with pytest.raises(KeyboardInterrupt):
         decompose(model, few, options=options)
     first = list(computed)
     computed.clear()
-    monkeypatch.setattr(sources.Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
+    monkeypatch.setattr(Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
     resumed = decompose(model, few, options=options)
     assert not set(first) & set(computed)
     assert len(first) + len(computed) == 5 + 2 * 5

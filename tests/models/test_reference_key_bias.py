@@ -11,7 +11,7 @@ from posbias.models.reference.forward import logit_bias
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.tasks.synthetic import CuedCopy
 from posbias.theory import rollout_profile
-from posbias.theory.power_rollout.reference import describe_reference
+from posbias.theory.power_rollout.trace import describe_reference
 from posbias.training import AdamW, Member, TrainingSchedule, train_members
 
 N = 7

@@ -20,11 +20,9 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.rotary import turned_by
-from posbias.theory.power_rollout.attention import attention_of
-from posbias.theory.power_rollout.local_maps import affine, norm_forward
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY, Walk, affine, attention_of, norm_forward
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from theory_calls import power_rollout
 from tiny_families import VOCABULARY, shaken_model
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.theory.mean_field.activations import ACTIVATIONS, recognise
-from posbias.theory.mean_field.bins import Kernel
+from posbias.theory.mean_field.bins import ACTIVATIONS, Kernel, recognise
 
 SMOOTH = ["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 TOLERANCE = {"tanh": 1e-3}

@@ -13,16 +13,23 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Norm
 from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout import local_maps
-from posbias.theory.power_rollout.attention import (
+from posbias.theory.power_rollout.local_maps import (
+    BACK_PROPAGATION,
+    PROBE_SEED,
+    THEORY,
+    Walk,
     attention_blocks,
     attention_energy,
     attention_of,
     attention_pull,
+    mlp_gain,
+    mlp_pull,
+    norm_forward,
+    norm_pull,
+    rotary_pull,
 )
-from posbias.theory.power_rollout.local_maps import PROBE_SEED, mlp_gain, mlp_pull, norm_forward, norm_pull, rotary_pull
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from tiny_families import CONFIGS
 
 Build = Callable[..., HuggingFaceModel]

@@ -9,9 +9,8 @@ import torch
 from posbias import Architecture, RunError, UsageError, load_prompts
 from posbias.models.reference.config import ReferenceConfig, constants_of
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.theory.power_rollout.attention import attention_energy, attention_pull
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY, Walk, attention_energy, attention_pull
 from posbias.theory.power_rollout.rollout import trace_model
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from published_networks import copy_network, retrieval_network
 from theory_calls import power_rollout
 

@@ -4,6 +4,7 @@ from posbias.decomposition.decomposition import (
     DEFAULT_INTERVENTIONS,
     DEFAULT_KINDS,
     MASSES,
+    SOURCES,
     Counterfactual,
     DecomposeOptions,
     Decomposition,
@@ -12,4 +13,3 @@ from posbias.decomposition.decomposition import (
     decompose,
     store_decomposition,
 )
-from posbias.decomposition.sources import SOURCES

@@ -16,9 +16,8 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison import Sample, compare_with_prompts
-from posbias.designing.result import Design, MeasuredNetworks
+from posbias.designing.result import Design, MeasuredNetworks, Target
 from posbias.designing.solving import Free, Problem, misfit_of
-from posbias.designing.targets import Target
 from posbias.interventions import intervened
 from posbias.interventions.keys import added_to
 from posbias.measurement.kinds import resolve_kinds

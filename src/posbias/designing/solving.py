@@ -17,12 +17,11 @@ from scipy.optimize import minimize
 from posbias.architecture import Alibi, Architecture, GammaKey, SlidingWindow
 from posbias.architecture.keys import MAX_ALPHA
 from posbias.designing.exact import key_bias_for, telescoping_alphas
-from posbias.designing.targets import Power, Target
+from posbias.designing.result import Power, Target
 from posbias.errors import UsageError
 from posbias.progress import announce
 from posbias.registry import Registry
-from posbias.theory.gradients import ProfileGradient, profile_gradient
-from posbias.theory.rollout import Rollout, rollout_profile
+from posbias.theory.rollout import ProfileGradient, Rollout, profile_gradient, rollout_profile
 
 LEFT = {
     "spline": "key_bias is exact at one length, gamma_key is defined at every length",

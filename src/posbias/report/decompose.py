@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.decomposition import Decomposition, Score, Shift
-from posbias.decomposition.sources import MEASURED
+from posbias.decomposition.decomposition import MEASURED
 from posbias.display.figures import MEASURED as BLACK
 from posbias.display.figures import Curve, Figure, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, STATISTICS, label

@@ -131,8 +131,8 @@ RESULTS: Registry[type[Result]] = Registry(
         "measure": "posbias.measurement.measurement",
         "mitigate": "posbias.mitigation.result",
         "place": "posbias.evaluation.placement",
-        "predict": "posbias.theory.base",
-        "train": "posbias.training.result",
+        "predict": "posbias.theory.predict",
+        "train": "posbias.training.running",
     },
 )
 """The class of each verb's result, by verb; its module is imported when a record of the verb is read."""

@@ -1,11 +1,20 @@
 """Predictions of position bias from the architecture."""
 
-from posbias.theory.base import THEORIES, ModelTheory, Prediction, Theory, predictions_record
 from posbias.theory.closed_form import closed_form, continuous_profile
-from posbias.theory.gradients import ProfileGradient, profile_gradient
-from posbias.theory.predict import known_theories, parse_theory, predict
+from posbias.theory.predict import (
+    THEORIES,
+    ModelTheory,
+    Prediction,
+    Theory,
+    known_theories,
+    parse_theory,
+    predict,
+    predictions_record,
+)
 from posbias.theory.rollout import (
+    ProfileGradient,
     Rollout,
+    profile_gradient,
     rollout_profile,
     rollout_rows,
 )

@@ -1,19 +1,206 @@
-"""Members of a study: `Member` before training (a model, a task, an optimiser, a seed), `TrainedMember` after it."""
+"""What is trained and how: `TrainingSchedule` and `TrainOptions`, optimisers, and `Member` before and after training.
 
-from collections.abc import Mapping
+The schedule and the member decide the result; options say where the work is done and kept. Optimisers are those of
+PyTorch for many models at once, with settings of each member's own, since a grid may vary the learning rate within one
+stack: all operations are elementwise, so a member's update does not depend on who else is in the stack.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from annotated_types import Interval
+from jaxtyping import Float, Float32, Int64
+from pydantic import AllowInfNan
 from torch import Tensor
 
-from posbias.checks import CELLS, Natural, checked
+from posbias.checks import CELLS, Count, CountOrZero, Natural, NonNegative, Positive, Steps, StepsOrZero, checked
 from posbias.errors import UsageError, check_most
+from posbias.models.devices import AUTO
 from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of
+from posbias.registry import Registry
+from posbias.runs.engines import Engine, Local
 from posbias.tasks.synthetic import SyntheticTask
-from posbias.training.optimisers import Adam, AdamW
+
+STOPPING: Registry["StoppingRule"] = Registry("stopping rule", left={"plateau": "below"})
+
+Curve = Float32[np.ndarray, "window"]
+"""Mean losses (nats) over successive windows of steps, oldest first; all finite."""
+
+
+class StoppingRule(ABC):
+    """A rule that says when a member has learnt enough."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def stops(self, curve: Curve) -> bool:
+        """True if training ends after the last window of this curve, which has at least one."""
+
+    def __str__(self) -> str:
+        return STOPPING.spell(self)
+
+
+@STOPPING.register("never")
+@dataclass(frozen=True)
+class Never(StoppingRule):
+    """All steps are trained."""
+
+    def stops(self, curve: Curve) -> bool:
+        """Always false."""
+        return False
+
+
+@STOPPING.register("below")
+@dataclass(frozen=True)
+class Below(StoppingRule):
+    """A member ends once the mean loss of each of the last `windows` windows is below `loss`."""
+
+    loss: Positive
+    """Nats, > 0."""
+    windows: Steps = 3
+    """Number of windows in a row, >= 1."""
+
+    def stops(self, curve: Curve) -> bool:
+        """True if the end of the curve is low enough."""
+        return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
+
+
+@checked
+@dataclass(frozen=True)
+class TrainingSchedule:
+    """The `train` section of a study: what decides the result of a training, beside the member itself."""
+
+    steps: Steps
+    """Updates, >= 1."""
+    batch: Count = 128
+    """Sequences per update and member, >= 1."""
+    window: Steps = 10
+    """Steps per entry of the loss curve, >= 1; rules, divergence and evaluations look at the end of a window."""
+    evaluate_every: StepsOrZero = 0
+    """Evaluate when this many steps are done, and every as many again: a multiple of `window`. 0: only at the end."""
+    examples: CountOrZero = 1000
+    """Sequences per evaluation set, >= 1; 0 evaluates nothing."""
+    stopping: StoppingRule = field(default_factory=Never)
+    diverged_above: Annotated[Positive, AllowInfNan(True)] = 100.0
+    """A mean loss (nats) over a window that is not finite or above this ends the member as diverged."""
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every % self.window:
+            raise UsageError(
+                f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
+            )
+
+    @property
+    def n_windows(self) -> int:
+        """Entries of a full loss curve; the last window is shorter where `window` does not divide `steps`."""
+        return -(-self.steps // self.window)
+
+    def describe(self) -> dict[str, object]:
+        """Plain values for a record and for the fingerprint of checkpoints."""
+        return {**vars(self), "stopping": str(self.stopping)}
+
+
+@checked
+@dataclass(frozen=True)
+class TrainOptions:
+    """Settings of `train`: where members are trained and kept; none but the device changes results."""
+
+    engine: Engine = field(default_factory=Local)
+    device: str = AUTO
+    """Device that trains members, as for `load_model`; `auto`: the first accelerator, or the CPU if there is none."""
+    directory: Path | None = None
+    """Run directory: the record, models under `models/`, and checkpoints and finished stacks in `parts/` until all is
+    trained. None: nothing is kept."""
+    resume: bool = False
+    """Read back a study that the directory holds finished, whatever commit trained it, and continue an unfinished one
+    from its checkpoints."""
+    overwrite: bool = False
+    """Train everything anew and replace what the directory holds, which is refused otherwise."""
+    checkpoint_seconds: Annotated[NonNegative, AllowInfNan(True)] = 60.0
+    """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
+    stack_size: Count = 64
+    """Most members trained as one program, >= 1."""
+    chunk: Count | None = None
+    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
+    every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
+    confirmed: bool = False
+    """True permits a study of more than 1000 members."""
+
+
+OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})
+
+Flat = Float[Tensor, "member value"]
+
+Remainder = Annotated[float, Interval(ge=0, lt=1)]
+"""What is kept from step to step."""
+
+
+@OPTIMISERS.register("adam")
+@dataclass(frozen=True)
+class Adam:
+    """Adam without weight decay; members of one stack share the kind of optimiser, not the settings."""
+
+    name: ClassVar[str]
+    kind: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    learning_rate: Positive = 1e-3
+    """Size of a step, > 0."""
+    beta1: Remainder = 0.9
+    """Decay of the running mean of gradients, in [0, 1)."""
+    beta2: Remainder = 0.999
+    """Decay of the running mean of squared gradients, in [0, 1)."""
+    epsilon: Positive = 1e-8
+    """Added to the root of the squares, > 0."""
+
+    def __str__(self) -> str:
+        return OPTIMISERS.spell(self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by PyTorch's names."""
+        return {"lr": self.learning_rate, "betas": (self.beta1, self.beta2), "eps": self.epsilon}
+
+
+@OPTIMISERS.register("adamw")
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with weight decay that does not pass through the moments."""
+
+    kind: ClassVar[type[torch.optim.Optimizer]] = torch.optim.AdamW
+    weight_decay: NonNegative = 1e-2
+    """Share of a parameter lost per step is learning rate times this, >= 0."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by PyTorch's names."""
+        return {**super().settings, "weight_decay": self.weight_decay}
+
+
+def fresh_state(values: Flat) -> dict[str, Tensor]:
+    """Moments of zero and a step count of zero, for the parameters of a stack."""
+    moments = {name: torch.zeros_like(values) for name in ("exp_avg", "exp_avg_sq")}
+    return {**moments, "step": torch.zeros(len(values), device=values.device)}
+
+
+def optimiser_of(
+    members: Sequence[Adam], values: Flat, gradients: Flat, state: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """PyTorch's optimiser of the rows of `values`: it reads `gradients` and changes `values` and `state` in place."""
+    groups: dict[Adam, list[Tensor]] = {}
+    moments = {}
+    for index, (member, row) in enumerate(zip(members, values.unbind(), strict=True)):
+        row.grad = gradients[index]
+        moments[row] = {name: of_members[index] for name, of_members in state.items()}
+        groups.setdefault(member, []).append(row)
+    alike = [{"params": rows, **member.settings} for member, rows in groups.items()]
+    optimiser = members[0].kind(alike, fused=True)  # type: ignore[call-arg]
+    optimiser.state.update(moments)
+    return optimiser
+
 
 Arrays = dict[str, np.ndarray]
 

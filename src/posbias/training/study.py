@@ -32,9 +32,7 @@ from posbias.files import read_whole
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
-from posbias.training.members import Member
-from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import STOPPING, TrainingSchedule
+from posbias.training.members import OPTIMISERS, STOPPING, Member, TrainingSchedule
 
 MANY = 1000
 """Members beyond which a study must be confirmed."""

@@ -18,7 +18,6 @@ from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
     MOST_BINS,
@@ -32,6 +31,7 @@ from posbias.theory.mean_field.recursion import (
     FirstOrder,
     Forward,
     Level,
+    SampledHeads,
     Setting,
     ValueOnly,
     attention_grams,
@@ -39,8 +39,8 @@ from posbias.theory.mean_field.recursion import (
     run_backward,
     run_forward,
 )
-from posbias.theory.mean_field.sampled import SampledHeads
 from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec, spec_of
+from posbias.theory.predict import THEORIES, ModelTheory, Prediction
 
 FIRST_ORDER_LIMIT = 0.3
 """Logit variance up to which the first order is trusted (docs/theory, section 4)."""

@@ -23,8 +23,7 @@ from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Model
 from posbias.models.reference.config import shown
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
-from posbias.theory.mean_field.activations import Activation, recognise
-from posbias.theory.mean_field.bins import Kernel
+from posbias.theory.mean_field.bins import Activation, Kernel, recognise
 from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096

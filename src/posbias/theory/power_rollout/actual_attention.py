@@ -37,10 +37,9 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.base import Prediction
-from posbias.theory.power_rollout.attention import value_gains
-from posbias.theory.power_rollout.local_maps import gain_and_power
+from posbias.theory.power_rollout.local_maps import gain_and_power, value_gains
 from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.predict import Prediction
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]

@@ -1,19 +1,63 @@
-"""Transposed local maps of a decoder block, signed (power 1) or as energies (power 2).
+"""Transposed local maps of a decoder block, signed (power 1) or as energies (power 2), and the paths a pull follows.
 
 With power 1 each function applies the transpose of an exact local Jacobian, J'g: composed, they are back-propagation,
 by which the tests check them. With power 2 it applies the elementwise square of the same Jacobian, (J o J)'e, which
 moves energies of contributions with unrelated directions (docs/theory, section 5).
+
+Attention is seen again in blocks of queries from what its module read: no matrix larger than heads x block x positions
+exists at any time. Besides the value path it is reached through the softmax: moving a key moves the weights of every
+query that sees it ("key path").
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.layout import MlpParts, Norm
+from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
+from posbias.models.layout import AttentionParts, MlpParts, Norm
+from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
+
+Power = Literal[1, 2]
+"""1: signed maps, back-propagation; 2: their elementwise squares, energies."""
+Energy = Float[Tensor, "*batch position feature"]
+"""Energies (power 2, >= 0) or gradients (power 1) in every residual channel."""
+Signs = Callable[[tuple[int, ...], Tensor], Tensor]
+"""A function of a shape and a tensor: +1 or -1 with equal chance in that shape and in the tensor's type and place,
+independent of each other and of all earlier ones."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One way to walk from the last position down to the input."""
+
+    power: Power = 2
+    key: bool = True
+    """Follow keys, which move the attention weights, beside the values."""
+    query: bool = False
+    """Follow queries as well."""
+    signs: Signs | None = None
+    """A random sign on every path term; power 1 only."""
+
+    def signed(self, terms: Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
+        """Terms with their random signs, one for each entry of `shape` (broadcast); as they are without `signs`."""
+        return terms if self.signs is None else terms * self.signs(shape, terms)
+
+
+THEORY = Walk()
+BACK_PROPAGATION = Walk(power=1, query=True)
+"""The exact gradient: signed maps along values, keys and queries."""
+
+
+def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
+    """+1 or -1 with equal chance, independently, in the type and place of `like`."""
+    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+    return bits.to(like).mul_(2).sub_(1)
+
 
 PROBES, PROBE_SEED = 2, 0
 """Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent. They are
@@ -190,3 +234,281 @@ def mlp_gain(layer: LayerDescription, trace: LayerTrace, generator: torch.Genera
         probe = torch.randn(stream.shape, generator=generator, dtype=torch.float32).to(stream)
         total += mlp_pull(layer, trace, probe, BACK_PROPAGATION).square().sum(-1)
     return total / (PROBES * stream.shape[1])
+
+
+ByHead = Float[Tensor, "*batch head position _feature"]
+ByKeyHead = Float[Tensor, "*batch key_head position _feature"]
+ByQueryHead = Float[Tensor, "*batch key_head group position _feature"]
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """One layer's attention on one prompt, and what a pull through it undoes."""
+
+    state: AttentionState
+    """Queries and keys may have more than `head_dim` features: those behind hold a key bias."""
+    cosine: Float[Tensor, "*heads position rotary"] | None
+    """Of its rotation; None without."""
+    sine: Float[Tensor, "*heads position rotary"] | None
+    read: Float[Tensor, "position feature"]
+
+    def raw(
+        self, weight: Float[Tensor, "features width"], bias: Float[Tensor, "features"] | None
+    ) -> Float[Tensor, "position features"]:
+        """Queries or keys as projected, before their norm."""
+        return affine(self.read, weight, bias)
+
+
+def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
+    """The attention of a layer as the dot product sees it, with an intervention that lasts."""
+    parts = layer.parts
+    if trace.kept is None:
+        return _of_maps(layer, trace)
+    seen = trace.kept.again()
+    state = seen.state(trace.stream.dtype)
+    shared = len(state.key) // parts.key_heads  # Falcon repeats its keys for every head
+    state = replace(
+        state,
+        query=state.query.reshape(parts.key_heads, -1, *state.query.shape[2:]),
+        key=state.key[::shared],
+        value=state.value[::shared, :, : parts.value_dim],
+    )
+    if parts.order is not None:
+        further = torch.arange(parts.head_dim, state.key.shape[-1])
+        order = torch.cat([parts.order, further])
+        state = replace(state, query=state.query[..., order], key=state.key[..., order])
+    cosine = sine = None
+    if layer.angles is not None:
+        cosine, sine = (part.to(trace.stream) for part in layer.angles(seen.arguments[1]))
+    return LayerAttention(state, cosine, sine, trace.kept.read.to(trace.stream))
+
+
+def _of_maps(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
+    """A reference model's attention, from the maps of its block."""
+    parts, read = layer.parts, norm_forward(layer.attention_norm, trace.stream)
+
+    def heads(weight: Tensor, bias: Tensor | None, count: int) -> Float[Tensor, "head position feature"]:
+        return affine(read, weight, bias).reshape(len(read), count, -1).transpose(0, 1)
+
+    query = heads(parts.query, parts.query_bias, parts.heads)
+    key = heads(parts.key, parts.key_bias, parts.key_heads)
+    if trace.cosine is not None and trace.sine is not None:
+        pairs = trace.cosine.shape[-1] // 2
+        query, key = (turned_by(side, trace.cosine[..., :pairs], trace.sine[..., :pairs]) for side in (query, key))
+    state = AttentionState(
+        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
+        key=key,
+        value=heads(parts.value, parts.value_bias, parts.key_heads),
+        scale=parts.scale,
+        first=torch.zeros(len(read), dtype=torch.int64),
+    )
+    return LayerAttention(state, trace.cosine, trace.sine, read)
+
+
+def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:
+    """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
+    if layer.bias is None:
+        yield from query_blocks(state)
+        return
+    logits = (state.query * state.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
+    everything = slice(0, state.key.shape[1])
+    weights = torch.softmax(logits.reshape(layer.bias.shape) + layer.bias, dim=-1)
+    yield AttentionBlock(everything, everything, weights)
+
+
+def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
+    """Pull through one attention branch alone (its factor and the stream's own identity path are the caller's).
+
+    r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
+    B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without),
+    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). If heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
+    Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
+    for its key, every (head, query) one for its query.
+    """
+    parts, power, attention = layer.parts, walk.power, attention_of(layer, trace)
+    state = attention.state
+    energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power)
+    received = energy @ parts.output.to(energy.dtype).pow(power)
+    by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
+    values, keys, queries = _pull_blocks(layer, state, by_head, walk)
+
+    reached = _project(values, parts.value, power)
+    if walk.key and state.scale != 0:
+        reached = reached + _project(unprepare_keys(keys, attention, parts, power), parts.key, power)
+    if walk.query and state.scale != 0:
+        queries = unprepare_queries(queries.flatten(-4, -3), attention, parts, power)
+        reached = reached + _project(queries, parts.query, power)
+    return norm_pull(layer.attention_norm, trace.stream, reached, power)
+
+
+def _pull_blocks(
+    layer: LayerDescription, state: AttentionState, received: ByQueryHead, walk: Walk
+) -> tuple[ByKeyHead, ByKeyHead, ByQueryHead]:
+    """Energies that reach values, keys and queries (as the dot product sees them), summed over blocks of queries."""
+    power, scale = walk.power, state.scale
+    head_dim = layer.parts.head_dim
+    # Every logit's slope, once per key or query path.
+    query, key = state.query[..., :head_dim] * scale, state.key[..., :head_dim] * scale
+    values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
+    keys, queries = (zeros.new_zeros(*zeros.shape[:-1], head_dim) for zeros in (values, received))
+    for block in attention_blocks(layer, state):
+        weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
+        first = weights if power == 1 else weights.square()
+        if layer.heads_agree:
+            together = block.weights.sum((0, 1)).pow(power)[None]
+            _collect(values[..., :1, :, :], block.keys, together, received[..., :1, 0, block.queries, :], walk)
+        else:
+            _collect(values, block.keys, first, rows, walk)
+        if scale == 0 or not (walk.key or walk.query):
+            continue
+        value = state.value[:, block.keys]
+        through = _centred(rows, value, weights @ value, power).mul_(first)
+        slope = softcap_slope(state, block)
+        if slope is not None:
+            through.mul_(slope.pow(power))
+        if walk.key:
+            _collect(keys, block.keys, through, query[:, :, block.queries].flatten(-3, -2).pow(power), walk)
+        if walk.query:
+            sent = key[:, block.keys].pow(power)
+            reached = through @ sent
+            reached = walk.signed(reached, (*reached.shape[:-1], 1))
+            queries[..., block.queries, :] = reached.reshape(queries[..., block.queries, :].shape)
+    return values, keys, queries
+
+
+def _collect(
+    into: ByKeyHead,
+    keys: slice,
+    transfer: Float[Tensor, "*transfers key_head row key"],
+    rows: Float[Tensor, "*rows key_head row head_dim"],
+    walk: Walk,
+) -> None:
+    """Add to `into`, at a block's keys, the energies that its queries' `rows` send there."""
+    transfer = walk.signed(transfer, (*into.shape[:-2], *transfer.shape[-2:]))
+    into[..., keys, :] += transfer.transpose(-1, -2) @ rows
+
+
+def _centred(
+    received: Float[Tensor, "*batch key_head row head_dim"],
+    value: Float[Tensor, "key_head key head_dim"],
+    output: Float[Tensor, "key_head row head_dim"],
+    power: Power,
+) -> Float[Tensor, "*batch key_head row key"]:
+    """sum_c r_ic (v_jc - o_ic)^power, without forming the differences."""
+    if power == 1:
+        return (received @ value.transpose(1, 2)).sub_((received * output).sum(-1, keepdim=True))
+    weighted = received * output
+    of_row, of_key = torch.cat([received, -2 * weighted], -1), torch.cat([value.square(), value], -1)
+    constant = (weighted * output).sum(-1, keepdim=True)
+    return (of_row @ of_key.transpose(1, 2)).add_(constant).clamp_min_(0)  # a sum of squares, below 0 only by round-off
+
+
+def softcap_slope(state: AttentionState, block: AttentionBlock) -> Float[Tensor, "key_head row key"] | None:
+    """d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2; None if logits are not capped."""
+    if state.softcap is None:
+        return None
+    logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
+    return 1 - (logits * (state.scale / state.softcap)).tanh().square()
+
+
+def unprepare_keys(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
+    """Pull from keys as the dot product sees them to their projection's output: RoPE and norm undone."""
+    energy = rotary_pull(energy, attention.cosine, attention.sine, power)
+    if parts.key_norm is None:
+        return energy
+    return _norm_undone(energy, attention.raw(parts.key, parts.key_bias), parts.key_norm, power)
+
+
+def unprepare_queries(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
+    """Pull from queries likewise."""
+    energy = rotary_pull(energy, attention.cosine, attention.sine, power)
+    if parts.query_norm is None:
+        return energy
+    return _norm_undone(energy, attention.raw(parts.query, parts.query_bias), parts.query_norm, power)
+
+
+def _norm_undone(energy: ByHead, raw: Float[Tensor, "position features"], norm: Norm, power: Power) -> ByHead:
+    merged = _merged(energy)
+    grouped = merged.reshape(*merged.shape[:-1], -1, norm.gain.shape[-1])
+    pulled = norm_pull(norm, raw.reshape(grouped.shape[-3:]), grouped, power)
+    return pulled.reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
+
+
+def _project(
+    energy: ByHead, weight: Float[Tensor, "features width"], power: Power
+) -> Float[Tensor, "*batch position width"]:
+    """Pull through a projection of all heads to its input."""
+    return _merged(energy) @ weight.to(energy.dtype).pow(power)
+
+
+def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:
+    """Heads side by side, as the projections see them."""
+    return values.transpose(-3, -2).flatten(-2)
+
+
+def attention_energy(
+    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "position"], walk: Walk
+) -> Float[Tensor, "position"]:
+    """Energy that the attention branch brings from the positions it reads, to its input stream: the isotropic form.
+
+    sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and the energy that comes by the keys.
+    """
+    parts, attention = layer.parts, attention_of(layer, trace)
+    state = attention.state
+    post_gain, post_size = gain_and_power(layer.attention_post_norm, trace.attention_branch, trace.stream)
+    gain, size = gain_and_power(layer.attention_norm, trace.stream, trace.stream)
+    head_gain, gram = value_gains(parts, gain, post_gain)
+    sent = energy / post_size
+    pulled = torch.zeros_like(energy)
+    keys = torch.zeros_like(state.key[..., : parts.head_dim])
+    for block in attention_blocks(layer, state):
+        received = block.weights.square() * sent[block.queries, None]
+        if layer.heads_agree:
+            together = torch.einsum("kgij,kg->ij", block.weights, head_gain.sqrt()).square()
+            pulled[block.keys] += sent[block.queries] @ together
+        else:
+            pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
+        if walk.key:
+            slope = softcap_slope(state, block)
+            if slope is not None:
+                received = received * slope.square().reshape(received.shape)
+            keys[:, block.keys] += (
+                _key_energy(block, state, gram / len(parts.output), received, parts.head_dim) * state.scale**2
+            )
+    if walk.key:
+        raw = unprepare_keys(keys, attention, parts, 2)
+        by_feature = (parts.key.to(energy.dtype) * gain).square().sum(-1).reshape(parts.key_heads, 1, parts.head_dim)
+        pulled += (raw * by_feature).sum((0, 2))
+    return pulled / size
+
+
+def value_gains(
+    parts: AttentionParts, before: Float[Tensor, "_"], after: Float[Tensor, "_"]
+) -> tuple[Float[Tensor, "key_head group"], Float[Tensor, "key_head group head_dim head_dim"]]:
+    """g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d of every head, and the Gram matrices of the heads' output maps.
+
+    The gain w is that of the norm `before` the branch, or 1; that of the norm `after` it counts into W_O.
+    """
+    width = len(parts.output)
+    output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.value_dim)
+    gram = torch.einsum("wkgc,wkgd->kgcd", output, output)
+    value = (parts.value.to(before) * before).reshape(parts.key_heads, parts.value_dim, -1)
+    return torch.einsum("kgcd,kcd->kg", gram, value @ value.transpose(1, 2)) / width, gram
+
+
+def _key_energy(
+    block: AttentionBlock,
+    state: AttentionState,
+    gram: Float[Tensor, "key_head group value_dim value_dim"],
+    received: Float[Tensor, "key_head group query key"],
+    head_dim: int,
+) -> Float[Tensor, "key_head key head_dim"]:
+    """sum_i E_i A_ij^2 ||W_O (v_j - o_i)||^2 q_i^2 / d over the block's queries and a key head's group."""
+    value = state.value[:, block.keys].unsqueeze(1)
+    output = block.weights @ value
+    value_side, output_side = value @ gram, output @ gram
+    distance = (value_side * value).sum(-1)[:, :, None, :] + (output_side * output).sum(-1)[..., None]
+    distance = distance - 2 * output_side @ value.transpose(2, 3)
+    through = received * distance.clamp_min(0)
+    query = state.query[:, :, block.queries, :head_dim].square()
+    return torch.einsum("kgij,kgic->kjc", through, query)

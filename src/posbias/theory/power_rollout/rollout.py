@@ -31,19 +31,30 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
-from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.attention import attention_energy, attention_pull
-from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
-from posbias.theory.power_rollout.reference import describe_reference, trace_reference
+from posbias.theory.power_rollout.local_maps import (
+    PROBE_SEED,
+    Energy,
+    Power,
+    Walk,
+    attention_energy,
+    attention_pull,
+    draw_signs,
+    even_gain,
+    mlp_gain,
+    mlp_pull,
+    norm_pull,
+)
 from posbias.theory.power_rollout.trace import (
     Description,
     Factor,
     Trace,
     check_target,
     describe_model,
+    describe_reference,
     trace_prompt,
+    trace_reference,
 )
-from posbias.theory.power_rollout.walk import Energy, Power, Walk, draw_signs
+from posbias.theory.predict import THEORIES, ModelTheory, Prediction
 
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
