@@ -143,11 +143,11 @@ def test_a_record_that_lost_losses_is_not_read_back(finished):
 def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):
     options = TrainingSchedule(steps=4, batch=8, window=4, examples=5)
     work = StackWork((copier(0),), ((0,),), options, TrainOptions(directory=tmp_path))
-    before = work.store(resume=True).fingerprint
+    before = work.store().fingerprint
     monkeypatch.setattr("posbias.runs.records.commit_of", lambda checkout: "0" * 40)
-    assert work.store(resume=True).fingerprint == before
+    assert work.store().fingerprint == before
     monkeypatch.setattr("posbias.training.trainer.DECIDING", DECIDING[:1])
-    assert work.store(resume=True).fingerprint != before
+    assert work.store().fingerprint != before
 
 
 def test_the_hash_of_sources_changes_with_any_of_them(tmp_path, monkeypatch):
