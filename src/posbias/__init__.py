@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from posbias.evaluation.correlate import CorrelateOptions as CorrelateOptions
     from posbias.evaluation.correlate import correlate as correlate
     from posbias.evaluation.options import EvaluateOptions as EvaluateOptions
-    from posbias.evaluation.placement import PlaceOptions as PlaceOptions
-    from posbias.evaluation.placement import place as place
+    from posbias.evaluation.place import PlaceOptions as PlaceOptions
+    from posbias.evaluation.place import place as place
     from posbias.evaluation.responders import LocalResponder as LocalResponder
     from posbias.evaluation.responders import ServerResponder as ServerResponder
     from posbias.exporting import export as export
@@ -123,7 +123,7 @@ _HOMES = {
         "errors": "RunError UsageError",
         "evaluation.correlate": "CorrelateOptions correlate",
         "evaluation.options": "EvaluateOptions",
-        "evaluation.placement": "PlaceOptions place",
+        "evaluation.place": "PlaceOptions place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",
         "interventions": "intervened",

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from posbias.evaluation.changes import scale_of
 from posbias.evaluation.curve import contrast_of
-from posbias.evaluation.judges import judge_verdicts
-from posbias.evaluation.requirements import bounds_of
+from posbias.evaluation.levels import bounds_of, scale_of
+from posbias.evaluation.reading import judge_verdicts
 from posbias.statistics import bounded_mean, jackknife, leave_one_out, mean_of, wilson
 
 RUNS, SEED = 2000, 0

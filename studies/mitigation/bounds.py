@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from planted import Planted, planted_scores
-from posbias.evaluation.changes import WORST
+from posbias.evaluation.levels import WORST
 from posbias.mitigation.judging import ArmScores, judge
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10

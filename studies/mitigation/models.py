@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import posbias as pb
-from posbias.evaluation.requirements import ALPHA
+from posbias.evaluation.levels import ALPHA
 from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.judging import (
     EVENS,

@@ -9,7 +9,7 @@ before and after a method is an assumption: drawn with the same luck in .7 of ca
 import numpy as np
 
 from planted import Planted, planted_scores
-from posbias.evaluation.changes import samples_for
+from posbias.evaluation.levels import samples_for
 
 CURVE = (0.8, 0.5, 0.3, 0.5, 0.7)
 RUNS = 40

@@ -11,7 +11,7 @@ import pytest
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
-from posbias.evaluation.judges import judge_verdicts
+from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of

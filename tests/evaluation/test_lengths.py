@@ -9,9 +9,9 @@ from scipy.stats import binom
 import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
-from posbias.evaluation.lengths import LengthLevel, effective_length
+from posbias.evaluation.evaluation import LengthLevel, effective_length
+from posbias.evaluation.levels import Requirement, levels_of
 from posbias.evaluation.options import LEAST_THRESHOLD
-from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
 from posbias.report import report_of
 from posbias.report.page import html_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from behaviour_runs import measured
 from posbias import PlaceOptions, UsageError, place
-from posbias.evaluation.placement import (
+from posbias.evaluation.place import (
     BEST_FIRST,
     LEAVE,
     REFERENCES,

@@ -7,10 +7,9 @@ import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
-from posbias.evaluation.requirements import Requirement
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
-from posbias.evaluation.responders.base import REFUSED
-from posbias.evaluation.responders.thoughts import UNFINISHED
+from posbias.evaluation.responders.base import REFUSED, UNFINISHED
 from posbias.tasks.language.rules import starts_with
 
 TASK = "key_value(pairs=4)"

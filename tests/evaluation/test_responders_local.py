@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import LocalOptions, Reply, Request, passes
-from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.passes import Reading, Runner, passes_of
+from posbias.evaluation.responders.passes import EncodedRequest, Reading, Runner, passes_of
 from tiny_families import (
     CONFIGS,
     HYBRIDS,

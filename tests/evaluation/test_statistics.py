@@ -6,7 +6,7 @@ from scipy import stats
 
 from posbias import UsageError
 from posbias.evaluation.curve import compare_to_best, middle_loss, position_means
-from posbias.evaluation.requirements import levels_of
+from posbias.evaluation.levels import levels_of
 from posbias.statistics import Interval, bounded_mean, detectable, holm, paired_shares, tango, wilson
 
 RUNS = 200

@@ -17,8 +17,8 @@ from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, 
 from posbias.evaluation import Evaluation
 from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.evaluation.responders.endings import EncodedRequest, Ending
-from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
+from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
+from posbias.evaluation.responders.passes import EncodedRequest, Ending
 from posbias.mitigation.descent import encoded_answers
 from posbias.mitigation.fitting import answer_logprob
 from posbias.prompts.templates import with_template_options

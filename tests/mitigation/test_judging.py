@@ -9,9 +9,8 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
+from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, levels_of
 from posbias.evaluation.reading import Reading
-from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging import (
     APPLY,
     EVENS,

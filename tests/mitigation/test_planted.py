@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planted import Planted, judged, planted_scores, verdict_rates
-from posbias.evaluation.changes import MEAN, samples_for
+from posbias.evaluation.levels import MEAN, samples_for
 from posbias.mitigation.judging import GAINS, HARM, NOTHING
 
 U = (0.8, 0.4, 0.6)

@@ -16,7 +16,7 @@ import posbias as pb
 from planted import trial_record
 from posbias import FitOptions, LocalResponder, MitigateOptions, fit
 from posbias.architecture import KeyBias
-from posbias.evaluation.changes import MEAN, WORST
+from posbias.evaluation.levels import MEAN, WORST
 from posbias.mitigation.judging import APPLY, GAINS, HARM, NOTHING, ArmScores, judge
 from posbias.tasks.language import Documents
 

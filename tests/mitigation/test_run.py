@@ -22,7 +22,7 @@ from posbias import (
     load_model,
     load_prompts,
 )
-from posbias.evaluation.requirements import Requirement
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
 from posbias.mitigation import MITIGATIONS, PromptMitigation, fitting, plan
 from posbias.mitigation import run as running

@@ -12,7 +12,7 @@ from posbias import DesignOptions, Record, design, place
 from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
-from posbias.evaluation.placement import Placement
+from posbias.evaluation.place import Placement
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
 from posbias.report.evaluate import VERDICTS

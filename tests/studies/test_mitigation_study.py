@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from posbias.evaluation.requirements import ALPHA
+from posbias.evaluation.levels import ALPHA
 from posbias.mitigation.judging import APPLY, EVENS, HARM, RAISES, Judgement, corrected_together, settle
 from posbias.report.mitigate import words
 from posbias.runs.records import read_record

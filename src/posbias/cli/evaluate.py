@@ -14,7 +14,7 @@ from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from posbias.evaluation import EvaluateOptions
-    from posbias.evaluation.requirements import Requirement, RequirementCheck
+    from posbias.evaluation.levels import Requirement, RequirementCheck
     from posbias.evaluation.responders import Responder, ServerResponder
     from posbias.tasks.language import LanguageTask
 
@@ -126,7 +126,7 @@ class GateFlags:
     @property
     def requirement(self) -> "Requirement | None":
         """The bound, if there is one."""
-        from posbias.evaluation.requirements import Requirement
+        from posbias.evaluation.levels import Requirement
 
         if self.require is None:
             if self.by_estimate:
@@ -251,7 +251,7 @@ def evaluate(
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
     from posbias import evaluate as evaluate_subjects
-    from posbias.evaluation.lengths import LengthEvaluation
+    from posbias.evaluation.evaluation import LengthEvaluation
     from posbias.mitigation.subjects import Unopened
     from posbias.tasks.language import LANGUAGE_TASKS
 

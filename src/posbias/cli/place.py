@@ -38,8 +38,8 @@ def place(
 ) -> None:
     """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data."""
     from posbias.evaluation.evaluation import load_evaluation
-    from posbias.evaluation.placement import PlaceOptions
-    from posbias.evaluation.placement import place as order_passages
+    from posbias.evaluation.place import PlaceOptions
+    from posbias.evaluation.place import place as order_passages
 
     relevance = scores_of(scores)
     with running(context, flags) as this:

@@ -16,10 +16,10 @@ from posbias.checks import checked
 from posbias.display.naming import numbered
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
 from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
-from posbias.evaluation.judges import RATES, rates_of_questions
+from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.reading import RATES, rates_of_questions
 from posbias.evaluation.samples import independent
 from posbias.runs.records import Record, plain
 from posbias.runs.results import COMPARISONS, RESULTS, Result, from_stored

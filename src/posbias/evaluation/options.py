@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import UsageError
-from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
+from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.readings import check_own

@@ -18,15 +18,15 @@ from posbias.evaluation.evaluation import (
     MEASURES,
     SCORES,
     Evaluation,
+    LengthEvaluation,
+    depths_of,
+    length_evaluation,
     measures_of,
     write_outputs,
 )
-from posbias.evaluation.judges import judge_verdicts
-from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import reading_of, unjudged_in
-from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
-from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
+from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
+from posbias.evaluation.responders.base import CLOSED, CUT_OFF, STOPPED, UNFINISHED, Responder
 from posbias.evaluation.samples import (
     TEXTS,
     Pieces,

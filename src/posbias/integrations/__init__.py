@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import log_expit
 
 from posbias.errors import UsageError
-from posbias.evaluation.placement import place
+from posbias.evaluation.place import place
 
 
 def placed_order(scores: Sequence[float | None], run: str) -> tuple[int, ...]:

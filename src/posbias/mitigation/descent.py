@@ -22,8 +22,8 @@ from torch import Tensor
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
+from posbias.evaluation.responders.passes import EncodedRequest
 from posbias.measurement.room import check_passes, halving, together_in_memory
 from posbias.mitigation.fitting import Calibration, FitOptions, Windows
 from posbias.mitigation.methods.base import Method, Mitigation

@@ -29,18 +29,6 @@ from jaxtyping import Float64
 
 from posbias.checks import NonNegative, checked_value
 from posbias.errors import UsageError
-from posbias.evaluation.changes import (
-    FORMERLY_BEST,
-    JUDGED,
-    MEAN,
-    SPREAD,
-    UNCHANGED,
-    Change,
-    change_between,
-    changes_of,
-    samples_for,
-    samples_needed,
-)
 from posbias.evaluation.curve import (
     AGREEMENT,
     HIGHEST,
@@ -49,8 +37,22 @@ from posbias.evaluation.curve import (
     Scores,
     position_means,
 )
+from posbias.evaluation.levels import (
+    ALPHA,
+    FORMERLY_BEST,
+    JUDGED,
+    MEAN,
+    SPREAD,
+    UNCHANGED,
+    Change,
+    Levels,
+    change_between,
+    changes_of,
+    levels_of,
+    samples_for,
+    samples_needed,
+)
 from posbias.evaluation.reading import Withheld
-from posbias.evaluation.requirements import ALPHA, Levels, levels_of
 from posbias.statistics import Interval, StoredInterval, holm
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"

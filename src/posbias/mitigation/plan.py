@@ -21,8 +21,8 @@ from jaxtyping import Int64
 from posbias.checks import CountOrZero, NonNegative, OneOf, Steps, checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import CALIBRATED, calibrating
-from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.run import DECIDING
 from posbias.evaluation.samples import Sample, requests_of, samples_of

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import InstanceOf, SkipValidation
 
 from posbias.display.showing import Series, Shown
+from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.reading import Reading
-from posbias.evaluation.requirements import RequirementCheck
 from posbias.mitigation.judging import Judgement, MeasureChoice
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored

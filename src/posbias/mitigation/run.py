@@ -24,8 +24,8 @@ from posbias.errors import UsageError
 from posbias.evaluation import evaluate_responder, finish_evaluation
 from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Scores, contrast_of, position_means
 from posbias.evaluation.evaluation import GENERATED, SCORES, measures_of
+from posbias.evaluation.levels import ALPHA, check_requirement
 from posbias.evaluation.reading import Reading
-from posbias.evaluation.requirements import ALPHA, check_requirement
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import NothingAnsweredError

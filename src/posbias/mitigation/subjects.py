@@ -12,8 +12,8 @@ from typing import Any, TypeVar, overload
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
-from posbias.evaluation.lengths import LengthEvaluation
-from posbias.evaluation.requirements import Requirement
+from posbias.evaluation.evaluation import LengthEvaluation
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.run import evaluate_lengths, evaluate_responder, finish_evaluation

@@ -6,10 +6,9 @@ from dataclasses import replace
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
-from posbias.evaluation.changes import MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.comparison import Compared, EvaluationComparison, compare_evaluations
 from posbias.evaluation.evaluation import MEASURES, Evaluation
-from posbias.evaluation.requirements import ALPHA
+from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
 

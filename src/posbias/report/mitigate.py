@@ -13,7 +13,9 @@ import numpy as np
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
-from posbias.evaluation.changes import (
+from posbias.evaluation.evaluation import MEASURES
+from posbias.evaluation.levels import (
+    ALPHA,
     FORMERLY_BEST,
     JUDGED,
     MEAN,
@@ -23,9 +25,7 @@ from posbias.evaluation.changes import (
     Change,
     change_text,
 )
-from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.reading import UNJUDGED
-from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.judging import (
     APPLY,
     CEILING,

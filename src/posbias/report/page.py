@@ -90,7 +90,7 @@ _PROFILES = "audit compare measure predict"
 REPORTS: Registry[Callable[..., Report]] = Registry(
     "report",
     homes={verb: f"posbias.report.{verb}" for verb in _PAGES.split()}
-    | {"evaluate_lengths": "posbias.report.lengths"}
+    | {"evaluate_lengths": "posbias.report.evaluate"}
     | dict.fromkeys(_PROFILES.split(), "posbias.report.profiles"),
 )
 """Functions by verb; one may serve several verbs, and take several runs. A verb's module is imported for its page."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from posbias.display.figures import MEASURED, Curve, Figure
-from posbias.evaluation.placement import LEAVE, REORDER, SHUFFLED, Placement
+from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table

@@ -1,6 +1,6 @@
 """Responders: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
 
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.client import ServerOptions
 from posbias.evaluation.responders.local import LocalOptions, LocalResponder, as_responder
 from posbias.evaluation.responders.server import ServerResponder
-from posbias.evaluation.responders.server_options import ServerOptions

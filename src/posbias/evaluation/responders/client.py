@@ -6,27 +6,61 @@ is tried again. The key is in the client alone, and is taken out of all that com
 """
 
 import asyncio
+import json
+import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import httpx2
-import openai
+from annotated_types import Interval
+from pydantic_core import from_json
 
+from posbias.checks import KEY_NAME, Count, CountOrZero, OneOf, checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.server_answers import RefusedError, meaning_of, said_in
-from posbias.evaluation.responders.server_options import SECRET, ServerOptions, is_local
 from posbias.progress import report
+from posbias.prompts.templates import check_template_options
 
+if TYPE_CHECKING:
+    import openai
+
+KINDS = {"chat": "chat/completions", "text": "completions"}
+"""Kinds of server, and where below the base address requests go."""
+TEMPLATE_FIELD = "chat_template_kwargs"
+"""Field of a request's body that holds the options of a chat template."""
+SCHEMA_FIELD = "response_format"
+"""Field that holds the schema of an answer."""
+WRAPPING = 32
+"""Tokens that an answer may have more if it stands in JSON."""
+OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprobs", "n", "stream"})
+"""Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
+LONGEST = 86_400
+"""No time is as long (seconds)."""
+Seconds = Annotated[float, Interval(gt=0, lt=LONGEST)]
+SECRET = 12
+"""Characters from which a key is one: shorter ones are placeholders, such as `none`, that answers may well hold."""
 CONNECTING = 10.0
 """Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less."""
 UNREACHED = 3.0
 """After so long no further attempt is begun to reach a server that was never reached (seconds)."""
 LONGEST_WAIT = 40
 """Characters of a `Retry-After` that a message repeats."""
+FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
+"""Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
+OF_THE_PROMPT = (400, 403, 413, 422, 451)
+"""Statuses that refuse what was sent; who sent it, or where, is refused by others."""
+BAD_GATEWAY, BAD_REQUEST = 502, 400
+"""Status that an answer gets which is none, or which a filter has ended."""
+QUOTA = "insufficient_quota"
+"""Code of an error: nothing more is paid for."""
+TOO_LONG = ("context length", "context_length", "context size", "context_size", "context window")
+"""How OpenAI, vLLM, SGLang, llama.cpp and LiteLLM name what a prompt does not fit into."""
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
 MASKED = "***"
@@ -34,6 +68,109 @@ ATTEMPT, RETRY, RETRY_AFTER = "x-stainless-retry-count", "x-should-retry", ("ret
 """Headers by which the client counts its retries, and by which servers steer them."""
 SAID, MEANING, LATER = "posbias.said", "posbias.meaning", "posbias.later"
 """What is kept with a response: the server's words, their meaning, and for how long it asks to wait."""
+FILTER = "content_filter"
+"""Code of an error: this prompt is refused."""
+Meaning = Literal["passes", "too_long", "refused", "final"]
+"""It may pass; this prompt does not fit; this prompt is refused; nothing that is requested will be answered."""
+
+
+@checked
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of a `ServerResponder`; all of them may stand in a record."""
+
+    kind: Annotated[str, OneOf(*KINDS)] = "chat"
+    """"chat" (a text becomes a user's message) or "text" (the prompt is continued as it is)."""
+    concurrency: Count = 4
+    """Requests under way at once (>= 1)."""
+    retries: CountOrZero = 6
+    """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer. They
+    are further apart each time, or as far as the server's `Retry-After` says, up to two minutes."""
+    timeout: Seconds = 120.0
+    """Longest wait for one answer, from the connection to its last byte (seconds, > 0); ten at most connect."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key (KEY, TOKEN or SECRET is a word of its name); unset: no key is sent."""
+    cache: Path | None = None
+    """Directory of answers, of any models and servers; None: in memory only."""
+    reuse: bool = True
+    """True to take answers that lay in the cache before; False to make every request once more."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out. None of OUR_FIELDS."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a chat server's template, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
+    of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
+    structured: bool = False
+    """True to have a chat server keep answers to the JSON schema of the task's rule, in the field `response_format`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key_variable, str) or not KEY_NAME.fullmatch(self.key_variable):
+            # Not repeated: it may be a key, put here by mistake.
+            raise UsageError(
+                "server: key_variable must be the name of an environment variable that holds a key, such as "
+                "OPENAI_API_KEY: KEY, TOKEN or SECRET is a word of it"
+            )
+        if ours := sorted(OUR_FIELDS & set(self.body)):
+            raise UsageError(f"server: body must not hold {', '.join(ours)}: the request itself says that")
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"server: body must hold values that JSON can express: {error}") from None
+        check_template_options(self.template_options)
+        if self.template_options and (self.kind != "chat" or TEMPLATE_FIELD in self.body):
+            raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")
+        if self.structured and (self.kind != "chat" or SCHEMA_FIELD in self.body):
+            raise UsageError(f"server: structured needs kind 'chat', and no {SCHEMA_FIELD} in the body")
+
+    def key(self) -> str | None:
+        """The key, from the environment; it is kept nowhere else than in the client, while requests are made.
+
+        Raises:
+            UsageError: it is not printable ASCII; the message names the variable, not the value.
+        """
+        value = os.environ.get(self.key_variable, "").strip()
+        if not all("!" <= character <= "~" for character in value):
+            raise UsageError(f"the key in the environment variable {self.key_variable} is not printable ASCII")
+        return value or None
+
+
+def check_address(base_url: str) -> str:
+    """The address below which requests go; `/v1` is added if there is no path.
+
+    Raises:
+        UsageError: not http(s), or with a user, password, query or fragment, which could hide a key in a record.
+    """
+    try:
+        parts = urlsplit(base_url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise UsageError("a server is named by its address; allowed: http://HOST:PORT/v1 or https://...")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "a server's address must have no user, password, query or fragment; keys go into the environment"
+        )
+    path = parts.path.rstrip("/") or "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def is_local(address: str) -> bool:
+    """True if an address is this machine's own, so that what is sent there does not leave it."""
+    return urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+
+
+class RefusedError(Exception):
+    """A request that the server refuses for good."""
+
+    def __init__(self, status: int, message: str, meaning: Meaning) -> None:
+        super().__init__(message)
+        self.status = status
+        self.meaning = meaning
+
+    @property
+    def alone(self) -> bool:
+        """True if only this prompt is concerned, as far as one refusal can tell."""
+        return self.meaning in ("too_long", "refused")
 
 
 class Client:
@@ -49,6 +186,8 @@ class Client:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
         """Requests are possible meanwhile, on connections that are kept until the end."""
+        import openai  # takes a second, which only those spend who ask a server
+
         key, timeout = self.options.key(), self.options.timeout
         if key_in_clear(self.address, self.options) and not self.reached:
             report(
@@ -84,6 +223,8 @@ class Client:
             RefusedError: for good.
             RunError: still failing after the last retry, or a wait that is too long.
         """
+        import openai
+
         try:
             response = await self._openai.post(
                 f"/{path}", cast_to=httpx2.Response, body=dict(body), options={"headers": self._headers}
@@ -100,8 +241,10 @@ class Client:
             attempts, said = _attempts(error.request), self._missed(error)
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
-    def _missed(self, error: openai.APIConnectionError) -> str:
+    def _missed(self, error: "openai.APIConnectionError") -> str:
         """Why no answer came."""
+        import openai
+
         cause, connecting = error.__cause__, min(CONNECTING, self.options.timeout / 2)
         if isinstance(cause, httpx2.ConnectTimeout):
             return f"cannot be reached (no connection within {connecting:g} s)"
@@ -125,6 +268,8 @@ class _Transport(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **settings: Any) -> httpx2.Response:
         """The answer within the time allowed."""
+        import openai
+
         client = self._asking
         client.retried += _attempts(request) > 1
         try:
@@ -178,3 +323,69 @@ def _attempts(request: httpx2.Request) -> int:
 def _trusted() -> ssl.SSLContext:
     """Whose certificates are believed; reading them takes longer than many an answer."""
     return httpx2.create_ssl_context()
+
+
+def meaning_of(status: int, words: str) -> Meaning:
+    """Meaning of a refusal for the run, by its status and its code; a refusal of every prompt shows by its share."""
+    of_the_length = any(name in words.lower() for name in TOO_LONG)
+    if status == 413 or (of_the_length and (status in OF_THE_PROMPT or status >= 500)):
+        return "too_long"
+    if QUOTA in words:
+        return "final"
+    if status in OF_THE_PROMPT or FILTER in words:
+        return "refused"
+    return "passes" if status in (408, 409, 429) or status >= 500 else "final"
+
+
+def words_of(error: Any) -> str:
+    """All texts and numbers of an error, each once, its message first."""
+    return "; ".join(dict.fromkeys(text.strip() for text in _leaves(error) if text.strip()))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = [value[name] for name in sorted(value, key=lambda name: name not in ("message", "msg", "detail"))]
+    if isinstance(value, list):
+        for entry in value:
+            yield from _leaves(entry)
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        yield str(value)
+
+
+def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
+    """The status that an answer should have had, and what the server says instead of one: nothing where it is one.
+
+    `way` is the address that it sends requests on to, if any.
+    """
+    try:
+        document = from_json(content)
+    except ValueError as error:
+        document, place = content.decode(errors="replace"), str(error).rpartition(" at ")[2]
+        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON from {place})")
+    else:
+        fault = fault_of(document)
+    if 200 <= status < 300:
+        return (status, "") if fault is None else (fault[0], f"HTTP {status} with an error: {fault[1]}")
+    told = document.get("error") or document if isinstance(document, dict) else document
+    words = words_of(told) if way is None else f"it sends requests on to {way}"
+    return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
+
+
+def fault_of(document: Any) -> tuple[int, str] | None:
+    """Status and words of what is an error, or no answer at all; None of an answer."""
+    whole = document if isinstance(document, dict) else {}
+    choices = whole.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    error = whole.get("error") or (first or {}).get("error")
+    if not error and "choices" not in whole and {"message", "detail"} & set(whole):
+        error = whole
+    if error:
+        code = error.get("code") if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
+        return status, words_of(error) or "no message"
+    if first is None:
+        return BAD_GATEWAY, "malformed answer (choices: no list that begins with an object)"
+    finish = str(first.get("finish_reason")).lower()
+    if finish.startswith(FILTERED_FINISHES):
+        return BAD_REQUEST, f"the answer was ended by a content filter ({finish[:60]})"
+    return (BAD_GATEWAY, "the answer was ended by an error") if finish == "error" else None

@@ -19,10 +19,20 @@ from torch import Tensor, nn
 from posbias.checks import Count, Natural, checked, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.endings import EncodedRequest, Ending, TokenIds
-from posbias.evaluation.responders.passes import Kept, Reading, Runner, Trust, cut, first, joined, passes_of
-from posbias.evaluation.responders.thoughts import opens_thoughts
+from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response, opens_thoughts
+from posbias.evaluation.responders.passes import (
+    EncodedRequest,
+    Ending,
+    Kept,
+    Reading,
+    Runner,
+    TokenIds,
+    Trust,
+    cut,
+    first,
+    joined,
+    passes_of,
+)
 from posbias.models.devices import free_bytes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model

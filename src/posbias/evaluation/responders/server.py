@@ -3,17 +3,21 @@
 Texts are generated at temperature 0. Answers are scored where a text server repeats the prompt with log-probabilities
 (`echo` and `logprobs`, as vLLM's /v1/completions does); elsewhere there is no score, and the record says so. Every
 finished answer is kept at once, as the server gave it, one file an answer: a run that breaks off is continued with
-`--resume`, and asks nothing twice.
+`--resume`, and asks nothing twice. A record may hold all settings, so none is a key.
+
+What is not named here in a server's JSON is passed over; counts and alternatives that are odd cost no answer. What a
+text must be and is not raises ValueError, with its place.
 """
 
 import asyncio
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,39 +30,218 @@ from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import (
     CUT_OFF,
+    MARKED,
     REFUSED,
     SKIPPED,
     STOPPED,
+    UNFINISHED,
     AnswerScore,
     Messages,
     Reply,
     Request,
     Responder,
     Response,
+    Told,
+    opens_thoughts,
+    told_apart,
 )
-from posbias.evaluation.responders.server_answers import (
+from posbias.evaluation.responders.client import (
     FILTER,
-    UNKNOWN,
-    Generated,
-    RefusedError,
-    Scored,
-    read_message,
-    read_score,
-    read_text,
-)
-from posbias.evaluation.responders.server_options import (
     KINDS,
     SCHEMA_FIELD,
     SECRET,
     TEMPLATE_FIELD,
     WRAPPING,
+    Client,
+    RefusedError,
     ServerOptions,
     check_address,
+    key_in_clear,
 )
-from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
 from posbias.files import write_atomically
 from posbias.prompts.templates import described_tools, with_template_options
 from posbias.tasks.language import rendered
+from posbias.tasks.language.calls import call_text
+
+TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
+"""Types of the parts in which some servers give a message's content."""
+UNKNOWN = "unknown"
+"""The end of an answer for which a server gives no reason."""
+CALLED_FINISHES = ("tool_calls", "function_call")
+"""Reasons for the end of an answer that ended by itself, with calls of tools."""
+CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
+"""Reasons for the end of an answer at the most tokens; small letters."""
+MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
+"""Far more than any answer has, than any log-probability is below 0, and how far rounding may lift one above it."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A prompt's continuation, or an answer in a conversation."""
+
+    text: str
+    """The text; calls of tools stand in it, as text."""
+    finish: str
+    prompt_tokens: int | None
+    tokens: int | None
+    """Generated tokens, as the server counts them."""
+    thoughts: str | None = None
+    """Thoughts that the server told apart from the answer; None if it told none apart."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a repeated prompt says of the answer at its end."""
+
+    score: AnswerScore | None
+    repeated: bool
+    """False if the server repeats no log-probabilities."""
+    prompt_tokens: int | None
+    tokens: int | None
+
+
+def read_text(document: Any) -> Generated:
+    """The continuation of a text."""
+    choice = document["choices"][0]
+    if not isinstance(choice.get("text"), str):
+        raise ValueError("choices.0.text: no text")
+    return Generated(choice["text"], _finish(choice), *_usage(document))
+
+
+def read_message(document: Any) -> Generated:
+    """The answer in a conversation."""
+    choice = document["choices"][0]
+    message = choice.get("message")
+    # Some servers leave an empty content out, such as of an answer that never came out of its thoughts.
+    if not isinstance(message, dict) or not ("content" in message or choice.get("finish_reason")):
+        raise ValueError("choices.0.message.content: Field required")
+    text, parts = _content(message.get("content"))
+    named = _as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")) or ""
+    calls = _calls(message.get("tool_calls"))
+    whole = "\n".join(part for part in (text, calls) if part) if calls else text
+    return Generated(whole, _finish(choice), *_usage(document), thoughts=named + parts or None)
+
+
+def read_score(document: Any, answer: str, n_listed: int) -> Scored:
+    """The score of the answer at the end of a repeated prompt, before what was generated after it."""
+    counts = _usage(document)
+    logprobs = document["choices"][0].get("logprobs")
+    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    if not tokens:
+        return Scored(None, False, *counts)
+    values, listed = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or [None] * len(tokens)
+    if not all(isinstance(part, list) and len(part) == len(tokens) for part in (tokens, values, listed)):
+        raise ValueError("lists of log-probabilities have different lengths")
+    if not all(isinstance(token, str) for token in tokens):
+        raise ValueError("choices.0.logprobs.tokens: no texts")
+    place = _place(tokens, answer, 1 if counts[1] is None else counts[1])
+    found = [_logprob(value) for value in values[place]] if place else [None]
+    if place is None or None in found:
+        return Scored(None, True, *counts)
+    given = [value for value in found if value is not None]
+    ranks = tuple(_rank(value, others, n_listed) for value, others in zip(given, listed[place], strict=True))
+    return Scored(AnswerScore(tuple(min(0.0, value) for value in given), ranks), True, *counts)
+
+
+def _place(tokens: list[str], answer: str, n_generated: int) -> slice | None:
+    """Where the answer's tokens are; None if it does not begin with a token of its own, so far as the pieces tell.
+
+    A character of several tokens may be repeated whole at the last of them, behind empty pieces (vLLM); these are the
+    answer's.
+    """
+    end = max(0, len(tokens) - n_generated)
+    start = end
+    while start > 0 and sum(len(token) for token in tokens[start:end]) < len(answer):
+        start -= 1
+    if "".join(tokens[start:end]) != answer:
+        return None
+    if start > 0 and not tokens[start - 1]:
+        # Empty pieces in front are parts of the first one if that can have parts, and if pieces do not follow theirs.
+        if tokens[start].isascii() or not tokens[end - 1]:
+            return None
+        while start > 0 and not tokens[start - 1]:
+            start -= 1
+    return slice(start, end) if start else None
+
+
+def _rank(value: float, others: Any, n_listed: int) -> int | None:
+    """1 + the listed tokens that are more probable; None if all of those requested are."""
+    if others is None:
+        return None
+    better = sum(other is not None and other > value for other in map(_logprob, others.values()))
+    return None if better >= n_listed else 1 + better
+
+
+def _logprob(value: Any) -> float | None:
+    """A log-probability; None if it is infinite, the least number that there is, or none at all."""
+    if value is None or (isinstance(value, float) and not -LARGEST_LOGPROB <= value < math.inf):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value > ROUNDING:
+        raise ValueError(f"choices.0.logprobs: {str(value)[:40]!r} is no log-probability")
+    return float(value)
+
+
+def _usage(document: Any) -> tuple[int | None, int | None]:
+    """Tokens of the prompt and of the answer; None where a server gives something else than their number."""
+    usage = document.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+
+
+def _count(value: Any) -> int | None:
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else None
+
+
+def _finish(choice: Mapping[str, Any]) -> str:
+    """Why an answer ended."""
+    reason = choice.get("finish_reason")
+    if reason is None:
+        return UNKNOWN
+    if not isinstance(reason, str):
+        raise ValueError("choices.0.finish_reason: no text")
+    lowered = reason.lower()
+    return CUT_OFF if lowered in CUT_OFF_FINISHES else STOPPED if lowered in CALLED_FINISHES else reason
+
+
+def _content(content: Any) -> tuple[str, str]:
+    """The text of a message, and the thoughts among its parts if it comes in parts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if not isinstance(content, list):
+        raise ValueError("choices.0.message.content: no text")
+    texts, thoughts = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in THOUGHT_PARTS:
+            thoughts.append(_as_text(part.get("thinking", part.get("text"))) or "")
+        else:
+            allowed = ", ".join(TEXT_PARTS + THOUGHT_PARTS)
+            raise ValueError(f"choices.0.message.content: a part of type {str(kind)[:40]!r}; allowed: {allowed}")
+    return "".join(texts), "".join(thoughts)
+
+
+def _as_text(thoughts: Any) -> str | None:
+    """Thoughts as a text, whatever a server makes of them."""
+    if not thoughts or isinstance(thoughts, str):
+        return thoughts or None
+    texts = [part.get("text") for part in thoughts if isinstance(part, dict)] if isinstance(thoughts, list) else []
+    joined = "".join(text for text in texts if isinstance(text, str))
+    return joined or json.dumps(thoughts, ensure_ascii=False)
+
+
+def _calls(calls: Any) -> str | None:
+    """Calls of tools in the format of OpenAI's API, as text."""
+    texts = []
+    for call in calls or []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("choices.0.message.tool_calls: a call needs 'function' with 'name'")
+        texts.append(call_text(function["name"], function.get("arguments")))
+    return "\n".join(texts) or None
+
 
 OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
 """How servers speak of what they refuse of `structured`."""
@@ -98,9 +281,6 @@ class ServerResponder(Presented, Responder):
         self.model = model
         self.tokenizer = with_template_options(tokenizer, None if tokenizer is None else self.options.template_options)
         self._work = dict.fromkeys(WORK, 0)
-        # Loading the client of `openai` takes a second, which only those spend who ask a server.
-        from posbias.evaluation.responders.client import Client, key_in_clear
-
         self._client = Client(check_address(base_url), self.options)
         recorded = [self._client.address, model, dict(self.options.body), dict(self.options.template_options)]
         if len(key := self.options.key() or "") >= SECRET and key in json.dumps(recorded):
