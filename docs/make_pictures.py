@@ -45,7 +45,7 @@ from posbias.display.wording import THEORIES, label
 from posbias.report import report_of
 from posbias.report.correlate import figures
 from posbias_papers.birth2603.claims import continuous_density
-from posbias_papers.rollout2602.published_models import bloom_influence, published_models
+from posbias_papers.rollout2602.table import bloom_influence, published_models
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"

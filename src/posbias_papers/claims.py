@@ -1,4 +1,4 @@
-"""Published claims: a statement, its assumptions, and an experiment that returns numbers and a verdict.
+"""Published claims: a statement, its assumptions, an experiment that returns numbers and a verdict, and their page.
 
 A claim examines instances and reports whether the statement held as printed, and if not whether its corrected form
 did; the verdict follows from those two comparisons and from nothing else. With `broken=True` an assumption is violated
@@ -8,23 +8,29 @@ on purpose, and the verdict has to change. The words stand with the claims, as t
 import math
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import TextWrapper
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import InstanceOf
 
 from posbias.checks import Natural, checked
+from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.registry import Registry
+from posbias.report.page import REPORTS, Report, Section
+from posbias.report.tables import Table
 from posbias.runs.records import Record, plain
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import MISSING
 
 CLAIMS: Registry[Any] = Registry("claim")
-"""Published claims, each with the words on its numbers."""
-MODEL_CLAIMS: Registry["Words"] = Registry("claim on a model")
+"""Published claims, each with the words on its numbers: `computed` and `sharper`."""
+MODEL_CLAIMS: Registry[Any] = Registry("claim on a model")
 """Their forms on one model, likewise."""
 
 Outcome = Literal["holds", "holds with a correction", "fails as stated"]
@@ -47,21 +53,6 @@ LONGEST_LIST = 8
 def listed(positions: Sequence[int]) -> str:
     """Positions written out, the first of many."""
     return ", ".join(map(str, positions[:LONGEST_LIST])) + (" ..." if len(positions) > LONGEST_LIST else "")
-
-
-def _filled(template: str, facts: Facts) -> str:
-    """A template with the facts that it names; a number that could not be stored is NaN."""
-    texts = {name: listed(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
-    return template.format(**{name: math.nan if fact is None else fact for name, fact in texts.items()})
-
-
-class Words:
-    """The words on a claim's numbers: templates, which a record does not hold."""
-
-    computed: ClassVar[str]
-    """Name of the finding's value."""
-    sharper: ClassVar[str] = ""
-    """The correction, or a stronger fact; may be empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +144,12 @@ class Verdict:
         return f"{self.finding.value:.4g}" if math.isfinite(self.finding.value) else MISSING
 
     def _filled(self, name: str) -> str:
+        """A template with the facts that it names; a number that could not be stored is NaN."""
         words = self.claim if self.premises is None else MODEL_CLAIMS[self.name]
-        return _filled(getattr(words, name), {**self.finding.numbers, **self.finding.words})
+        facts = {**self.finding.numbers, **self.finding.words}
+        texts = {name: listed(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+        template: str = getattr(words, name)
+        return template.format(**{name: math.nan if fact is None else fact for name, fact in texts.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Names, numbers and the words on them, as plain values for JSON and for a record."""
@@ -192,7 +187,7 @@ class Verdict:
         return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
 
 
-class Claim(Words, ABC):
+class Claim(ABC):
     """A published statement that can be put to the test."""
 
     name: ClassVar[str]
@@ -204,6 +199,10 @@ class Claim(Words, ABC):
     assumptions: ClassVar[tuple[str, ...]]
     broken_by: ClassVar[str]
     """The assumption that `broken=True` violates, and the way it does."""
+    computed: ClassVar[str]
+    """Name of the finding's value, a template over its numbers, which a record does not hold."""
+    sharper: ClassVar[str] = ""
+    """The correction, or a stronger fact, likewise; may be empty."""
 
     @abstractmethod
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
@@ -255,34 +254,21 @@ def claim_generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def claims_record(
-    verdicts: Sequence[Verdict],
-    arguments: Mapping[str, Any],
-    *,
-    seed: int,
-    command: str = "",
-    read: Mapping[str, Any] | None = None,
-) -> Record:
+def claims_record(verdicts: Sequence[Verdict], *, seed: int, read: Mapping[str, Any] | None = None) -> Record:
     """Verdicts with the numbers behind them.
 
     Args:
         verdicts: On random instances, or on one model.
-        arguments: What the user passed.
         seed: Of the instances, or of the prompts.
-        command: What repeats it in a shell.
         read: Of a model: `model` and `prompts` as they describe themselves.
 
     Returns:
         A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, names, numbers and words.
     """
     subject = f" on {read['model'].get('source', 'a model')}" if read and "model" in read else ""
-    return Record(
-        verb="verify",
-        arguments=dict(arguments),
-        resolved={"title": f"{TITLE}{subject}", "command": command, **(read or {})},
-        scalars={"verdicts": plain([verdict.as_dict() for verdict in verdicts])},
-        seeds={"claims": seed},
-    )
+    resolved = {"title": f"{TITLE}{subject}", "command": "", **(read or {})}
+    scalars = {"verdicts": plain([verdict.as_dict() for verdict in verdicts])}
+    return Record("verify", {}, resolved, scalars, seeds={"claims": seed})
 
 
 def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
@@ -291,3 +277,105 @@ def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
     if on_model:
         kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
     return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
+
+
+Entry = Mapping[str, Any]
+"""A verdict as `Verdict.as_dict` gives it."""
+MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
+"""Colours of verdicts; the others lie between."""
+PREDICATES = {
+    "holds": ("holds", "hold"),
+    "premises not met (holds all the same)": ("holds without its premises", "hold without their premises"),
+    "premises not met (fails all the same)": ("fails, its premises not met", "fail, their premises not met"),
+    "holds with a correction": ("holds with a correction", "hold with a correction"),
+    "fails": ("fails", "fail"),
+    "fails as stated": ("fails as stated", "fail as stated"),
+}
+"""Verdicts as predicates of one statement and of several; the table of the page begins with the last."""
+
+
+@RESULTS.register("verify")
+@dataclass(frozen=True, eq=False, repr=False)
+class ClaimsRun(Result):
+    """Verdicts on published claims, as stored."""
+
+    record: InstanceOf[Record]
+    title: str = TITLE
+    verdicts: tuple[Mapping[str, Any], ...] = ()
+    """As `Verdict.as_dict` gives them."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> "ClaimsRun":
+        """The verdicts that a record holds; none if the run failed."""
+        if record.status != "done":
+            return cls(record)
+        return cls(record, record.resolved.get("title", TITLE), tuple(record.scalars["verdicts"]))
+
+    def shown(self) -> Shown:
+        """The verdicts as facts."""
+        return Shown(self.title, facts={entry["claim"]: entry["verdict"] for entry in self.verdicts})
+
+
+@REPORTS.register("verify")
+def claims_report(run: ClaimsRun) -> Report:
+    """How many claims hold, and every claim, what fails first, with the numbers behind it."""
+    verdicts = sorted(run.verdicts, key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
+    cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
+    return Report(
+        run.title,
+        kicker="posbias · published statements on position bias as numerical experiments",
+        verdict=_told(verdicts),
+        summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
+        sections=[_claim(entry, number) for number, entry in enumerate(verdicts)],
+        record=run.record,
+    )
+
+
+def _told(verdicts: Sequence[Entry]) -> list[str]:
+    """How many hold, and what the first one that fails says."""
+    counts = Counter(entry["verdict"] for entry in verdicts)
+    parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
+    told = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    said = [f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."]
+    if len(verdicts) > 1 and counts["holds"] == len(verdicts):
+        return [f"All {len(verdicts)} published statements hold."]
+    failed = [entry for entry in verdicts if MARKS.get(entry["verdict"]) == "fails"]
+    if failed:
+        said.append(f"Fails: {failed[0]['statement']}")
+    return said
+
+
+def _claim(entry: Entry, number: int) -> Section:
+    instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
+    note = f"Assumes: {'; '.join(entry['assumptions'])}."
+    note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+    if "premises" in entry:
+        premises = [
+            f"{each['premise']} – {'met' if each['met'] else 'not met'}"
+            + (f" ({each['found']})" if each["found"] else "")
+            for each in entry["premises"]
+        ]
+        note = f"Premises on this model: {'; '.join(premises)}."
+    cells = [[name.replace("_", " "), _text(fact)] for name, fact in entry["numbers"].items()]
+    return Section(
+        entry["claim"],
+        anchor=f"claim-{number}",
+        badge=entry["verdict"],
+        mark=MARKS.get(entry["verdict"], "correction"),
+        source=f"{entry['paper']}; {entry['source']}",
+        texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
+        statements=[entry["sharper"]] if entry["sharper"] else [],
+        note=note,
+        tables=[Table("Numbers behind it", ["number", "value"], cells)] if cells else [],
+    )
+
+
+def _value(entry: Entry) -> str:
+    return _text(entry["value"])
+
+
+def _text(fact: Any) -> str:
+    """A number, the word on one, or positions."""
+    if isinstance(fact, list):
+        return listed(fact)
+    return MISSING if fact is None else fact if isinstance(fact, str) else f"{fact:.4g}"

@@ -27,7 +27,7 @@ from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout.actual_attention import trace_attention
-from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, Words, listed, selected
+from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, listed, selected
 from posbias_papers.kernels import (
     ROUNDING,
     centre_nodes,
@@ -134,10 +134,13 @@ def _of_described(
     return kernels, mixing.numpy(), visible
 
 
-class ModelClaim(Words, ABC):
+class ModelClaim(ABC):
     """A published claim in the form in which one model's attention can meet it or not; named as the claim is."""
 
     name: ClassVar[str]
+    computed: ClassVar[str]
+    """As those of a `Claim`, like `sharper`."""
+    sharper: ClassVar[str] = ""
 
     @abstractmethod
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:

@@ -5,9 +5,7 @@ from posbias_papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
 from posbias_papers.claims import CLAIMS, MODEL_CLAIMS, Claim, Verdict, claims_record, tally, verify
 from posbias_papers.kernels import centre_nodes
 from posbias_papers.on_models import ModelClaim, verify_model, verify_source
-from posbias_papers.pages import verify as _page  # noqa: F401
-from posbias_papers.pages.reproduce import PAPERS
-from posbias_papers.reproduction import Experiment, reproduce, reproduction_record
+from posbias_papers.reproduction import PAPERS, Experiment, Reproduction, reproduce
 from posbias_papers.wu2025.masks import spelled_mask, verify_mask
 
 __all__ = [
@@ -17,11 +15,11 @@ __all__ = [
     "Claim",
     "Experiment",
     "ModelClaim",
+    "Reproduction",
     "Verdict",
     "centre_nodes",
     "claims_record",
     "reproduce",
-    "reproduction_record",
     "spelled_mask",
     "tally",
     "verify",

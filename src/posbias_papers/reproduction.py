@@ -1,24 +1,49 @@
-"""Published experiments by the name of their paper, and their results: sentences, rows, tables and figures.
+"""Published experiments by the name of their paper, and what they give: sentences, rows, tables and figures.
 
-Each is registered in its paper's folder; its record keeps all of them, for the page (pages/reproduce.py).
+Each is registered in its paper's folder. Those that train take the studies of that folder, each run in a directory of
+its own: `settings/SIZE/*.yaml` (or `SIZE.yaml` for a paper of one study) are ordinary study files, so that
+`posbias train` takes any of them as well.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import resources
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from posbias.display.figures import Figure
+from posbias.checks import OneOf, checked
+from posbias.display.figures import Curve, Figure, Stroke
+from posbias.display.showing import Shown
 from posbias.errors import UsageError
+from posbias.registry import Registry
+from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.runs.records import Record, plain
-from posbias_papers.pages.reproduce import CURVE_PARTS, PAPERS, Facts, Rows
+from posbias.runs.results import RESULTS, Result
+from posbias.runs.running import run_directory
+from posbias.training import Study, StudyRun, TrainedMember, TrainingSchedule, TrainOptions, study_of, train
+from posbias.training.running import planned
+from posbias.training.study import read_yaml
+
+PAPERS: Registry[Any] = Registry("paper")
+"""Published experiments by the name of their paper."""
+LONGEST_CELL = 60
+"""Characters of a cell that is no sentence."""
+CURVE_PARTS = ("x", "y", "low", "high")
+"""Arrays of a stored curve; the last two if it has a band."""
+FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+
+Rows = Sequence[Mapping[str, Any]]
+Columns = Mapping[str, Callable[[Any], str]]
+"""What a table says of a row, by the name of its column."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reproduction:
+@RESULTS.register("reproduce")
+@dataclass(frozen=True, eq=False, repr=False)
+class Reproduction(Result):
     """A published experiment, run again."""
 
     experiment: str
@@ -30,60 +55,104 @@ class Reproduction:
     """Outcomes, one or two sentences each, with their numbers."""
     tables: Sequence[Table]
     figures: Sequence[Figure]
-    facts: Facts = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
     """Other numbers behind its sentences."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Profiles and mixing by slash-separated name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
+        """Its words and numbers; a curve is arrays `figures/<slug>/<number>/x`, `/y`, and `/low`, `/high`."""
+        resolved = {"title": self.title, "command": "", **plain(self.settings)}
+        record = Record("reproduce", {}, resolved, seeds=dict(self.seeds), arrays=dict(self.arrays))
+        record.scalars = {
+            **{name: plain(getattr(self, name)) for name in ("experiment", "rows", "statements")},
+            "facts": plain(self.numbers),
+            "tables": [plain(vars(table)) for table in self.tables],
+            "figures": [_figure_as_stored(figure, record.arrays) for figure in self.figures],
+        }
+        return record
 
-Columns = Mapping[str, Callable[[Any], str]]
-"""What a table says of a row, by the name of its column."""
+    @classmethod
+    def from_record(cls, record: Record) -> "Reproduction":
+        """The experiment that a record holds."""
+        scalars = record.scalars
+        return cls(
+            **{name: scalars[name] for name in ("experiment", "rows", "statements")},
+            numbers=scalars["facts"],
+            title=record.resolved["title"],
+            tables=[Table(table["title"], table["header"], table["cells"]) for table in scalars["tables"]],
+            figures=[_stored_figure(figure, record.arrays) for figure in scalars["figures"]],
+            arrays=record.arrays,
+            settings=record.resolved,
+            seeds=record.seeds,
+        ).with_record(record)
+
+    def shown(self) -> Shown:
+        """The outcomes as facts; the figures are on the page."""
+        return Shown(self.title, facts={f"outcome {number}": text for number, text in enumerate(self.statements, 1)})
+
+
+def _figure_as_stored(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A figure as plain values, its curves put into `arrays`."""
+    curves = []
+    for number, curve in enumerate(figure.curves):
+        stem = f"figures/{figure.slug}/{number}"
+        arrays |= {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
+        curves.append({"name": curve.name, "arrays": stem, **vars(curve.stroke), "emphasis": curve.emphasis})
+    return {**{name: plain(getattr(figure, name)) for name in FIGURE_PARTS}, "curves": curves}
+
+
+def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Figure:
+    curves = []
+    for each in stored["curves"]:
+        parts: dict[str, Any] = {part: arrays.get(f"{each['arrays']}/{part}") for part in CURVE_PARTS}
+        if parts["x"] is None or parts["y"] is None:
+            raise UsageError(f"the record has no curve {each['arrays']}")
+        stroke = Stroke(each["colour"], each["dash"])
+        curves.append(Curve(each["name"], stroke=stroke, emphasis=each["emphasis"], **parts))
+    return Figure(
+        **{name: stored[name] for name in ("slug", "title", "x_label", "y_label")},
+        curves=tuple(curves),
+        log_range=stored["log_range"] and tuple(stored["log_range"]),
+        linear_range=stored["linear_range"] and tuple(stored["linear_range"]),
+        rows=tuple(stored.get("rows", ())),
+    )
+
+
+@REPORTS.register("reproduce")
+def reproduction_report(run: Reproduction) -> Report:
+    """Numbers of the paper beside the new ones."""
+    said = run.statements  # among them the count of verdicts, "Of 13 published findings: ..."
+    tables = [_laid_out(table) for table in run.tables]
+    return Report(
+        run.title,
+        kicker=f"posbias · a published experiment, run again · {PAPERS[run.experiment].paper}",
+        verdict=[next((text for text in said if text.startswith("Of ")), said[0])] if said else [],
+        picture=run.figures[:1],
+        summary=tables[:1],
+        statements=said,
+        figures=run.figures[1:],
+        tables=tables[1:],
+        record=run.record,
+    )
+
+
+def _laid_out(table: Table) -> Table:
+    """A table with sentences is broken into lines, its verdicts first."""
+    prose = any(len(cell) > LONGEST_CELL for row in table.cells for cell in row)
+    rows = [table.header, *table.cells]
+    if prose and "verdict" in table.header:
+        place = table.header.index("verdict")
+        rows = [[row[place], *row[:place], *row[place + 1 :]] for row in rows]
+    return Table(table.title, rows[0], rows[1:], prose=prose)
 
 
 def tabled(title: str, rows: Sequence[Any], columns: Columns) -> Table:
     """A table with a line for each row."""
     return Table(title, list(columns), [[told(row) for told in columns.values()] for row in rows])
-
-
-def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """The reproduction as a record of verb "reproduce".
-
-    Returns:
-        Scalars `experiment`, `rows`, `facts`, `statements`, `tables` and `figures` (labels and array names); the curves
-        are arrays `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
-    """
-    record = Record(
-        verb="reproduce",
-        arguments=dict(arguments),
-        resolved={"title": reproduction.title, "command": command, **plain(reproduction.settings)},
-        seeds=dict(reproduction.seeds),
-        arrays=dict(reproduction.arrays),
-    )
-    record.scalars = {
-        "experiment": reproduction.experiment,
-        "rows": plain(reproduction.rows),
-        "facts": plain(reproduction.facts),
-        "statements": list(reproduction.statements),
-        "tables": [plain(vars(table)) for table in reproduction.tables],
-        "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
-    }
-    return record
-
-
-def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A figure as plain values, its curves put into `arrays`; pages/reproduce.py reads it back."""
-    curves = []
-    for number, curve in enumerate(figure.curves):
-        stem = f"figures/{figure.slug}/{number}"
-        arrays.update(
-            {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
-        )
-        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
-        curves.append({"name": curve.name, "arrays": stem, **look})
-    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
-    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
 
 
 class Experiment(ABC):
@@ -127,7 +196,7 @@ def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
         settings: An object of the experiment's own class (`BirthSettings` for birth-2603.10123); None: its defaults.
 
     Returns:
-        Rows, tables, figures and the sentences on them; `posbias_papers.reproduction_record` makes a record of it.
+        Rows, tables, figures and the sentences on them.
 
     Raises:
         UsageError: unknown paper, or settings it does not take.
@@ -135,3 +204,102 @@ def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
     """
     experiment: Experiment = PAPERS[paper]()
     return experiment.run(experiment.check(settings))
+
+
+SIZES = ("smoke", "small", "full")
+"""smoke: that it runs; small: signs within half an hour of two free cores; full: the source's step counts."""
+WHOLE = "study"
+"""Name of the study of a paper that has only one."""
+
+
+@checked
+@dataclass(frozen=True)
+class StudySettings:
+    """How a paper's studies are run again."""
+
+    size: Annotated[str, OneOf(*SIZES)] = "small"
+    """`smoke`, `small` or `full`."""
+    studies: tuple[str, ...] = ()
+    """Names of the studies to run; none: all of the paper."""
+    seed: int = 0
+    """Kept in the record; training has the study files' seeds."""
+    run: TrainOptions = field(default_factory=TrainOptions)
+    """Device, engine and directory; a directory keeps every study's models and record in `studies/NAME` below it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {"size": self.size, "studies": list(self.studies) or "all"}
+
+
+class StudyExperiment(Experiment):
+    """A published experiment that trains the networks of the studies in its paper's folder."""
+
+    settings = StudySettings
+    folder: ClassVar[str]
+    """Folder of the paper, below `posbias_papers`."""
+
+    @abstractmethod
+    def judge(
+        self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
+    ) -> Reproduction:
+        """The paper's statements, tables and figures from all trained members and the schedule of the first study."""
+
+    def check(self, settings: Any) -> StudySettings:
+        """Settings of its own class that name only studies of the paper."""
+        chosen: StudySettings = super().check(settings)
+        self.studies(chosen)
+        return chosen
+
+    def studies(self, settings: StudySettings) -> dict[str, Study]:
+        """The paper's studies of one size, by name.
+
+        Raises:
+            UsageError: there is no study of a chosen name.
+        """
+        folder = resources.files(f"posbias_papers.{self.folder}") / "settings"
+        single = folder / f"{settings.size}.yaml"
+        if single.is_file():
+            files = {WHOLE: single}
+        else:
+            entries = sorted((folder / settings.size).iterdir(), key=lambda file: file.name)
+            files = {file.name.removesuffix(".yaml"): file for file in entries if file.name.endswith(".yaml")}
+        unknown = [name for name in settings.studies if name not in files]
+        if unknown:
+            raise UsageError(f"{self.name} has no study {unknown[0]!r}; studies: {', '.join(files)}")
+        studies = {}
+        for name in settings.studies or files:
+            with resources.as_file(files[name]) as path:
+                studies[name] = study_of(read_yaml(path), name=path.stem)
+        return studies
+
+    def run(self, settings: StudySettings) -> Reproduction:
+        """Train the studies one after another, and put the paper's statements to the test.
+
+        Each study leaves its models and its record. With `settings.run.resume`, finished studies are read back from the
+        directory whatever commit trained them, finished stacks of an unfinished one are taken from there, and
+        unfinished ones go on. A study's checkpoints are removed only when its models and its record lie on the disk.
+
+        Raises:
+            UsageError: too little disk, before anything is trained.
+            RunError: a checkpoint, model or record cannot be written.
+        """
+        studies = self.studies(settings)
+        below = None if settings.run.directory is None else settings.run.directory / "studies"
+        options = {name: replace(settings.run, directory=below and below / name, confirmed=True) for name in studies}
+        # All are checked before the first trains; finished ones are not read a second time.
+        runs: dict[str, StudyRun | None] = {name: planned(study, options[name])[1] for name, study in studies.items()}
+        members: list[TrainedMember] = []
+        for name, study in studies.items():
+            chosen = options[name]
+            arguments = {"paper": self.name, "size": settings.size, "study": name}
+            with run_directory(
+                chosen.directory,
+                verb="train",
+                arguments=arguments,
+                resume=chosen.resume,
+                overwrite=chosen.overwrite,
+            ) as run:
+                trained = runs[name] or train(study, options=chosen)
+                run.finish(trained.record)
+            members += trained.trained.members
+        return self.judge(members, next(iter(studies.values())).schedule, settings)

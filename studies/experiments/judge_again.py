@@ -14,9 +14,7 @@ from posbias.errors import UsageError
 from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record
 from posbias_papers.findings import Seeded
-from posbias_papers.liu2026.experiment import position_copy_page
-from posbias_papers.liu2026.statements import CONFIGURATIONS, Losses
-from posbias_papers.reproduction import reproduction_record
+from posbias_papers.liu2026.experiment import CONFIGURATIONS, Losses, position_copy_page
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")
@@ -51,8 +49,9 @@ def judged_again(record: Record) -> Record:
     page = position_copy_page(recorded_losses(record), facts, settings=settings, seed=record.seeds["seed"])
     loops = [row for row in record.scalars["rows"] if row["sort"] != "finding"]
     others = {name: values for name, values in record.arrays.items() if not name.startswith("figures/")}
-    page = replace(page, rows=[*page.rows, *loops], arrays={**others, **page.arrays})
-    return reproduction_record(page, record.arguments, command=record.resolved["command"])
+    again = replace(page, rows=[*page.rows, *loops], arrays={**others, **page.arrays}).record
+    again.called(record.arguments, record.resolved["command"])
+    return again
 
 
 if __name__ == "__main__":

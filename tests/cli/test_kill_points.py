@@ -79,7 +79,7 @@ CASES = {
     "train-over-another-run": Case("train STUDY --threads 1", before=f"measure TINY {SHORT}"),
     "attention": Case("attention TINY --length 16 --count 2", resumes=False),
     "predict": Case("predict --depth 2 --length 16", (*COMPARED[:2], "compare OUT OUT"), resumes=False),
-    "verify": Case("verify wu2025/theorem-4.1 --report", resumes=False),
+    "verify": Case("verify wu2025/theorem-4.1", resumes=False),
     "place": Case("place --run WHOLE/evaluate --scores 0.9,0.4,0.1", resumes=False, needs=("evaluate",)),
     "compare": Case("compare WHOLE/measure WHOLE/audit", resumes=False, needs=("measure", "audit")),
     "correlate": Case(f"correlate WHOLE/{BEHAVIOUR}", ("report OUT",), resumes=False, needs=(BEHAVIOUR,)),

@@ -6,14 +6,14 @@ import pytest
 from posbias import UsageError, closed_form
 from posbias.comparison.metrics import wasserstein
 from posbias_papers import reproduce
-from posbias_papers.birth2603.experiment import told_of
-from posbias_papers.birth2603.models import (
+from posbias_papers.birth2603.experiment import (
     SIZES,
     BirthSettings,
-    ByteTokenizer,
+    Bytes,
     birth_prompts,
     ones_probe_share,
     published_profiles,
+    told_of,
 )
 
 TINY = BirthSettings(size="tiny", n_positions=40, initialisations=2, probes=2)
@@ -74,7 +74,7 @@ def test_text_is_bytes_of_the_corpus_and_random_ids_are_within_the_vocabulary():
     bytes(text[0].astype(np.uint8).tolist()).decode(errors="ignore")
     drawn = birth_prompts(TINY, "random")
     assert drawn["gpt2"].token_ids.max() < SIZES["tiny"]["gpt2"]["vocab_size"]
-    assert ByteTokenizer()(["a", "é"])["input_ids"] == [[97], [195, 169]]
+    assert Bytes()(["a", "é"])["input_ids"] == [[97], [195, 169]]
 
 
 def test_verdicts_follow_the_numbers(birth):
@@ -91,7 +91,6 @@ def test_verdicts_follow_the_numbers(birth):
         ({"size": "huge"}, "small"),
         ({"initialisations": 1}, "initialisations"),
         ({"n_positions": 3}, "20"),
-        ({"tokenizer": "words"}, "bytes"),
     ],
 )
 def test_settings_are_refused_by_name(wrong, names):

@@ -11,14 +11,16 @@ from posbias import UsageError
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.theory.kernels import masked_softmax
 from posbias_papers import centre_nodes, verify_mask
-from posbias_papers.birth2603.claims import interior_recency, published_profile, uniform_profile
-from posbias_papers.birth2603.gradient import (
+from posbias_papers.birth2603.claims import (
     TOLERANCE,
+    interior_recency,
     linear_norms,
     measured_norms,
     median_error,
     profile_distance,
+    published_profile,
     squared_norms,
+    uniform_profile,
 )
 from posbias_papers.kernels import (
     ROUNDING,

@@ -10,9 +10,8 @@ import pytest
 from posbias import UsageError
 from posbias.runs.records import read_record
 from posbias.training import load_study
-from posbias_papers import PAPERS
-from posbias_papers.pages.reproduce import ReproductionRun
-from posbias_papers.study_runs import StudySettings
+from posbias_papers import PAPERS, Reproduction
+from posbias_papers.reproduction import StudySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {"position-copy": "position-copy-liu2026", "icl": "icl-2502.01951"}
@@ -46,7 +45,7 @@ def test_the_records_were_made_with_the_shipped_studies(records, run):
     record = records[run]
     for study in PAPERS[RUNS[run]]().studies(StudySettings("small")).values():
         assert study.schedule.steps == record.resolved["steps"]
-    run = ReproductionRun.from_record(record)
+    run = Reproduction.from_record(record)
     assert run.figures
     assert run.statements
     assert run.tables

@@ -8,7 +8,7 @@ import pytest
 
 from posbias_papers import PAPERS, reproduce
 from posbias_papers.findings import Outcome, Outcomes
-from posbias_papers.study_runs import SIZES, StudySettings
+from posbias_papers.reproduction import SIZES, StudySettings
 from posbias_papers.wu2025.icl import icl_reproduction, reached
 from posbias_papers.wu2025.icl_statements import (
     ABOVE,

@@ -8,20 +8,20 @@ import torch
 
 from posbias import TrainOptions, UsageError, load_model, write_report
 from posbias.runs.records import read_record
-from posbias_papers import PAPERS, reproduce, reproduction_record
+from posbias_papers import PAPERS, Reproduction, reproduce
 from posbias_papers.findings import Seeded
-from posbias_papers.liu2026.experiment import losses_table, position_copy_figures
-from posbias_papers.liu2026.statements import (
+from posbias_papers.liu2026.experiment import (
     CONFIGURATIONS,
     ONE,
     PUBLISHED,
     TWO,
     blind_loss,
+    losses_table,
     orderless_loss,
+    position_copy_figures,
     position_copy_findings,
 )
-from posbias_papers.pages.reproduce import ReproductionRun
-from posbias_papers.study_runs import SIZES, StudySettings
+from posbias_papers.reproduction import SIZES, StudySettings
 
 PAPER = "position-copy-liu2026"
 
@@ -137,9 +137,9 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     made = reproduce(PAPER, settings=settings)
     assert torch.get_num_threads() == threads
     assert made.statements[0].startswith("Of 13 published findings:")
-    reproduction_record(made, {}).save(tmp_path)
+    made.save(tmp_path)
     record = read_record(tmp_path)
-    assert len(ReproductionRun.from_record(record).figures) == len(made.figures) == 3
+    assert len(Reproduction.from_record(record).figures) == len(made.figures) == 3
     assert record.arrays["2 layers, d 10/loss"].shape == (1, 10)
     assert write_report([record], tmp_path).exists()
     trained = read_record(tmp_path / "studies" / "study")

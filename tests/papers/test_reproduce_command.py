@@ -12,11 +12,10 @@ from posbias import write_report
 from posbias.report import report_of, show_report
 from posbias.report.page import html_of
 from posbias.runs.records import read_record
-from posbias_papers import reproduction_record
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
-    reproduction_record(rollout, {}, command="posbias reproduce rollout-2602.16837").save(tmp_path)
+    rollout.save(tmp_path)
     record = read_record(tmp_path)
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
@@ -30,7 +29,7 @@ def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
 
 def test_tables_and_sentences_on_a_pipe(rollout):
     console = Console(file=StringIO(), width=100)
-    show_report(report_of(reproduction_record(rollout, {})), console)
+    show_report(report_of(rollout), console)
     text = console.file.getvalue()
     assert "0.0159" in text
     assert "0.0682" in text

@@ -7,8 +7,7 @@ import pytest
 
 from posbias import UsageError
 from posbias_papers import reproduce
-from posbias_papers.rollout2602.published_models import bloom_influence, published_models
-from posbias_papers.rollout2602.table import TABLE_DIGIT
+from posbias_papers.rollout2602.table import TABLE_DIGIT, bloom_influence, published_models
 
 ROOT = Path(__file__).resolve().parents[2]
 

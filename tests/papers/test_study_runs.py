@@ -5,8 +5,7 @@ import pytest
 
 from posbias import TrainOptions
 from posbias.training import running, study_of
-from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings
+from posbias_papers.reproduction import Reproduction, StudyExperiment, StudySettings
 from training_cases import assert_same
 
 
@@ -67,7 +66,7 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     made = reproduced(settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
-    assert (made.facts["members"], made.statements) == (4, [])
+    assert (made.numbers["members"], made.statements) == (4, [])
 
 
 @pytest.mark.parametrize("moment", ["Record.write_run", "clear_parts"])
@@ -112,5 +111,5 @@ def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(tm
         with pytest.raises(Killed):
             reproduced(settings(tmp_path), told)
     resumed = reproduced(settings(tmp_path, resume=True), told)
-    assert resumed.facts == whole.facts  # read back, but trained by the same code
+    assert resumed.numbers == whole.numbers  # read back, but trained by the same code
     np.testing.assert_array_equal(resumed.arrays["losses"], whole.arrays["losses"])

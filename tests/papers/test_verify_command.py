@@ -32,10 +32,11 @@ def test_text_names_statement_source_number_and_verdict(run):
 
 def test_report_has_every_claim_with_the_numbers_behind_it(run, tmp_path):
     out = tmp_path / "claims"
-    assert run("birth-2603.10123", "--report", "--out", str(out)).returncode == 0
+    assert run("birth-2603.10123", "--out", str(out)).returncode == 0
     record = read_record(out)
     assert record.verb == "verify"
     assert record.status == "done"
+    assert record.seeds == {"claims": 0}
     verdicts = record.scalars["verdicts"]
     assert len(verdicts) == 6
     page = (out / "report.html").read_text()
@@ -45,12 +46,6 @@ def test_report_has_every_claim_with_the_numbers_behind_it(run, tmp_path):
     for entry in verdicts:
         assert entry["claim"] in page
         assert all(name.replace("_", " ") in page for name in entry["numbers"])
-
-
-def test_without_report_a_record_but_no_page(run, tmp_path):
-    run("rollout-2602.16837/lemma-A.3", "--out", str(tmp_path / "one"))
-    assert read_record(tmp_path / "one").seeds == {"claims": 0}
-    assert not (tmp_path / "one" / "report.html").exists()
 
 
 def test_a_mask_by_its_spelling(run):
@@ -93,7 +88,7 @@ def member(tmp_path_factory):
 def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     out = tmp_path / "verified"
     flags = ("--model", str(member), "--prompts", "synthetic", "--length", "9", "--count", "2")
-    done = run("wu2025", *flags, "--report", "--out", str(out))
+    done = run("wu2025", *flags, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "wu2025/theorem-4.1: HOLDS" in done.stdout
     assert "premise NOT MET: mask prefix in every layer (causal)" in done.stdout
@@ -115,7 +110,7 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
 
 def test_the_page_opens_with_what_fails(verdicts):
     birth = [verdicts[name] for name in selected("birth-2603.10123")]
-    record = claims_record(birth, {}, seed=0)
+    record = claims_record(birth, seed=0)
     report = report_of(record)
     assert report.verdict[0] == "Of 6 published statements: 5 hold with a correction and 1 fails as stated."
     assert report.verdict[1].startswith("Fails: With residual connections the middle is a factorial dead zone")

@@ -9,8 +9,7 @@ from behaviour_runs import saved
 from browser import BROWSER, looked_at
 from posbias import write_report
 from posbias.runs.records import read_record
-from posbias_papers import reproduction_record
-from posbias_papers.reproduction import Reproduction
+from posbias_papers import Reproduction
 
 HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]
@@ -63,7 +62,7 @@ const check = async frame => {
 def test_no_page_cuts_anything_at_either_width(
     posbias: Callable, long_llama: Path, rollout: Reproduction, tmp_path: Path
 ) -> None:
-    reproduction_record(rollout, {}).save(tmp_path / "rollout")
+    rollout.save(tmp_path / "rollout")
     saved().save(tmp_path / "one")
     saved(model="another-model-of-a-rather-long-name").save(tmp_path / "other")
     for name, command in RUNS.items():

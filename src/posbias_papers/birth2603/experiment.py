@@ -1,26 +1,267 @@
 """arXiv 2603.10123, "Lost in the Middle at Birth": its theory and its claims against the Jacobian of untrained models.
 
-Distances with intervals over initialisations, beside the flat line and the split-half noise; what survives of the
-paper, as one table made from the rows. docs/theory, sections 2 and 4.
+Qwen2 with and without RoPE and GPT-2, 24 layers each, come from configurations alone, one per seed, drawn by the model
+classes' own initialisers. A case is a model on one sort of tokens; all are measured over the same seeds. With and
+without RoPE share weights, prompts and probes, so that their difference is RoPE's alone. Distances have intervals over
+initialisations, beside the flat line and the split-half noise; what survives of the paper is one table made from the
+rows. docs/theory, sections 2 and 4.
 """
 
+import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
+from jaxtyping import Float64
 
-from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, compare_with_prompts, summarise
+from posbias.architecture import Architecture
+from posbias.checks import CELLS, Count, Natural, OneOf, checked
+from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, Sample, compare_with_prompts, summarise
 from posbias.comparison.distance_intervals import split_half_noise
 from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
+from posbias.errors import check_most
+from posbias.interventions import intervened
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import combine
+from posbias.measurement.prompt import PromptMeasurement, measure_prompt
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
 from posbias.profiles import Profile
+from posbias.progress import track
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.runs.records import plain
 from posbias.statistics import MISSING, jackknife, leave_one_out
-from posbias_papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
-from posbias_papers.pages.reproduce import PAPERS, Rows
-from posbias_papers.reproduction import Columns, Experiment, Reproduction, tabled
+from posbias.theory import closed_form, continuous_profile, predict
+from posbias.theory.mean_field import mean_field
+from posbias_papers.reproduction import PAPERS, Columns, Experiment, Reproduction, Rows, tabled
+
+TOKENS = ("random", "text")
+FAMILIES = ("qwen2", "gpt2")
+WITH, WITHOUT = "qwen2", "qwen2 without RoPE"
+MODELS = {"qwen2": (WITH, WITHOUT), "gpt2": ("gpt2",)}
+"""The models of a family."""
+TRIAL_MIXINGS = np.geomspace(0.005, 0.9, 120)
+"""Constant mixings among which the published density's best is looked for."""
+DEPTH = 24
+
+
+def _qwen2(depth: int, width: int, inner: int, heads: tuple[int, int], vocabulary: int) -> dict[str, Any]:
+    """Heads of queries, and of keys and values."""
+    return {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": depth,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": vocabulary,
+    }
+
+
+def _gpt2(depth: int, width: int, heads: int, positions: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": depth,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "n_embd": width,
+        "n_head": heads,
+        "n_positions": positions,
+        "vocab_size": vocabulary,
+    }
+
+
+SIZES = {
+    "tiny": {"qwen2": _qwen2(4, 32, 96, (2, 1), 1024), "gpt2": _gpt2(4, 32, 2, 1024, 1024)},
+    "small": {"qwen2": _qwen2(DEPTH, 256, 1408, (4, 1), 50257), "gpt2": _gpt2(DEPTH, 256, 4, 4096, 50257)},
+    "full": {"qwen2": _qwen2(DEPTH, 896, 4864, (14, 2), 151936), "gpt2": _gpt2(DEPTH, 1024, 16, 1024, 50257)},
+}
+"""`full` is Qwen2-0.5B and GPT-2 medium; `small` keeps depth and head size; `tiny` (4 layers) is for trying out."""
+
+
+@checked
+@dataclass(frozen=True)
+class BirthSettings:
+    """Settings of `reproduce birth-2603.10123`."""
+
+    size: Annotated[str, OneOf(*SIZES)] = "small"
+    """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
+    n_positions: Annotated[int, Ge(20)] = 256
+    """Context length N, >= 20 so that the last tenth has an interior."""
+    initialisations: Annotated[Count, Ge(2)] = 8
+    """Random initialisations, each with a prompt of its own, >= 2."""
+    probes: Count = 8
+    """Rademacher probes per Jacobian, >= 1."""
+    seed: Natural = 0
+    """Initialisation k is drawn with seed + k; prompts, probes and bootstrap follow it too."""
+
+    def __post_init__(self) -> None:
+        check_most("initialisations x n_positions", self.initialisations * self.n_positions, CELLS)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {**asdict(self), "models": SIZES[self.size]}
+
+
+class Bytes:
+    """UTF-8 bytes as token ids; as much of a model with a tokenizer as prompts ask of one."""
+
+    vocabulary_size = 256
+    max_positions = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The reader itself."""
+        return self
+
+    def __call__(self, text: str | list[str], **settings: bool) -> dict[str, Any]:
+        """Token ids of a text, or of each text of a list; there are no special tokens."""
+        if isinstance(text, str):
+            return {"input_ids": list(text.encode())}
+        return {"input_ids": [list(entry.encode()) for entry in text]}
+
+    def decode(self, token_ids: list[int], **settings: bool) -> str:
+        """The text of bytes, of which a window may cut a character."""
+        return bytes(token_ids).decode(errors="replace")
+
+
+def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
+    """A model with freshly drawn weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"{family}-{size}.json"
+        path.write_text(json.dumps(SIZES[size][family]))
+        model = load_model(f"config:{path}", init_seed=seed, dtype=dtype, device="cpu")
+        assert isinstance(model, HuggingFaceModel)  # made from a transformers configuration
+        return model
+
+
+def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
+    """One prompt per initialisation for every family: random token ids, or windows of the default corpus."""
+    if tokens == "random":
+        generator = np.random.default_rng([settings.seed, 2603])
+        shape = (settings.initialisations, settings.n_positions)
+        return {
+            family: Prompts(
+                generator.integers(0, SIZES[settings.size][family]["vocab_size"], shape),
+                source="random token ids",
+                seed=settings.seed,
+            )
+            for family in FAMILIES
+        }
+    prompts = load_prompts(
+        "default", Bytes(), n_positions=settings.n_positions, count=settings.initialisations, seed=settings.seed
+    )
+    return dict.fromkeys(FAMILIES, prompts)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One model on one sort of tokens, over its initialisations."""
+
+    model: str
+    tokens: str
+    sample: Sample
+    """One normalised Jacobian profile per initialisation."""
+    mixing: Float64[np.ndarray, "layers"]
+    """Mean over initialisations and tokens of |a| / (|x| + |a|), every layer."""
+    theories: dict[str, Profile]
+    fitted_mixing: float
+    """The constant mixing with which the published density comes closest."""
+
+
+def measure_cases(settings: BirthSettings) -> list[Measured]:
+    """Every case measured, with every theory's prediction."""
+    prompts = {tokens: birth_prompts(settings, tokens) for tokens in TOKENS}
+    kinds = resolve_kinds([f"jacobian(probes={settings.probes})"])
+    units: dict[tuple[str, str], list[PromptMeasurement]] = {}
+    fields: dict[tuple[str, str], Profile] = {}
+    traits: dict[tuple[str, str], dict[str, Any]] = {}
+    for family, index in track(
+        [(family, k) for family in FAMILIES for k in range(settings.initialisations)], "initialisations"
+    ):
+        built = untrained(family, settings.size, seed=settings.seed + index)
+        for name in MODELS[family]:
+            with intervened(built, "no_rope") if name == WITHOUT else nullcontext(built) as model:
+                for tokens in TOKENS:
+                    case, chosen = (name, tokens), prompts[tokens][family]
+                    measured = measure_prompt(model, chosen.token_ids[index], kinds=kinds, key=(settings.seed, index))
+                    units.setdefault(case, []).append(measured)
+                    if index == 0:
+                        repeats = None if tokens == "random" else chosen
+                        fields[case] = mean_field(model, settings.n_positions, prompts=repeats).profile
+                        traits[case] = model.architecture_traits()
+    cases = []
+    for case, each in units.items():
+        measurement = combine(each, kinds=kinds, seed=settings.seed)
+        mixing = measurement.mixing
+        assert mixing is not None
+        sample = Sample.of(measurement.per_prompt["jacobian"])
+        published, fitted = published_profiles(settings.n_positions, mixing, sample.average)
+        rollout = predict(Architecture(**traits[case], mixing=mixing), settings.n_positions, theory="rollout").profile
+        reciprocal = Profile.normalised(1 / np.arange(1.0, settings.n_positions + 1))
+        theories = {**published, "rollout": rollout, "mean_field": fields[case], "reciprocal": reciprocal}
+        cases.append(Measured(*case, sample, mixing, theories, fitted))
+    return cases
+
+
+def published_profiles(
+    n_positions: int, mixing: Float64[np.ndarray, "layers"], measured: Float64[np.ndarray, "n_positions"]
+) -> tuple[dict[str, Profile], float]:
+    """The published theory, from most literal to most favourable, and the constant mixing that favours it most.
+
+    Returns:
+        `continuous` and `finite`: limit and exact form with constant mixing, the mean of the measured ones;
+        `continuous_fitted`: the limit with the constant mixing nearest to the measurement in W1; `closed_form`: the
+        exact form with every layer's measured mixing. And that fitted mixing.
+    """
+    depth, everywhere = len(mixing), np.arange(n_positions)
+    constant = np.full(depth, mixing.mean())
+    trials = [continuous_profile(n_positions, np.full(depth, trial)) for trial in TRIAL_MIXINGS]
+    distances = [float(wasserstein(trial, measured)) for trial in trials]
+    best = int(np.argmin(distances))
+    profiles = {
+        "continuous": Profile(continuous_profile(n_positions, constant)),
+        "continuous_fitted": Profile(trials[best]),
+        "finite": Profile(closed_form(n_positions, everywhere, constant)),
+        "closed_form": Profile(closed_form(n_positions, everywhere, mixing)),
+    }
+    return profiles, float(TRIAL_MIXINGS[best])
+
+
+def ones_probe_share(settings: BirthSettings) -> dict[str, float]:
+    """The one-pass surrogate: gradient of the sum of the last hidden state, over that of random probes, in float64.
+
+    Returns:
+        By family the root mean square over positions of the all-ones probe's gradient, divided by that of Rademacher
+        probes of the same length: 1 for a fair probe, 0 (to round-off) where the vector lies in a null space.
+    """
+    shares = {}
+    for family in FAMILIES:
+        model = untrained(family, settings.size, seed=settings.seed, dtype="float64")
+        token_ids = birth_prompts(settings, "random")[family].token_ids[0]
+        norms = [
+            measure_prompt(model, token_ids, kinds=resolve_kinds([kind]), key=(settings.seed, 0)).norms["jacobian"]
+            for kind in ('jacobian(probe="ones")', f"jacobian(probes={settings.probes})")
+        ]
+        shares[family] = float(np.linalg.norm(norms[0]) / np.linalg.norm(norms[1]))
+    return shares
+
 
 PAPER = "arXiv 2603.10123, Lost in the Middle at Birth: An Exact Theory of Transformer Position Bias"
 COMPARED = {"wasserstein": (0.0, 1.0), "spearman": (-1.0, 1.0), "log_error": (0.0, np.inf)}
@@ -104,17 +345,17 @@ def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict
     seed = int(generator.integers(2**63))
     sample = measured.sample
     noise = split_half_noise(sample, generator=np.random.default_rng(seed))
-    flat = Profile.uniform(sample.units.shape[1])
+    weights = leave_one_out(len(sample.units))
     rows = []
-    for name, theory in {**measured.theories, "flat": flat}.items():
+    for name, theory in {**measured.theories, "flat": _flat(sample)}.items():
         pair = compare_with_prompts(theory, sample, generator=np.random.default_rng(seed))
         rows.append(
             {
                 "sort": "theory",
-                "model": measured.case.model,
-                "tokens": measured.case.tokens,
+                "model": measured.model,
+                "tokens": measured.tokens,
                 "theory": name,
-                **_distances(theory, measured, seed),
+                **_distances(theory.influence, weights @ sample.units),
                 "flat_wasserstein": pair.flat.as_record(),
                 "noise": vars(noise),
                 "than_flat": None if name == "flat" else pair.decides,
@@ -132,8 +373,8 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
     shares = {name: value.as_record() for name, value in summarise(measured.sample, generator=generator).items()}
     return {
         "sort": "shape",
-        "model": measured.case.model,
-        "tokens": measured.case.tokens,
+        "model": measured.model,
+        "tokens": measured.tokens,
         **shares,
         "flat_interior_recency": float(STATISTICS["interior_recency"](Profile.uniform(n_positions).influence)),
         "middle_over_flat": float(n_positions * average[n_positions // 2]),
@@ -150,41 +391,41 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
 
 def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list[dict[str, Any]]:
     """Profiles with against without RoPE, initialisations paired: W1 and log error beside split-half noise."""
-    by_case = {(measured.case.model, measured.case.tokens): measured for measured in cases}
+    samples = {(measured.model, measured.tokens): measured.sample for measured in cases}
     rows = []
-    for models in MODELS.values():
-        for without in models[1:]:
-            for tokens in TOKENS:
-                first, second = by_case[models[0], tokens].sample, by_case[without, tokens].sample
-                weights = leave_one_out(len(first.units))
-                row: dict[str, Any] = {"sort": "rope", "model": models[0], "without": without, "tokens": tokens}
-                for name, (least, most) in COMPARED.items():
-                    values = METRICS[name](weights @ first.units, weights @ second.units)
-                    row[name] = jackknife(values).interval(least=least, most=most).as_record()
-                row["noise"] = vars(split_half_noise(first, generator=generator))
-                row["flat_wasserstein"] = float(
-                    wasserstein(Profile.uniform(first.units.shape[1]).influence, first.average)
-                )
-                rows.append(row)
+    for tokens in TOKENS:
+        first, second = samples[WITH, tokens], samples[WITHOUT, tokens]
+        weights = leave_one_out(len(first.units))
+        rows.append(
+            {
+                "sort": "rope",
+                "model": WITH,
+                "without": WITHOUT,
+                "tokens": tokens,
+                **_distances(weights @ first.units, weights @ second.units),
+                "noise": vars(split_half_noise(first, generator=generator)),
+                "flat_wasserstein": float(wasserstein(_flat(first).influence, first.average)),
+            }
+        )
     return rows
 
 
-def _distances(theory: Profile, measured: Measured, seed: int) -> dict[str, dict[str, float | None]]:
-    """Each compared metric with its interval; all theories see the same resampled initialisations."""
-    units = measured.sample.units
-    weights = leave_one_out(len(units))
-    distances = {}
-    for name, (least, most) in COMPARED.items():
-        distances[name] = (
-            jackknife(METRICS[name](theory.influence, weights @ units)).interval(least=least, most=most).as_record()
-        )
-    return distances
+def _flat(sample: Sample) -> Profile:
+    return Profile.uniform(sample.units.shape[1])
+
+
+def _distances(first: np.ndarray, second: np.ndarray) -> dict[str, dict[str, float | None]]:
+    """Each compared metric of two profiles with its interval, from what it is without each initialisation in turn."""
+    return {
+        name: jackknife(METRICS[name](first, second)).interval(least=least, most=most).as_record()
+        for name, (least, most) in COMPARED.items()
+    }
 
 
 def _arrays(cases: Sequence[Measured]) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for measured in cases:
-        stem = f"{measured.case.model}/{measured.case.tokens}"
+        stem = f"{measured.model}/{measured.tokens}"
         arrays[f"{stem}/per_initialisation"] = measured.sample.units
         arrays[f"{stem}/mixing"] = measured.mixing
         arrays.update({f"{stem}/theories/{name}": theory.influence for name, theory in measured.theories.items()})
@@ -199,10 +440,11 @@ def _figure(measured: Measured) -> Figure:
     minimum = float(STATISTICS["minimum_position"](average))
     shares = [100 * float(STATISTICS[name](average)) for name in ("first_tenth", "interior_recency", "last_token")]
     title = (
-        f"{measured.case} at initialisation: {shares[0]:.0f} % on the first tenth, {shares[1]:.1f} % on the last "
-        f"without the last position, {shares[2]:.0f} % on the last position; minimum at {minimum:.0f}"
+        f"{measured.model}, {measured.tokens} at initialisation: {shares[0]:.0f} % on the first tenth, "
+        f"{shares[1]:.1f} % on the last without the last position, {shares[2]:.0f} % on the last position; minimum at "
+        f"{minimum:.0f}"
     )
-    slug = f"initialisation-{measured.case.model}-{measured.case.tokens}".lower().replace(" ", "-")
+    slug = f"initialisation-{measured.model}-{measured.tokens}".lower().replace(" ", "-")
     banded = Profile.mean_of(measured.sample.units)
     return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
 

@@ -1,45 +1,268 @@
 """Position copy (Liu 2026) run again: one small network per target position, over seeds.
 
-Final losses beside those read off the post's figures and the baselines, and its statements with verdicts.
+Final losses beside those read off the post's figures and the baselines, and its statements with verdicts from signs
+over seeds. The source prints no numbers, optimiser or steps; the values are read off its figures to +-0.03, those
+written there as a plateau are filled in between.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
+from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
 from posbias.training import TrainedMember, TrainingSchedule
 from posbias_papers.findings import (
+    IN_PART,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    UNTRAINED,
+    Difference,
+    Finding,
     Outcome,
     Outcomes,
     Seeded,
+    difference,
     finding_rows,
     findings_tables,
+    paired,
     said_of,
+    weighed,
 )
-from posbias_papers.liu2026.statements import (
-    CONFIGURATIONS,
-    CONTEXT,
-    ONE,
-    RESIDUAL,
-    RESIDUAL_MLP,
-    SOURCE,
-    THREE,
-    THREE_WIDE,
-    TWO,
-    TWO_WIDE,
-    Losses,
-    blind_loss,
-    orderless_loss,
-    position_copy_findings,
-    published_losses,
+from posbias_papers.reproduction import PAPERS, Reproduction, StudyExperiment, StudySettings
+
+SOURCE = (
+    "Liu 2026, Sparse attention 7: Stack of causal attention creates implicit positional embedding, and explaining "
+    '"Loss in the middle" (blog post, 31 January 2026)'
 )
-from posbias_papers.pages.reproduce import PAPERS
-from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings
+VOCABULARY = 10
+CONTEXT = 10
+READING_ERROR = 0.03
+"""Nats by which a value read off a figure may be off."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One network of the post: attention layers of one head, no positional encoding."""
+
+    depth: int
+    width: int
+    residual: bool = False
+    mlp: bool = False
+
+    @property
+    def factors(self) -> dict[str, int | bool]:
+        """The configuration as factors of trained members."""
+        return {"depth": self.depth, "width": self.width, "residual": self.residual, "mlp": self.mlp}
+
+    def __str__(self) -> str:
+        layers = "1 layer" if self.depth == 1 else f"{self.depth} layers"
+        extras = (" + residual" if self.residual else "") + (" + MLP" if self.mlp else "")
+        return f"{layers}, d {self.width}{extras}"
+
+
+ONE = Configuration(1, 2)
+TWO = Configuration(2, 2)
+TWO_WIDE = Configuration(2, 10)
+THREE = Configuration(3, 2)
+THREE_WIDE = Configuration(3, 10)
+RESIDUAL = Configuration(3, 10, residual=True)
+RESIDUAL_MLP = Configuration(3, 10, residual=True, mlp=True)
+CONFIGURATIONS = (ONE, TWO, THREE, TWO_WIDE, THREE_WIDE, RESIDUAL, RESIDUAL_MLP)
+"""The post does not say at which depth and width residual and MLP are added; the last of its sequence is taken."""
+
+PUBLISHED: dict[Configuration, tuple[float, ...]] = {
+    ONE: (2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 0.0),
+    TWO: (1.13, 2.06, 2.15, 2.18, 2.18, 2.18, 2.18, 2.18, 2.19, 0.0),
+    TWO_WIDE: (0.0, 1.65, 1.88, 1.97, 1.97, 1.97, 1.97, 1.97, 1.97, 0.0),
+    THREE_WIDE: (0.0, 1.57, 1.91, 2.00, 2.05, 2.10, 2.15, 2.20, 1.62, 0.0),
+    RESIDUAL: (0.0, 0.06, 0.95, 1.22, 1.68, 1.71, 1.78, 1.55, 0.55, 0.0),
+    RESIDUAL_MLP: (0.0, 0.05, 0.15, 0.29, 0.32, 1.51, 0.92, 0.04, 0.0, 0.0),
+}
+"""Final loss in nats by target position."""
+
+
+def blind_loss() -> float:
+    """Loss of a reader who sees nothing: ln V."""
+    return math.log(VOCABULARY)
+
+
+def orderless_loss() -> float:
+    """Least loss of a reader who knows how often each token occurs and which is the last, but not their order.
+
+    E ln((C - 1) / c) with c = 1 + Binomial(C - 2, 1 / V) the target's own count, for a target before the last place.
+    """
+    places, chance = CONTEXT - 1, 1 / VOCABULARY
+    return math.fsum(
+        math.comb(places - 1, repeats)
+        * chance**repeats
+        * (1 - chance) ** (places - 1 - repeats)
+        * math.log(places / (1 + repeats))
+        for repeats in range(places)
+    )
+
+
+def published_losses(configuration: Configuration) -> Float64[np.ndarray, "context"] | None:
+    """Losses read off the figure; None if the values of a configuration were not read."""
+    values = PUBLISHED.get(configuration)
+    return None if values is None else np.array(values)
+
+
+Rows = Float64[np.ndarray, "n_seeds context"]
+Losses = dict[Configuration, Seeded]
+"""Final loss by configuration: a row per seed, a column per target position."""
+Quantity = Callable[[Rows], Any]
+"""A number of every seed."""
+STACKS = (TWO, THREE, TWO_WIDE, THREE_WIDE)
+"""Layers without residual connections, of which the post shows a plateau."""
+SOLVED = 0.1
+"""Nats below which a target counts as retrieved."""
+NEAR = 0.15
+"""Nats within which a loss counts as the published one: five reading errors, for optimiser and steps are unknown."""
+MIDDLE = slice(3, 8)
+"""Targets 3 ... 7: where the post shows its plateau."""
+FLAT = 0.25
+"""A plateau varies by less than this share of ln V."""
+
+
+def position_copy_findings(losses: Losses) -> list[Finding]:
+    """Every statement of the post, in its order.
+
+    Args:
+        losses: Whatever configurations were trained; statements about others are marked as not run.
+    """
+    read = [configuration for configuration in CONFIGURATIONS if published_losses(configuration) is not None]
+    return [
+        weighed(
+            "Figure 1, left",
+            "one layer cannot retrieve any previous token, but retrieves the current one.",
+            _one_layer(losses),
+        ),
+        weighed(
+            "Figure 1, right",
+            "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly.",
+            {**_ends(losses, TWO), **_second_layer(losses)},
+        ),
+        weighed(
+            "Figure 2",
+            "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved "
+            "reliably.",
+            _ends(losses, *STACKS),
+        ),
+        weighed(
+            "Figure 2",
+            "without residual the losses of the middle form a long plateau.",
+            _of_each(losses, STACKS, lambda rows: FLAT * blind_loss() - np.ptp(rows[:, MIDDLE], axis=1)),
+            quantity=f"range over targets 3 to 7 below {FLAT:g} ln V by",
+        ),
+        weighed(
+            "Figure 3",
+            "residual connections and MLPs destroy the plateau.",
+            _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1)),
+            quantity="mean loss of targets 1 to 8, plain minus extended:",
+        ),
+        weighed(
+            "Figure 3",
+            "and replace it by a more spiky structure.",
+            _against_plain(losses, lambda rows: np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1)),
+            quantity="largest step between neighbouring targets 1 to 8, extended minus plain:",
+        ),
+        weighed(
+            "Comment",
+            "stacked causal attention has an architectural bias towards losing the middle.",
+            # Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone.
+            _of_each(
+                losses,
+                [configuration for configuration in losses if configuration.depth > 1],
+                lambda rows: rows[:, 1:-1].mean(axis=1) - rows[:, [0, -1]].mean(axis=1),
+            ),
+            quantity="mean loss of targets 1 to 8 minus mean of the two ends:",
+        ),
+        *[_numbers(losses, configuration) for configuration in read],
+    ]
+
+
+def _of_each(losses: Losses, networks: Iterable[Configuration], quantity: Quantity) -> dict[str, Difference]:
+    """A quantity of every network that was trained."""
+    return {str(each): difference(np.asarray(quantity(losses[each].rows))) for each in networks if each in losses}
+
+
+def _one_layer(losses: Losses) -> dict[str, Difference]:
+    if ONE not in losses:
+        return {}
+    rows = losses[ONE].rows
+    return {
+        "easiest earlier token above half of ln V by": difference(rows[:, :-1].min(axis=1) - blind_loss() / 2),
+        f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
+    }
+
+
+def _second_layer(losses: Losses) -> dict[str, Difference]:
+    """What it gains at the first token, seed by seed."""
+    if TWO not in losses or ONE not in losses:
+        return {}
+    shallow, deep, alone = paired(losses[ONE], losses[TWO])
+    name = f"first token, one layer minus two{_left_out(alone)}"
+    return {name: difference(shallow[:, 0] - deep[:, 0])} if len(shallow) else {}
+
+
+def _ends(losses: Losses, *networks: Configuration) -> dict[str, Difference]:
+    """Loss of the middle above that of the first and of the last target."""
+    tests = {}
+    for each in networks:
+        if each in losses:
+            rows = losses[each].rows
+            middle = rows[:, MIDDLE].mean(axis=1)
+            tests[f"{each}: middle minus first"] = difference(middle - rows[:, 0])
+            tests[f"{each}: middle minus last"] = difference(middle - rows[:, -1])
+    return tests
+
+
+def _against_plain(losses: Losses, quantity: Quantity) -> dict[str, Difference]:
+    """A quantity of the extended networks minus that of the plain one, seed by seed."""
+    tests = {}
+    for configuration in (RESIDUAL, RESIDUAL_MLP):
+        if configuration in losses and THREE_WIDE in losses:
+            extended, plain, alone = paired(losses[configuration], losses[THREE_WIDE])
+            if len(plain):
+                tests[f"{configuration}{_left_out(alone)}"] = difference(quantity(extended) - quantity(plain))
+    return tests
+
+
+def _left_out(alone: int) -> str:
+    """Note on seeds that only one of two networks has."""
+    return f" ({alone} seeds without their pair left out)" if alone else ""
+
+
+def _numbers(losses: Losses, configuration: Configuration) -> Finding:
+    """The values read off the figure against the mean and the best seed."""
+    published = published_losses(configuration)
+    assert published is not None
+    where = f"Numbers, {configuration}"
+    reported = f"final losses {_listed(published)} (read off the figure, +-{READING_ERROR})."
+    if configuration not in losses:
+        return Finding(where, reported, UNTRAINED, NOT_RUN)
+    mean, best = losses[configuration].rows.mean(axis=0), losses[configuration].rows.min(axis=0)
+    near, near_best = (int(np.sum(np.abs(values - published) <= NEAR)) for values in (mean, best))
+    count = len(published)
+    found = (
+        f"mean over seeds {_listed(mean)}, {near} of {count} within {NEAR} nats; best seed {_listed(best)}, "
+        f"{near_best} of {count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
+    )
+    verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
+    return Finding(where, reported, found, UNDECIDED if len(losses[configuration]) < UNITS_FOR_CLAIM else verdict)
+
+
+def _listed(values: Float64[np.ndarray, "context"]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
 
 
 @PAPERS.register("position-copy-liu2026")
@@ -94,7 +317,7 @@ def position_copy_page(
         title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
         rows=finding_rows(findings),
         statements=said_of(findings, facts),
-        facts=facts,
+        numbers=facts,
         tables=[*findings_tables(findings), losses_table(losses)],
         figures=position_copy_figures(losses),
         arrays=arrays,

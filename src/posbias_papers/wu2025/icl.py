@@ -24,9 +24,7 @@ from posbias.tasks.synthetic import stack_tasks
 from posbias.training import TrainedMember, TrainingSchedule
 from posbias.training.trainer import group
 from posbias_papers.findings import Outcome, Outcomes, finding_rows, findings_tables, said_of
-from posbias_papers.pages.reproduce import PAPERS
-from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings
+from posbias_papers.reproduction import PAPERS, Reproduction, StudyExperiment, StudySettings
 from posbias_papers.wu2025.icl_statements import (
     ENCODINGS,
     GAPS,
@@ -78,7 +76,7 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
         rows=finding_rows(findings),
         statements=[reached(facts), *said_of(findings, facts)],
-        facts=facts,
+        numbers=facts,
         tables=[*findings_tables(findings), *[table for table in gaps if table.cells]],
         figures=[figure for name in cells for figure in retrieval_figures(name, cells[name])],
         arrays=_arrays(outcomes),

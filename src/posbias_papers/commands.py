@@ -1,0 +1,188 @@
+"""The commands of published work, which `posbias.cli.app` finds by name: claims tested, experiments run again."""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import print_json, running, say
+from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.measurement.several import MeasurePlan
+    from posbias_papers import Experiment
+
+VERIFY_EXAMPLE = (
+    "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
+    "as a page: `posbias verify --out runs/claims` · "
+    "a mask: `posbias verify --mask 'prefix(length=4)'` · on a model: `posbias verify --model demo --length 48`"
+)
+REPRODUCE_EXAMPLE = (
+    "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
+    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
+    "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
+)
+
+
+@dataclass(frozen=True)
+class OfModelFlags:
+    """Prompts for a model on whose attention claims are tested."""
+
+    prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
+    count: options.Count = 8
+
+    def plan(self, loading: options.ModelFlags, *, n_positions: int, seed: int) -> "MeasurePlan":
+        """The prompts, and how the model is loaded."""
+        from posbias.measurement.several import MeasurePlan
+        from posbias.prompts.prompts import PromptSource
+
+        source, settings = PromptSource(self.prompts), loading.settings(self.prompts)
+        return MeasurePlan(source=source, n_positions=n_positions, count=self.count, seed=seed, **settings)
+
+
+SINGLE = options.ModelFlags(dtype="float32")
+"""Claims are held to single precision."""
+
+
+@options.grouped
+def verify(
+    context: typer.Context,
+    claim: Annotated[
+        str | None, typer.Argument(help="A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.")
+    ] = None,
+    *,
+    mask: Annotated[
+        str | None,
+        typer.Option(help="Find the centre nodes of this mask, such as prefix(length=4).", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Test the claims on this model's attention; models as for measure.", show_default=False),
+    ] = None,
+    read: OfModelFlags,
+    loading: options.ModelFlags = SINGLE,
+    length: options.Length = 32,
+    flags: options.RunFlags,
+) -> None:
+    """Test published theorems and claims.
+
+    Each gets a verdict, with the number behind it and the correction or a sharper fact. With --model they are tested on
+    that model's attention, trained or random: which premises it meets, and which claims hold.
+    """
+    import posbias_papers as papers
+
+    of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
+    unread = of_model if model is None else ["mask"]
+    options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
+    with running(context, flags) as run:
+        described: dict[str, Any] | None = None
+        if model is not None:
+            plan = read.plan(loading, n_positions=length, seed=flags.seed)
+            verdicts, described = papers.verify_source(model, claim, plan)
+        elif mask is None:
+            verdicts = papers.verify(claim, seed=flags.seed)
+        elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
+            verdicts = [papers.verify_mask(papers.spelled_mask(mask, length), seed=flags.seed)]
+        else:
+            raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
+        record = papers.claims_record(verdicts, seed=flags.seed, read=described)
+        run.open.finish(record)
+        page = run.draw(record)
+    if flags.json:
+        print_json([verdict.as_dict() for verdict in verdicts])
+        return
+    texts = [f"{verdict.as_text()}\n" for verdict in verdicts]
+    texts.append(papers.tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+    say(*"\n".join(texts).split("\n"), *([] if page is None else [f"report: {page}"]))
+
+
+@dataclass(frozen=True)
+class BirthFlags:
+    """Settings of the experiment on initialisations."""
+
+    length: options.Length = 256
+    initialisations: Annotated[
+        int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)
+    ] = 8
+    probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8
+
+
+@dataclass(frozen=True)
+class TrainedFlags:
+    """Settings of the experiments that train."""
+
+    study: Annotated[
+        list[str] | None, typer.Option(help="trained: one of the paper's studies (repeatable); by default all.")
+    ] = None
+    device: options.Device = options.AUTO
+
+
+@options.grouped
+def reproduce(
+    context: typer.Context,
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
+        ),
+    ],
+    *,
+    size: Annotated[
+        str,
+        typer.Option(
+            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
+            "small (half an hour of two cores) or full (the source's steps)."
+        ),
+    ] = "small",
+    birth: BirthFlags,
+    trained: TrainedFlags,
+    engine: options.EngineFlags,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="trained: judge finished studies again and continue unfinished ones."),
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Run a published experiment again.
+
+    The report compares the paper's numbers with the new ones and gives a verdict on each statement.
+    """
+    from posbias.training import TrainOptions
+    from posbias_papers import PAPERS
+
+    experiment: Experiment = PAPERS[paper]()
+    _refuse_settings(context, paper)
+    values = {
+        **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
+        "size": size,
+        "seed": flags.seed,
+        "studies": tuple(trained.study or ()),
+        "run": TrainOptions(
+            engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
+        ),
+    }
+    settings = None
+    if experiment.settings is not None:
+        settings = experiment.settings(**{each.name: values[each.name] for each in fields(experiment.settings)})
+    settings = experiment.check(settings)
+    with running(context, flags, resume=resume) as run:
+        run.finish(experiment.run(settings).record)
+
+
+def _refuse_settings(context: typer.Context, paper: str) -> None:
+    """Refuse options of another experiment, which would change nothing here."""
+    from posbias_papers import PAPERS
+
+    training = ["device", *options.names_of(options.EngineFlags), "resume"]
+    flags = {"n_positions": ["length"], "studies": ["study"], "run": training}
+    taken: dict[str, list[str]] = {
+        name: [flag for each in fields(PAPERS[name].settings) for flag in flags.get(each.name, [each.name])]
+        for name in PAPERS
+        if PAPERS[name].settings is not None
+    }
+    own = taken.get(paper, [])
+    for name in dict.fromkeys(name for names in taken.values() for name in names if name not in own):
+        owners = ", ".join(owner for owner, names in taken.items() if name in names)
+        allowed = " ".join(f"--{other.replace('_', '-')}" for other in (*own, "out", "json"))
+        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {allowed} only")

@@ -1,1 +1,0 @@
-"""Pages of `verify` and `reproduce`, drawn from records alone, with the results that they read."""
