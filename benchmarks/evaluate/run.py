@@ -5,8 +5,9 @@ teacher forcing and generates greedily; results are asserted equal first, then t
 is in tokens, every distinct beginning run once; and in flops (`--flops`): those tokens' matrix products and causal
 attention at the rates that this machine reaches with nothing else, by products of the model's own shapes.
 
-`--batches` compares answers with transformers' `generate` on one left-padded batch, and scores with one padded pass:
-for prompts of mixed lengths that share next to nothing (targets: 1.3), and for one sample's items moved (1.0).
+`--batches` compares answers with transformers' `generate` on one left-padded batch (target: .55), and scores with bare
+forward passes, one for each prompt (target: 1.1): for prompts of mixed lengths that share next to nothing, and for one
+sample's items moved.
 """
 
 import argparse
@@ -135,17 +136,15 @@ def generated_by_peer(model: Any, requests: Sequence[Request]) -> list[str]:
 
 
 @torch.no_grad()
-def scored_by_pass(model: Any, requests: Sequence[Request]) -> list[float]:
-    """Log-probabilities of the answers from one pass over one left-padded batch."""
-    encoded = encode_requests(model.tokenizer, requests)
-    ids, mask = left_padded(model, [[*each.prompt, *each.answer[:-1]] for each in encoded])
-    most = max(len(each.answer) for each in encoded)
-    places = (mask.cumsum(-1) - 1).clamp(min=0)
-    rows = model.network(ids, attention_mask=mask, position_ids=places, logits_to_keep=most).logits.log_softmax(-1)
-    answers = [torch.as_tensor(each.answer, device=model.device) for each in encoded]
-    return [
-        float(row[-len(answer) :].gather(1, answer[:, None]).sum()) for row, answer in zip(rows, answers, strict=True)
-    ]
+def scored_alone(model: Any, requests: Sequence[Request]) -> list[float]:
+    """Log-probabilities of the answers from bare forward passes, one for each prompt, without padding."""
+    scores = []
+    for each in encode_requests(model.tokenizer, requests):
+        answer = torch.as_tensor(each.answer, device=model.device)
+        ids = torch.tensor([[*each.prompt, *each.answer[:-1]]], device=model.device)
+        rows = model.network(ids, logits_to_keep=len(answer), use_cache=False).logits[0].log_softmax(-1)
+        scores.append(float(rows.gather(1, answer[:, None]).sum()))
+    return scores
 
 
 def compare_batches(model: Any, requests: Sequence[Request], repeats: int) -> dict[str, float]:
@@ -166,7 +165,7 @@ def compare_batches(model: Any, requests: Sequence[Request], repeats: int) -> di
         return clock() - begin, result
 
     ratios: dict[str, list[float]] = {"answers": [], "scores": []}
-    pairs = (("answers", answers, generated_by_peer), ("scores", scores, scored_by_pass))
+    pairs = (("answers", answers, generated_by_peer), ("scores", scores, scored_alone))
     for _ in range(repeats):
         for name, own, peers in pairs:
             (theirs, expected), (took, found) = seconds(lambda peers=peers: peers(model, requests)), seconds(own)  # type: ignore[misc]
