@@ -19,8 +19,8 @@ from posbias import MitigateOptions, Record, UsageError, mitigate
 from posbias.checks import Count, checked_value
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
-from posbias.mitigation import PromptMitigation
 from posbias.mitigation.judging import SMALLEST, ArmScores, Judgement, Verdict, judge
+from posbias.mitigation.methods.base import PromptMitigation
 from posbias.report.mitigate import reasons
 
 Curve = Float64[np.ndarray, "n_positions"]

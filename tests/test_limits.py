@@ -31,7 +31,7 @@ from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.interventions.base import INTERVENTIONS
 from posbias.measurement.kinds import KINDS
 from posbias.measurement.outputs import OUTPUTS
-from posbias.mitigation import MITIGATIONS
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.runs.engines import ENGINES
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.rules import RULES

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import transformers
 
-from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.methods.adapter import Adapter, target_projections, tensors_hash
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import attention_of, random_network
 

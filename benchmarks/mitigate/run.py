@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from posbias.mitigation import mitigated
+from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.models.loading import load_model
 

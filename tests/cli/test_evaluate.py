@@ -13,7 +13,8 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import PlaceOptions
 from posbias.cli import main
-from posbias.mitigation import MITIGATIONS, answering_under
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.runs.records import read_record
 

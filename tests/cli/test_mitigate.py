@@ -63,7 +63,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--calibration", "2"), "needs calibration samples, at least 4; got 2"),
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
         (("--by", "rank"), "by must be one of accuracy, starts, logprob"),
-        (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
+        (("--by", "accuracy"), "by accuracy needs generate, which is switched off"),
         (("--fit", "stepz=3"), "unknown argument 'stepz'; allowed: steps, batch, rate"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):

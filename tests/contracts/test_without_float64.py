@@ -11,7 +11,7 @@ import posbias as pb
 from posbias import FitOptions, UsageError, mitigated
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.measurement.kinds import KINDS
-from posbias.mitigation import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.models.devices import check_precision
 from posbias.models.hugging_face import Origin
 from posbias.prompts.prompts import Prompts

@@ -200,7 +200,7 @@ def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
         evaluate("no/such/model", f"documents(documents=6, file={path!r})")
     settings = MitigateOptions().following(LANGUAGE_TASKS.parse(task))
     assert (settings.calibration, settings.evaluation.count) == (6, 12)
-    with pytest.raises(UsageError, match="holds 18 examples; 16 to judge and 6 for calibration asked"):
+    with pytest.raises(UsageError, match="holds 18 examples; 22 asked"):
         mitigate("no/such/model", task, options=MitigateOptions(evaluation=EvaluateOptions(count=16)))
     Path(path).write_text(json.dumps({"question": "q", "answers": ["a"]}))
     with pytest.raises(UsageError, match="line 1 has neither 'documents' nor 'ctxs'"):

@@ -18,7 +18,8 @@ from safetensors.torch import save_file as save_safetensors
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posbias as pb
-from posbias.mitigation import MITIGATIONS, answering_under
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.report.mitigate import adapter_commands, gguf_commands

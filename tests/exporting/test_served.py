@@ -9,7 +9,7 @@ from evaluation.replies import generated
 from evaluation.serving import TransformersServer
 from posbias import LocalResponder, ServerResponder
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.mitigation import answering_under
+from posbias.mitigation.methods.applying import answering_under
 from posbias.tasks.language import KeyValue
 from tiny_families import random_adapter
 

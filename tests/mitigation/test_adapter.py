@@ -12,9 +12,9 @@ import torch
 
 import posbias as pb
 from posbias import FitOptions, MitigateOptions, UsageError, mitigate, mitigated
-from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.fits import AdapterNumbers
 from posbias.mitigation.methods.adapter import target_projections
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.layout import linear_projections, named_projections, weight_of
 from tiny_families import DESCRIBED, UNLISTED, VOCABULARY, random_adapter, shaken_model

@@ -6,7 +6,8 @@ from evaluation.test_responders_local import ITEMS, tiny
 from mitigation.test_methods import RAGGED, spelled
 from posbias import LocalResponder, UsageError
 from posbias.evaluation.responders import Request, passes
-from posbias.mitigation import MITIGATIONS, answering_under, resolve_method
+from posbias.mitigation.methods.applying import answering_under, resolve_method
+from posbias.mitigation.methods.base import MITIGATIONS
 
 ALONE = ["attention_calibration", "ms_poe", "pine"]
 """Methods that take one list of passages for a whole batch."""

@@ -10,7 +10,8 @@ from mitigation.test_methods import GENERATED
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.passes import Runner, Trust
-from posbias.mitigation import MITIGATIONS, answering_under
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
 

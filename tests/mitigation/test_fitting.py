@@ -11,8 +11,10 @@ import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
 from posbias.interventions.keys import KeyLogits, biased
-from posbias.mitigation import MITIGATIONS, answering_under, descent
+from posbias.mitigation import descent
 from posbias.mitigation.fitting import contents
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import Recipe, read_recipe, write_recipe
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
 from tiny_families import shaken_model

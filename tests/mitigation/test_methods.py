@@ -11,7 +11,8 @@ import torch
 
 import posbias as pb
 from posbias import UsageError, mitigated
-from posbias.mitigation import MITIGATIONS, Mitigation, resolve_method
+from posbias.mitigation.methods.applying import resolve_method
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from tiny_families import SCALES, VOCABULARY, shaken_model, spelled
 
 POSITIONS = 14
@@ -224,9 +225,9 @@ def test_the_first_token_is_weighed_against_learned_sinks_too(gamma):
 @pytest.mark.parametrize(
     ("passages", "message"),
     [
-        ([(8, 10), (2, 4)], r"passages must be in order, got \(2, 4\) behind \(8, 10\)"),
-        ([(10, 3)], "the end of a passage must be a whole number > 10"),
-        ([(-9, -4)], "the begin of a passage must be a whole number >= 0"),
+        ([(8, 10), (2, 4)], r"passages must be in order, .* got \(2, 4\) behind 10"),
+        ([(10, 3)], r"passages must be in order, .* got \(10, 3\)"),
+        ([(-9, -4)], r"passages must be in order, .* got \(-9, -4\)"),
     ],
 )
 @pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine", "attention_calibration"])

@@ -10,7 +10,8 @@ import pytest
 from posbias import EvaluateOptions, UsageError
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
-from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
+from posbias.mitigation.methods.applying import answering_under, resolve_method
+from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.repeat_prompt import before_cue
 from posbias.mitigation.methods.self_consistency import mean_score
 from posbias.tasks.language import LANGUAGE_TASKS

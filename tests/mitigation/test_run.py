@@ -24,14 +24,16 @@ from posbias import (
 )
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
-from posbias.mitigation import MITIGATIONS, PromptMitigation, fitting, plan
+from posbias.mitigation import fitting, plan
 from posbias.mitigation import run as running
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
+from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.context_bias import ContextBias
-from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
+from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.plan import UNCHANGED, plan_trial
 from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
+from posbias.report.mitigate import transformers_lines
 from posbias.report.page import html_of
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import read_record
@@ -166,7 +168,7 @@ def test_calibration_and_test_must_not_overlap(tmp_path):
     with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
         trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
     more = MitigateOptions(methods=[PlantedMethod()], calibration=3, evaluation=EvaluateOptions(count=9))
-    with pytest.raises(UsageError, match=r"holds 5 examples; 9 to judge and 3 for calibration asked$"):
+    with pytest.raises(UsageError, match=r"holds 5 examples; 12 asked$"):
         trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
 
 
@@ -292,11 +294,14 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
 
 
 @pytest.mark.parametrize(
-    ("spelled", "snippet"),
-    [("temperature(scale=5.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET), ("context_bias", SNIPPET)],
+    ("spelled", "told"),
+    [
+        ("temperature(scale=5.0)", {}),
+        ("context_bias", {"by_passages": True}),
+        ("context_bias", {"by_passages": True, "question": "Which"}),
+    ],
 )
-def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, snippet):
-    addition = QUESTION_ADDITION.format(question="Which") if "context" in spelled else ""
+def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, told):
     model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
     method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
     logits = []
@@ -305,14 +310,14 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
         if hasattr(outputs, "logits"):
             logits.append(outputs.logits[0, -1].clone())
 
+    lines = transformers_lines(str(recipe), **told)
     for strength in (0.0, 1.0):
         write_recipe(recipe, replace(method, strength=strength), model, {})
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
         given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
         with register_module_forward_hook(keep):
-            exec(snippet.format(recipe=str(recipe), addition=addition), given)
+            exec("\n".join(lines), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
-    assert len(snippet.splitlines()) <= 10
 
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):

@@ -92,78 +92,77 @@ def begins_of(model: HuggingFaceModel, examples: Sequence[Example], options: Fit
     return begins
 
 
-class Answers:
-    """Calibration prompts with their answers; the tokens before a method begins to act are run once and kept."""
+@dataclass(eq=False)
+class Loss:
+    """What a fit makes small: the losses of right answers, and what the numbers change on ordinary text."""
 
-    def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
-        self.model, self._encoded, self.begins = model, encoded, begins
-        self._wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in encoded]
+    model: HuggingFaceModel
+    encoded: Sequence[EncodedRequest]
+    """Calibration prompts with their answers."""
+    begins: Sequence[int]
+    """The first token of each that a method acts on; those before it are run once, and kept as far as there is room."""
+    values: Numbers
+    penalty: float
+    together: int
+    """Prompts, or windows, of a batch that run at once, with gradients accumulated."""
+
+    def __post_init__(self) -> None:
+        self._wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in self.encoded]
         self._prefixes: dict[int, Prefix] = {}
 
-    def together(self, indices: Sequence[int], most: int) -> list[list[int]]:
-        """Groups of at most so many prompts that are run together: of alike rotary angles, the longest first."""
+    def of_answers(self, indices: Sequence[int]) -> Losses:
+        """Losses of prompts; if gradients are wanted, those of their mean are added, group by group.
+
+        Prompts that are run together have alike rotary angles; the longest are first.
+        """
         lengths, alike = AngleLengths.of(self.model.network), dict[object, list[int]]()
         for index in sorted(indices, key=lambda index: -len(self._wholes[index])):
             alone = index if self.begins[index] else None
             alike.setdefault((lengths.angles(len(self._wholes[index])), alone), []).append(index)
-        return [group[first : first + most] for group in alike.values() for first in range(0, len(group), most)]
+        by_prompt: dict[int, float] = {}
+        for several in alike.values():
+            for first in range(0, len(several), self.together):
+                group = several[first : first + self.together]
+                beginning = self._beginning(group[0])  # which no numbers change
+                with self.values.applied(self.model, self.begins[group[0]]):
+                    losses = self._losses(group, beginning)
+                    if torch.is_grad_enabled():
+                        (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
+                by_prompt |= zip(group, losses.detach().tolist(), strict=True)
+        return np.array([by_prompt[index] for index in indices])
 
-    def beginning(self, group: Sequence[int]) -> Prefix | None:
+    def _beginning(self, index: int) -> Prefix | None:
         """Keys and values before the question of a prompt that is run alone; as many as `KEPT_BYTES` hold are kept."""
-        index = group[0]
         if not self.begins[index] or index in self._prefixes:
             return self._prefixes.get(index)
-        tokens = self._encoded[index].prompt[: self.begins[index]]
+        tokens = self.encoded[index].prompt[: self.begins[index]]
         prefix = Prefix(self.model, self.model.embed(self.model.token_tensor([tokens.tolist()])))
         if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
             self._prefixes[index] = prefix
         return prefix
 
-    def losses(self, group: Sequence[int], beginning: Prefix | None) -> Float[Tensor, "prompt"]:
+    def _losses(self, group: Sequence[int], beginning: Prefix | None) -> Float[Tensor, "prompt"]:
         """Negative log-likelihood of each answer, per token, of prompts that are run together."""
         first = self.begins[group[0]]
         tokens = np.zeros((len(group), max(len(self._wholes[index]) for index in group) - first), dtype=np.int64)
         rows = []
         for row, index in zip(tokens, group, strict=True):
             row[: len(self._wholes[index]) - first] = self._wholes[index][first:]
-            start = len(self._encoded[index].prompt) - 1 - first
-            rows.append(range(start, start + len(self._encoded[index].answer)))
+            start = len(self.encoded[index].prompt) - 1 - first
+            rows.append(range(start, start + len(self.encoded[index].answer)))
         read = sorted(set().union(*rows))
         embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
         run = self.model.outputs if beginning is None else partial(beginning.outputs, first)
         losses = []
         for logits, predicting, index in zip(run(embeddings, read).logits, rows, group, strict=True):
             predicted = logits[read.index(predicting.start) :][: len(predicting)].float()
-            answer = torch.as_tensor(self._encoded[index].answer, device=logits.device)
+            answer = torch.as_tensor(self.encoded[index].answer, device=logits.device)
             losses.append(torch.nn.functional.cross_entropy(predicted, answer))
         return torch.stack(losses)
 
-
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """What a fit makes small: the losses of right answers, and what the numbers change on ordinary text."""
-
-    answers: Answers
-    values: Numbers
-    penalty: float
-    together: int
-    """Prompts, or windows, of a batch that run at once, with gradients accumulated."""
-
-    def of_answers(self, indices: Sequence[int]) -> Losses:
-        """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
-        by_prompt: dict[int, float] = {}
-        for group in self.answers.together(indices, self.together):
-            beginning = self.answers.beginning(group)  # which no numbers change
-            with self.values.applied(self.answers.model, self.answers.begins[group[0]]):
-                losses = self.answers.losses(group, beginning)
-                if torch.is_grad_enabled():
-                    (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
-            by_prompt |= zip(group, losses.detach().tolist(), strict=True)
-        return np.array([by_prompt[index] for index in indices])
-
     def on_text(self, windows: Int64[np.ndarray, "window token"]) -> float:
         """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
-        model, positions, total = self.answers.model, list(range(windows.shape[1])), 0.0
+        model, positions, total = self.model, list(range(windows.shape[1])), 0.0
 
         def logprobs(embeddings: Tensor) -> Tensor:
             return model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
@@ -201,7 +200,7 @@ def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequenc
     steps, batch, rate, free = options.steps, options.batch, options.rate, loss.values.free
     assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    stepped = np.setdiff1d(np.arange(len(loss.answers.begins)), held_out)
+    stepped = np.setdiff1d(np.arange(len(loss.begins)), held_out)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
     per_step = -(-batch // PROMPTS_PER_WINDOW) if options.penalty > 0 else 0
     windows = _rounds(len(text), steps * per_step, generator).reshape(steps, per_step)
@@ -255,7 +254,10 @@ def fit_by_gradient(
     model, text = calibration.model, calibration.text if options.penalty > 0 else ()
     if options.penalty > 0 and not len(text):
         raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
-    examples, held_out = _prompts(calibration.examples, options)
+    samples = list(dict.fromkeys(example.sample for example in calibration.examples))
+    unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])  # by any step: the last ones
+    examples = sorted(calibration.examples, key=lambda example: example.sample in unseen)
+    held_out = [index for index, example in enumerate(examples) if example.sample in unseen]
     encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
     lengths = [len(request.prompt) for request in encoded]
     # Behind the question few tokens have a backward pass.
@@ -264,7 +266,7 @@ def fit_by_gradient(
 
     def descended(together: int) -> tuple[Numbers, Descent]:
         values = numbers(model, options)
-        loss = Loss(Answers(model, encoded, begins), values, options.penalty, together)
+        loss = Loss(model, encoded, begins, values, options.penalty, together)
         return values, descend(loss, text, options, held_out=held_out)
 
     together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
@@ -280,12 +282,3 @@ def fit_by_gradient(
         how["held_out_prompts"] = len(held_out)
         how["held_out_loss"] = np.round(looks, 6).tolist()
     return values.method(), how
-
-
-def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[Example], list[int]]:
-    """The prompts of a fit, and which of them no step sees: those of the last samples, as they are given."""
-    samples = list(dict.fromkeys(example.sample for example in calibration))
-    unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
-    prompts = [example for example in calibration if example.sample not in unseen]
-    held_out = [example for example in calibration if example.sample in unseen]
-    return prompts + held_out, list(range(len(prompts), len(prompts) + len(held_out)))

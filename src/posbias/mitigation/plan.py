@@ -6,11 +6,10 @@ the plan, and leave out arms whose methods do not apply.
 """
 
 import hashlib
-import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,10 +22,20 @@ from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import CALIBRATED, calibrating
-from posbias.evaluation.responders import LocalResponder, Request, Responder
+from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.run import DECIDING
-from posbias.evaluation.samples import Sample, requests_of, samples_of
-from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, Fit, FitOptions, contents, fit_of
+from posbias.evaluation.samples import Sample, samples_of
+from posbias.measurement.several import directory_names
+from posbias.mitigation.fitting import (
+    JUDGED_TEXT,
+    LEAST_SAMPLES,
+    Fit,
+    FitOptions,
+    Windows,
+    contents,
+    fit_of,
+    text_beside,
+)
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe
@@ -83,14 +92,9 @@ class MitigateOptions:
         if isinstance(self.methods, str):
             methods = split_literals(self.methods)
             object.__setattr__(self, "methods", methods[0] if methods in ([ALL], [DEFAULT]) else methods)
-        switched_on = dict.fromkeys(("accuracy", "starts"), self.evaluation.generate) | {
-            "logprob": self.evaluation.score
-        }
-        if self.by is not None and not switched_on[self.by]:
-            needed = "generated answers (generate)" if self.by != "logprob" else "scores of right answers (score)"
-            raise UsageError(
-                f"mitigate: by {self.by} needs {needed}, which are switched off; switch them on or leave out `by`"
-            )
+        needed = "score" if self.by == "logprob" else "generate"
+        if self.by is not None and not getattr(self.evaluation, needed):
+            raise UsageError(f"mitigate: by {self.by} needs {needed}, which is switched off; leave out one of the two")
         self.evaluation.check_plain("mitigate")
         if self.evaluation.directory is not None:
             raise UsageError("mitigate: evaluation.directory is not read; give mitigate the directory of the run")
@@ -105,11 +109,7 @@ class MitigateOptions:
             fitted = CALIBRATED if there is None else calibrating(there - self.evaluation.skip)
         ahead = replace(self.evaluation, skip=self.evaluation.skip + fitted)
         count = ahead.count_of(task, usual=JUDGING)
-        try:
-            replace(ahead, count=count).following(task)
-        except UsageError as error:  # a file with too few lines
-            requested = f"{count} to judge and {fitted} for calibration asked"
-            raise UsageError(str(error).replace(f"{ahead.skip + count} asked", requested)) from None
+        replace(ahead, count=count).following(task)  # refuses a file with too few lines
         return replace(self, calibration=fitted, evaluation=replace(self.evaluation, count=count))
 
     @property
@@ -127,12 +127,11 @@ class MitigateOptions:
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
-
-
-def slug_of(name: str, distinction: str = "") -> str:
-    """A directory's name: the beginning of a name, and a hash of all of it with what else distinguishes it."""
-    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{readable}-{hashlib.sha256(f'{name}{distinction}'.encode()).hexdigest()[:8]}"
+ARMS = "arms"
+"""Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
+text is under a method, which another call may take over."""
+EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
+"""Settings of the evaluation that a record depends on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,52 +173,10 @@ class Arm:
         return self.plain.model if isinstance(self.plain, LocalResponder) else None
 
 
-def arm_of(arm: Arm, *, calibration: int) -> Arm:
-    """The arm with its method, or with the fit that is to find it.
-
-    Args:
-        calibration: Samples to fit to; a method whose parameters have defaults is fitted only if there are some.
-
-    Raises:
-        UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
-    """
-    given = arm.given
-    fit = fit_of(given) if isinstance(given, str) and not arm.path else None
-    name = str(given).partition("(")[0].strip()
-    if fit is None or not (calibration or name != Temperature.name):
-        method = resolve_method(given, arm.model)
-        if arm.model is None and isinstance(method, Mitigation):
-            raise UsageError(f"{method.name} needs the model itself, not one behind a server")
-        return replace(arm, method=method)
-    if arm.model is None:
-        raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
-    if calibration < LEAST_SAMPLES:
-        raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {calibration}")
-    return replace(arm, fit=fit)
-
-
-def recipe_names(paths: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """A name for each recipe, by path: the file's without its ending, with as many of its directories as it takes to
-    tell it from the other recipes and from the names that are taken."""
-    parts_of = {path: Path(os.path.abspath(path)).with_suffix("").parts for path in paths}
-    names = {}
-    for path, parts in parts_of.items():
-        different = [theirs for name, theirs in parts_of.items() if name != path]
-        for count in range(1, len(parts)):
-            names[path] = "/".join(parts[-count:])
-            if names[path] not in taken and all(theirs[-count:] != parts[-count:] for theirs in different):
-                break
-    return names
-
-
-ARMS = "arms"
-"""Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
-text is under a method, which another call may take over."""
-EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
-"""Settings of the evaluation that a record depends on."""
-OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
-"""Settings that the fit and the side effects of one method do not depend on: a run, interrupted or finished, goes on
-with more methods, or fewer, without fitting again."""
+def slug_of(name: str, distinction: str = "") -> str:
+    """A directory's name: the beginning of a name, and a hash of all of it with what else distinguishes it."""
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    return f"{readable}-{hashlib.sha256(f'{name}{distinction}'.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,11 +186,6 @@ class Questions:
     task: LanguageTask
     options: EvaluateOptions
     samples: tuple[Sample, ...]
-
-    @cached_property
-    def requests(self) -> list[Request]:
-        """One request for each sample and position."""
-        return requests_of(self.samples, self.task, self.options)
 
     @property
     def examples(self) -> list[Example]:
@@ -249,10 +201,12 @@ class TrialPlan:
     calibration: Questions
     test: Questions
     short_forms: tuple[Questions, ...]
-    text: Int64[np.ndarray, "documents token"] | None
-    """Windows of ordinary text that judge; None without any, or if the model is behind a server."""
     arms: list[Arm]
     """The unchanged model first."""
+    text: Int64[np.ndarray, "documents token"] | None = None
+    """Windows of ordinary text that judge; None without any, or if the model is behind a server."""
+    fitting_text: Callable[[], Windows] = tuple
+    """Reads windows of other text, as long, for fits."""
     left_out: list[str] = field(default_factory=list)
     """What was left out, and why."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -288,11 +242,27 @@ class TrialPlan:
         if len(arms) == 1:
             raise UsageError(f"mitigate: no method to try ({'; '.join(self.left_out) or 'none is given'})")
 
-    def open(self, directory: Path | None) -> None:
-        """Take the directory of the run, where pieces are kept."""
-        of_one_method = {name: value for name, value in self.settings.items() if name not in OF_THE_WHOLE}
-        self.directory = directory
-        self.store = PartStore(None if directory is None else directory / ARMS, of_one_method)
+    def with_method(self, arm: Arm) -> Arm:
+        """The arm with its method, or with the fit that is to find it.
+
+        Raises:
+            UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
+        """
+        given, samples = arm.given, self.options.calibration or 0
+        if given is None:
+            return arm
+        fit = fit_of(given) if isinstance(given, str) and not arm.path else None
+        name = str(given).partition("(")[0].strip()
+        if fit is None or (name == Temperature.name and not samples):  # its scale has a default
+            method = resolve_method(given, arm.model)
+            if arm.model is None and isinstance(method, Mitigation):
+                raise UsageError(f"{method.name} needs the model itself, not one behind a server")
+            return replace(arm, method=method)
+        if arm.model is None:
+            raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
+        if samples < LEAST_SAMPLES:
+            raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {samples}")
+        return replace(arm, fit=fit)
 
 
 def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:
@@ -312,11 +282,29 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         Questions(form, short, tuple(samples_of(form, responder.tokenizer, short)))
         for form in (task.short_forms if options.short else ())
     )
-    unchanged = Arm(UNCHANGED, responder)
-    plan = TrialPlan(options, calibration, test, forms, _judged_windows(unchanged.model, options), [unchanged])
     recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
-    _resolve(plan, entries, recipes)
-    _check_unseen(recipes, test.samples)
+    names = {path: name for name, path in directory_names(list(recipes)).items()} if recipes else {}
+    arms = [Arm(names.get(str(entry), str(entry)), responder, given=entry) for entry in entries]
+    plan = TrialPlan(options, calibration, test, forms, [Arm(UNCHANGED, responder), *arms])
+    if plan.model is not None:
+        source = JUDGED_TEXT if options.text == DEFAULT else options.text
+        length = min(options.length, plan.model.max_positions or options.length)
+        windows: dict[str, Any] = {"model": plan.model, "seed": options.evaluation.seed}
+        if options.documents:
+            plan.text = load_prompts(source, n_positions=length, count=options.documents, **windows).token_ids
+        plan.fitting_text = partial(text_beside, source, length=length, **windows)
+    plan.each(plan.with_method)
+    all_names = [arm.name for arm in plan.arms]
+    twice = [name for name in all_names if all_names.count(name) > 1]
+    if twice:
+        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
+    for path, recipe in recipes.items():
+        again = [one.name for one in test.samples if contents(one.examples).intersection(recipe.fitted.samples)]
+        if again:
+            raise UsageError(
+                f"{path!r} was fitted to {len(again)} of the {len(test.samples)} test samples ({again[0]} first); take "
+                "others, by another --seed, or those that follow them in a file (--calibration)"
+            )
     plan.settings = {
         **{name: value for name, value in vars(options).items() if name != "evaluation"},
         "verb": "mitigate",
@@ -332,40 +320,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         "made_by": made_by(),
     }
     return plan
-
-
-def _resolve(plan: TrialPlan, entries: Sequence[Any], recipes: Mapping[str, Recipe]) -> None:
-    """Give the plan an arm for every method, once each."""
-    unchanged, options = plan.arms[0], plan.options
-    names = recipe_names(list(recipes), {UNCHANGED, *(str(entry) for entry in entries if entry not in recipes)})
-    arms = [Arm(names.get(str(entry), str(entry)), unchanged.plain, given=entry) for entry in entries]
-    plan.arms = [unchanged, *arms]
-    plan.each(lambda arm: arm if arm is unchanged else arm_of(arm, calibration=options.calibration or 0))
-    all_names = [arm.name for arm in plan.arms]
-    twice = [name for name in all_names if all_names.count(name) > 1]
-    if twice:
-        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
-
-
-def text_source(options: MitigateOptions) -> str:
-    """The ordinary text that judges."""
-    return JUDGED_TEXT if options.text == DEFAULT else options.text
-
-
-def window_length(model: HuggingFaceModel, options: MitigateOptions) -> int:
-    """Tokens of each window of ordinary text."""
-    return options.length if model.max_positions is None else min(options.length, model.max_positions)
-
-
-def _judged_windows(
-    model: HuggingFaceModel | None, options: MitigateOptions
-) -> Int64[np.ndarray, "documents token"] | None:
-    """Windows of ordinary text that judge; None if none were asked for, or the model is behind a server."""
-    if model is None or not options.documents:
-        return None
-    length, seed = window_length(model, options), options.evaluation.seed
-    source = text_source(options)
-    return load_prompts(source, model=model, n_positions=length, seed=seed, count=options.documents).token_ids
 
 
 def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOptions) -> tuple[Questions, Questions]:
@@ -387,14 +341,3 @@ def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOp
         Questions(task, measured, samples[:count]),
         Questions(task, replace(evaluation, skip=evaluation.skip + count), samples[count:]),
     )
-
-
-def _check_unseen(recipes: Mapping[str, Recipe], test: Sequence[Sample]) -> None:
-    """Refuse recipes that were fitted to test samples."""
-    for path, recipe in recipes.items():
-        again = [sample.name for sample in test if contents(sample.examples).intersection(recipe.fitted.samples)]
-        if again:
-            raise UsageError(
-                f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
-                "others, by another --seed, or those that follow them in a file (--calibration)"
-            )

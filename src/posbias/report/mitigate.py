@@ -46,7 +46,6 @@ from posbias.mitigation.judging import (
 )
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, MitigationTrial
 from posbias.report.evaluate import measure_words, requirement_text
 from posbias.report.layout import caveats_of, sample_notices
@@ -70,13 +69,6 @@ FORM = (
     "The log-probability of right answers also rises if answers merely take the form that is scored; "
     "generated answers (--by accuracy) tell the two apart."
 )
-ENDPOINTS = {
-    "mean": "mean",
-    "worst position": "worst position",
-    "spread": "spread, best minus worst",
-    "formerly best position": "position that was best",
-}
-
 GGUF = ".gguf"
 LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
 """Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
@@ -87,6 +79,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     """The method to apply, if any, and why."""
     record, judgement = trial.record, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
+    whys = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
     required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
     return Report(
         record.title,
@@ -103,7 +96,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         picture=_figures(trial),
         note=NOTE,
         folded={
-            "Why each verdict": [_reason_table(trial)],
+            "Why each verdict": [Table("Verdicts", ["method", "verdict", "why"], whys, prose=True)],
             "Every number": [_change_table(trial), _effect_table(trial)],
             **_ending_table(trial),
             **_use(trial),
@@ -163,21 +156,47 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
         return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
     by_passages = arm.needs_passages or method.needs_passages is True
     by_question = by_passages and trial.question is not None and method.needs_question
-    snippet = PASSAGES_SNIPPET if by_passages and not by_question else SNIPPET
-    addition = QUESTION_ADDITION.format(question=trial.question) if by_question else ""
     fitted = arm.fitted is not None
     recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
-    lines = [[line] for line in snippet.format(recipe=recipe, addition=addition).splitlines()]
+    lines = transformers_lines(recipe, question=trial.question if by_question else None, by_passages=by_passages)
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
     exported = f"{arm.name} in other programs{'' if arm.recipe else ', from the directory of this run'}"
-    served = _export_commands(trial, arm.method, arm.recipe or ".")
+    served = _export_commands(trial.model, arm.method, arm.recipe or ".")
     return {
-        "Use it with transformers": [Table(title, ["Python"], lines)],
+        "Use it with transformers": [Table(title, ["Python"], [[line] for line in lines])],
         **({"Serve it": [Table(exported, ["Shell"], [[line] for line in served])]} if served else {}),
     }
 
 
-def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list[str]:
+def transformers_lines(recipe: str, *, question: str | None = None, by_passages: bool = False) -> list[str]:
+    """Python that puts a method on a model of transformers: for good, or told where each prompt's passages stand.
+
+    A method that acts from the question on is told the text with which questions begin, if that is known.
+    """
+    told = "" if question is None else f", question={question!r}, tokenizer=tokenizer"
+    tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
+    answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
+    by_prompt = [
+        f"{tokens}  # the texts PASSAGES stand in it, in this order",
+        f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
+        f"    {answer}",
+    ]
+    installed = [
+        f"pb.mitigated(model, {recipe!r}{told}).install()  # until it is removed; no weight is touched",
+        tokens,
+        answer,
+    ]
+    return [
+        "import posbias as pb",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        "model = AutoModelForCausalLM.from_pretrained(NAME)",
+        "tokenizer = AutoTokenizer.from_pretrained(NAME)",
+        *(by_prompt if by_passages and question is None else installed),
+    ]
+
+
+def _export_commands(model: str, spelling: str, source: str) -> list[str]:
     """Commands that write a method for other programs and serve it there; none for a method that cannot leave, or whose
     spelling is cut off."""
     try:
@@ -187,12 +206,13 @@ def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list
     if not isinstance(method, Adapter):
         return []
     export = f"posbias export {shlex.quote(source)}"
-    merged = [f"{export} --to merged --merged", *merged_commands("merged")]
-    beside = [
-        *adapter_commands(trial.model, "adapter", method.rank),
-        *gguf_commands(trial.model, "adapter"),
+    return [
+        f"{export} --to adapter --gguf",
+        *adapter_commands(model, "adapter", method.rank),
+        *gguf_commands(model, "adapter"),
+        f"{export} --to merged --merged",
+        *merged_commands("merged"),
     ]
-    return [f"{export} --to adapter --gguf", *beside, *merged]
 
 
 def adapter_commands(source: str, directory: str, rank: int) -> list[str]:
@@ -227,12 +247,6 @@ def gguf_commands(source: str, directory: str) -> list[str]:
     return [f"llama-server -m {base} --lora {shlex.quote(directory + '/adapter.gguf')}{note}"]
 
 
-def _reason_table(trial: MitigationTrial) -> Table:
-    judgement = trial.judgement
-    cells = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
-    return Table("Verdicts", ["method", "verdict", "why"], cells, prose=True)
-
-
 def _change_table(trial: MitigationTrial) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
     header += ["p of rare losses, corrected", "samples"]
@@ -243,14 +257,13 @@ def _change_table(trial: MitigationTrial) -> Table:
             _changed(change),
             f"{change.p:.2g}",
             *(
-                f"{family[key]:.2g}" if key in family else MISSING
+                f"{family[name]:.2g}" if name in family else MISSING
                 for family in (verdict.gains, verdict.harms, verdict.unseen)
             ),
             str(verdict.n_samples),
         ]
         for verdict in trial.judgement.verdicts
-        for key, name in ENDPOINTS.items()
-        if (change := verdict.changes.get(key)) is not None
+        for name, change in verdict.changes.items()
     ]
     return Table("Changes against the unchanged model, paired over samples", header, cells)
 
@@ -296,7 +309,11 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
     if judgement.measure not in trial.curves:
         return []
     ranked = sorted(
-        judgement.verdicts, key=lambda verdict: (verdict.name != judgement.recommended, -_worst(verdict.means))
+        judgement.verdicts,
+        key=lambda verdict: (
+            verdict.name != judgement.recommended,
+            -min((mean.value for mean in verdict.means if np.isfinite(mean.value)), default=-np.inf),
+        ),
     )
     first = ranked[:MOST_DRAWN]
     strokes, positions = run_strokes([verdict.name for verdict in first]), list(judgement.positions)
@@ -318,26 +335,18 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
     ]
 
 
-def _worst(means: Sequence[Interval]) -> float:
-    return min((mean.value for mean in means if np.isfinite(mean.value)), default=float("-inf"))
-
-
-MOST_NAMED = 12
-"""Methods that one line of the recommendation names; more of them are counted, and the table names all."""
-
-
 def recommendation(judgement: Judgement) -> list[str]:
     """The recommended method and its effect, or why the model should stay as it is, line by line."""
     verdicts, measure = judgement.verdicts, measure_words(judgement.measure)
     gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS and verdict.after is not None]
     harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
     withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
-    warned = [f"Do not apply {_names(harmful)}: harm is established."] if harmful else []
-    warned += [f"No verdict by answers is possible for {_names(withheld)}."] if withheld else []
+    warned = [f"Do not apply {', '.join(harmful)}: harm is established."] if harmful else []
+    warned += [f"No verdict by answers is possible for {', '.join(withheld)}."] if withheld else []
     best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
     if best is not None:
         gainers = [verdict.name for verdict in gaining if verdict is not best]
-        also = f"{_names(gainers)} also {'gain' if len(gainers) > 1 else 'gains'}; which method is best was not tested."
+        also = f"{', '.join(gainers)} also {'gain' if len(gainers) > 1 else 'gains'}; which is best was not tested."
         return [*_gain_lines(best, measure), *([also] if gainers else []), *warned]
     if len(harmful) == len(verdicts):
         return ["Leave the model as it is.", *warned]
@@ -347,10 +356,6 @@ def recommendation(judgement: Judgement) -> list[str]:
     enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
     return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} methods, {names[0]} among them"
 
 
 def _gain_lines(best: Verdict, measure: str) -> list[str]:
@@ -375,9 +380,9 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
     harm = "harm that matters" if any(p < ALPHA for name, p in best.harms.items() if name not in price) else "harm"
     if price:
+        loss = change_text(_lost(best.changes[FORMERLY_BEST].value), least=2)
         lines.append(
-            f"The best position, {best.formerly_best}, loses {_loss(best.changes[FORMERLY_BEST])}. "
-            "Apply it where answers may stand anywhere."
+            f"The best position, {best.formerly_best}, loses {loss}. Apply it where answers may stand anywhere."
         )
     besides = [name for name in best.effects if name in best.harms]
     scope = f"here or for {' and '.join(besides)}" if besides else "but only this task was judged"
@@ -391,7 +396,7 @@ def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
     if not undecided:
         return []
     rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
-    lines = [f"{_names(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
+    lines = [f"{', '.join(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
     needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
     return [*lines, f"{_capital(needed)}."] if needed else lines
 
@@ -412,8 +417,7 @@ def _needed_text(verdict: Verdict) -> str:
 def words(verdict: Verdict) -> str:
     """The verdict as a table has it: with the price of evening out, and with what position does after a rise."""
     if verdict.verdict == EVENS:
-        lost = Interval(-verdict.changes[FORMERLY_BEST].value.value, -np.inf, np.inf)
-        return f"{EVENS}: the best position loses {change_text(lost, least=2)}"
+        return f"{EVENS}: the best position loses {-verdict.changes[FORMERLY_BEST].value.value:.2f}"
     if verdict.verdict == RAISES:
         return f"{RAISES} {'some' if verdict.lowered else 'all'}, {_fate(verdict)}"
     return verdict.verdict
@@ -506,10 +510,9 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _loss(change: Change) -> str:
+def _lost(value: Interval) -> Interval:
     """A fall as a positive size."""
-    value = change.value
-    return change_text(Interval(-value.value, -value.high, -value.low), least=2)
+    return Interval(-value.value, -value.high, -value.low)
 
 
 def _change_sentence(verdict: Verdict, name: str) -> str:
@@ -523,7 +526,7 @@ def _change_sentence(verdict: Verdict, name: str) -> str:
     place = f"{name} ({verdict.formerly_best})" if name == FORMERLY_BEST else name
     if value.value > 0:
         return f"{place} rises by {change_text(value)}."
-    return f"{place} falls by {change_text(Interval(-value.value, -value.high, -value.low))}."
+    return f"{place} falls by {change_text(_lost(value))}."
 
 
 def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:

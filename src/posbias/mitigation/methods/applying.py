@@ -79,7 +79,14 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
         self._method, self._open = resolved, ExitStack()
         self.places: Places = _spans(passages, prompt, self._model.tokenizer)
         if question is not None:
-            self.places = _question(resolved, question, passages, self._model.tokenizer)
+            if passages:
+                raise UsageError("mitigated: give passages= or question=, not both")
+            if not (resolved.needs_passages and resolved.needs_question):
+                raise UsageError(
+                    f"{resolved.name}: question= is for methods that act from the question on: context_bias, and "
+                    "key_bias and positional_channel with from_question"
+                )
+            self.places = Question(question, self._model.tokenizer)
 
     def shown(self) -> Shown:
         """The method and its model."""
@@ -135,18 +142,6 @@ def answering_under(method: Method, responder: Responder) -> Responder:
         return method.around(responder)
     assert isinstance(method, Mitigation)  # the only other sort
     return _Mitigated(method, responder)
-
-
-def _question(method: Mitigation, text: str, passages: Spans | Sequence[str], tokenizer: Any) -> Question:
-    """The place where questions begin, for a method that asks for no more."""
-    if passages:
-        raise UsageError("mitigated: give passages= or question=, not both")
-    if not (method.needs_passages and method.needs_question):
-        raise UsageError(
-            f"{method.name}: question= is for methods that act from the question on: context_bias, and key_bias and "
-            "positional_channel with from_question"
-        )
-    return Question(text, tokenizer)
 
 
 def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:

@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
+from operator import index
 from typing import Annotated, Any, ClassVar
 
 import torch
-from annotated_types import Gt, Interval
+from annotated_types import Interval
 
-from posbias.checks import Natural, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
@@ -274,13 +274,13 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for span in passages:
         try:
-            begin, end = span
+            begin, end = map(index, span)
         except (TypeError, ValueError):
-            raise UsageError(f"{name}: a passage must be (first token, one past its last), got {span!r}") from None
-        last = spans[-1][1] if spans else 0
-        begin = checked_value(f"{name}: the begin of a passage", begin, Natural)
-        end = checked_value(f"{name}: the end of a passage", end, Annotated[int, Gt(begin)])
-        if end <= last or (spans and begin < spans[-1][0]):
-            raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
+            begin = end = 0
+        before, last = spans[-1] if spans else (0, 0)
+        if not before <= begin < end or end <= last:
+            raise UsageError(
+                f"{name}: passages must be in order, each (first token, one past its last), got {span!r} behind {last}"
+            )
         spans.append((max(begin, last), end))
     return tuple(spans)

@@ -27,30 +27,6 @@ TENSORS_SUFFIX = ".safetensors"
 """The ending of the file beside it."""
 NUMBERS_BYTES = 1 << 32
 """Most bytes of that file; an adapter of rank 64 to all projections of a model of 70 billion takes 3.3 GB."""
-SNIPPET = """\
-import posbias as pb
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(NAME)
-tokenizer = AutoTokenizer.from_pretrained(NAME)
-pb.mitigated(model, {recipe!r}{addition}).install()  # until it is removed; no weight is touched
-tokens = tokenizer(PROMPT, return_tensors="pt")
-print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
-"""
-"""For users of transformers; `addition`: what else the method has to know."""
-QUESTION_ADDITION = ", question={question!r}, tokenizer=tokenizer"
-"""The addition for a method that acts from the question on."""
-PASSAGES_SNIPPET = """\
-import posbias as pb
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(NAME)
-tokenizer = AutoTokenizer.from_pretrained(NAME)
-tokens = tokenizer(PROMPT, return_tensors="pt")  # the texts PASSAGES stand in it, in this order
-with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):  # no weight is touched
-    print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
-"""
-"""For methods that are told where the passages of each prompt stand."""
 
 
 class ModelFacts(BaseModel):
