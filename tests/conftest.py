@@ -115,10 +115,10 @@ def _texts_tokenised_once() -> Iterator[None]:
     tokenise: Callable[..., list[Any]] = loading.tokenise
     token_ids: dict[tuple[str, ...], list[Any]] = {}
 
-    def tokenise_once(texts: list[str], tokenizer: Any) -> list[Any]:
+    def tokenise_once(texts: list[str], tokenizer: Any, ordinary: Any = None) -> list[Any]:
         inner = getattr(tokenizer, "backend_tokenizer", None)
-        if inner is None or inner.get_vocab_size() > LARGEST_VOCABULARY:
-            return tokenise(texts, tokenizer)
+        if inner is None or inner.get_vocab_size() > LARGEST_VOCABULARY or ordinary is not None:
+            return tokenise(texts, tokenizer, ordinary)
         key = (inner.to_str(), *texts)
         if key not in token_ids:
             token_ids[key] = tokenise(texts, tokenizer)

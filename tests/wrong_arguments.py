@@ -25,7 +25,6 @@ OF_PACKAGES = {
     "interventions": "intervened",
     "measurement.attention.options": "AttentionOptions",
     "models.networks": "reinitialise",
-    "prompts.chat": "chat_prompts",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",
     "theory.power_rollout": "attention_rollout attention_rollouts",

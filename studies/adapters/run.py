@@ -40,9 +40,9 @@ from posbias.mitigation.descent import encoded_answers
 from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.prompts.tokens import locate
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example
-from posbias.tasks.language.locating import locate
 
 NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
 FAMILIES = {

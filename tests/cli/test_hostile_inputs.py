@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import posbias as pb
 from conftest import without_notes
 from posbias.cli.output import LONGEST, error_line
-from posbias.prompts.templates import render_conversation
+from posbias.prompts.tokens import render_conversation
 
 UNASKED = "--server http://127.0.0.1:9/v1 --served-model m"
 """Whom nothing is asked: the task is refused before."""
@@ -150,8 +149,6 @@ def test_sizes_of_a_study(posbias, tmp_path, values, train, said):
 
 # --- chat templates ---
 
-LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-
 
 class Templated:
     """A tokenizer, as far as rendering goes."""
@@ -168,28 +165,15 @@ class Templated:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ 'a' * 10**10 }}", "of memory"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses it"),
         ("{{ 'a' * 5 * 10**7 }}", "bytes; at most 33,554,432 are allowed"),
         ("{{ '\\ud800' }}", "alone is no character"),
     ],
 )
-def test_templates_are_bounded(monkeypatch, template, said):
-    monkeypatch.setattr("posbias.prompts.templates.TEMPLATE_SECONDS", 1)
+def test_templates_are_bounded(template, said):
     with pytest.raises(ValueError, match=r"^conversation 0") as caught:
         render_conversation(Templated(template), [{"role": "user", "content": "x"}])
     assert said in str(caught.value)
-
-
-def test_a_template_that_loops_ends_the_command(posbias, tiny_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.prompts.templates.TEMPLATE_SECONDS", 1)
-    model = tmp_path / "model"
-    shutil.copytree(tiny_llama, model)
-    config = model / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": LOOP}))
-    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
-    chat = f"chat:{tmp_path / 'chat.jsonl'}"
-    refused(posbias("measure", model, "--prompts", chat, "--length", 8, "--count", 1), "does not end")
 
 
 # --- records ---

@@ -21,7 +21,7 @@ from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens
 from posbias.evaluation.responders.passes import EncodedRequest, Ending
 from posbias.mitigation.descent import encoded_answers
 from posbias.mitigation.fitting import answer_logprob
-from posbias.prompts.templates import with_template_options
+from posbias.prompts.tokens import with_template_options
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.tasks.language import Documents

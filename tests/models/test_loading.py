@@ -14,7 +14,6 @@ from posbias import LocalResponder, RunError, UsageError, intervened, load_model
 from posbias.models import sources as sources_room
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_tokenizer
-from posbias.prompts.chat import chat_prompts
 from tiny_families import CONFIGS
 
 TINY = {
@@ -91,10 +90,12 @@ def test_a_tokenizer_that_cannot_be_read_says_why(llama: Path, files: dict[str, 
         (llama / name).write_text(text)
     model = load_model(llama)
     assert model.tokenizer is None
+    talk = llama / "talk.jsonl"
+    talk.write_text('[{"role": "user", "content": "hi"}]')
     refusals = [
         lambda: load_prompts("default", model, n_positions=8, count=1),
         lambda: LocalResponder(model),
-        lambda: chat_prompts(model, [[{"role": "user", "content": "hi"}]]),
+        lambda: load_prompts(f"chat:{talk}", model, n_positions=8, count=1),
         lambda: load_tokenizer(llama),
     ]
     for refusal in refusals:

@@ -1,5 +1,6 @@
 """What a text spells of control tokens stays text, whatever the tokenizer; only a template's own are tokens."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from posbias import UsageError, load_prompts
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.prompts.chat import chat_prompts
-from posbias.prompts.control_tokens import control_pattern, spelled_in
-from posbias.prompts.prompts import tokenise
-from posbias.prompts.templates import render_conversation
+from posbias.prompts.tokens import control_pattern, render_conversation, spelled_in, tokenise
 from posbias.tasks.language import Documents, Needle, encode, locate
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -129,7 +127,9 @@ def test_windows_of_a_file_and_conversations_count_what_they_spell(tmp_path: Pat
     assert prompts.describe()["control_tokens"] == {"</s>": spelled}
     assert spelled >= 3
     talks = [[{"role": "user", "content": text}] for text in ("say <s>", "say it!")]
-    chats = chat_prompts(model, talks)
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    chats = load_prompts(f"chat:{path}", model, n_positions=27, count=2)
     assert chats.describe()["control_tokens"] == {"<s>": 1}
     assert not np.array_equal(*chats.token_ids)
 
@@ -180,7 +180,7 @@ def test_a_template_that_looks_for_what_messages_spell_renders_them_as_it_does_b
         {"role": "user", "content": "Is </s> a mark?"},
         {"role": "assistant", "content": "<think>\nIt is.\n</think>\n\nYes <|im_end|>"},
     ]
-    rendered = render_conversation(tokenizer, spoken, generation_prompt=False)
+    rendered = render_conversation(tokenizer, spoken)
     assert rendered.text == tokenizer.apply_chat_template(spoken, tokenize=False)
     assert "think" not in rendered.text
     assert [rendered.text[slice(*span)] for span in rendered.spelled] == ["</s>", "<|im_end|>"]

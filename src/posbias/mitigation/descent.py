@@ -30,8 +30,8 @@ from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
+from posbias.prompts.tokens import locate
 from posbias.tasks.language import Example
-from posbias.tasks.language.locating import locate
 
 KEPT_BYTES = 2 << 30
 """Bytes of keys and values before the question that are kept if a method acts from it on: no step changes them."""

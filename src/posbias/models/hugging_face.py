@@ -23,7 +23,7 @@ from posbias.models.layout import Layout
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
-from posbias.prompts.templates import template_options_of
+from posbias.prompts.tokens import template_options_of
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""

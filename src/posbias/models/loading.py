@@ -42,7 +42,7 @@ from posbias.models.sources import (
 )
 from posbias.models.weights import first_not_finite, network_sha256, quantised
 from posbias.prompts.prompts import TokenModel
-from posbias.prompts.templates import with_template_options
+from posbias.prompts.tokens import with_template_options
 
 CACHED_MODEL = "models--"
 """How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""

@@ -6,7 +6,7 @@ any document has room, windows do not overlap; after that, other starts follow.
 
 import hashlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -19,9 +19,8 @@ from jaxtyping import Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
+from posbias.files import parsed_json, read_lines
 from posbias.progress import track
-from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
-from posbias.prompts.control_tokens import control_pattern
 from posbias.prompts.prompts import (
     Prompts,
     PromptSource,
@@ -29,10 +28,8 @@ from posbias.prompts.prompts import (
     as_token_ids,
     check_request,
     check_vocabulary,
-    opening,
     shuffled,
     synthetic_prompts,
-    tokenise,
     why_no_tokenizer,
     with_first_words,
 )
@@ -40,11 +37,21 @@ from posbias.prompts.sources import (
     SCHEME,
     Document,
     Group,
+    check_file,
     dataset_group,
     default_corpus,
     parse_dataset,
     record_file,
     text_file,
+)
+from posbias.prompts.tokens import (
+    Rendered,
+    check_messages,
+    check_template,
+    control_pattern,
+    opening,
+    render_conversation,
+    tokenise,
 )
 
 Item = TypeVar("Item")
@@ -52,6 +59,9 @@ Window = Int64[np.ndarray, "length"]
 Tokeniser = Callable[[list[Document], str], list[Int64[np.ndarray, "_"]]]
 """Token ids of each document; the second argument names the source for messages."""
 
+CHAT_SCHEME = "chat:"
+SHOWN_LENGTHS = 5
+"""Lengths of conversations that are named where none fits."""
 OPEN_SEGMENTS = 32
 """Segments of one group that take turns at a time."""
 
@@ -114,7 +124,7 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
     if source == "synthetic":
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     if isinstance(source, str) and source.startswith(CHAT_SCHEME):
-        return chat_file_prompts(request, model, n_positions=n_positions, count=count)
+        return _of_conversations(request, model, n_positions=n_positions, count=count)
     name, groups = _groups(request, n_positions, seed)
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
@@ -151,6 +161,57 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
         windows=request.windows,
         duplicates=drawer.duplicates,
         control_tokens=_spelled(token_ids[:, len(prefix) :], model),
+    )
+
+
+def _of_conversations(request: PromptSource, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
+    """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens, each once.
+
+    A line of `chat:FILE.jsonl` is an object whose field `messages` holds the conversation, or the conversation itself;
+    empty lines are skipped. A text ends with the opening of the assistant's answer, which the last position predicts.
+
+    Raises:
+        UsageError: no tokenizer or template, an unreadable line, windows or shuffling, a conversation that the template
+            refuses, or too few of that length; conversations of other lengths do not matter.
+    """
+    if request.windows != "random" or request.shuffle:
+        raise UsageError("chat prompts are whole conversations in order; windows='starts' and shuffle need text")
+    path = Path(request.source.removeprefix(CHAT_SCHEME))
+    check_file(path)  # all are rendered, since their lengths are not known before
+    if model.tokenizer is None:
+        raise UsageError(f"{why_no_tokenizer(model)}, so it cannot render a conversation; give token ids")
+    check_template(model.tokenizer)
+    rendered: list[Rendered] = []
+    for place, line in read_lines(path):
+        value = parsed_json(line, place)
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if not isinstance(messages, list) or not messages:
+            raise UsageError(f"{place} needs a list of messages, or a field 'messages' that holds one")
+        check_messages(messages, place)
+        rendered.append(render_conversation(model.tokenizer, messages, index=len(rendered)))
+    encoded = tokenise([chat.text for chat in rendered], model.tokenizer, [chat.spelled for chat in rendered])
+    fitting = [index for index, token_ids in enumerate(encoded) if len(token_ids) == n_positions]
+    if not fitting:
+        sizes = Counter(sorted(map(len, encoded))).most_common(SHOWN_LENGTHS)
+        lengths = ", ".join(f"{length} tokens ({number})" for length, number in sizes)
+        raise UsageError(f"{path.name}: no conversation has {n_positions} tokens; there are {lengths}")
+    chosen: dict[bytes, int] = {}
+    passed = 0
+    for index in fitting:
+        if len(chosen) == count:
+            break
+        check_vocabulary(encoded[index], model, f"conversation {index}")
+        passed += chosen.setdefault(encoded[index].tobytes(), index) != index
+    if len(chosen) < count:
+        raise UsageError(
+            f"{path.name}: only {len(chosen)} distinct conversations have {n_positions} tokens, {count} were asked for"
+        )
+    return Prompts(
+        np.stack([encoded[index] for index in chosen.values()]),
+        source=f"{CHAT_SCHEME}{path.name}",
+        duplicates=passed,
+        conversations=tuple(chosen.values()),
+        control_tokens=tuple(rendered[index].spellings for index in chosen.values()),
     )
 
 

@@ -6,12 +6,11 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 """
 
 import hashlib
-import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 from annotated_types import Ge
@@ -20,10 +19,7 @@ from jaxtyping import Int, Int64
 from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError, check_most
-from posbias.prompts.control_tokens import spelled_in, tokenised
 
-PROBE = "a"
-"""Any text: it shows which special tokens the tokenizer puts before one."""
 SHUFFLED = " (shuffled, seed {seed})"
 """Behind the source of prompts whose tokens were put into random order."""
 EMBEDDED = 1 << 24
@@ -84,6 +80,8 @@ class Prompts(Presented):
     file of conversations, those whose rendered text was there already."""
     control_tokens: tuple[tuple[str, ...], ...] = ()
     """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
+    conversations: tuple[int, ...] = ()
+    """Number of the conversation that each prompt is, in a file of conversations."""
     first_words: str = ""
     """Beginning of the first prompt's text, to look at; empty if there was no tokenizer."""
 
@@ -139,6 +137,7 @@ class Prompts(Presented):
             "duplicates": self.duplicates,
             "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
+            **({"conversations": list(self.conversations[: self.count])} if self.conversations else {}),
         }
 
 
@@ -157,9 +156,6 @@ class PromptSource:
     def __post_init__(self) -> None:
         if isinstance(self.source, PromptSource):
             raise UsageError("a PromptSource holds a source, not another PromptSource")
-
-
-PromptsOfAKind = TypeVar("PromptsOfAKind", bound=Prompts)
 
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
@@ -230,57 +226,13 @@ def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
     return array.astype(np.int64)
 
 
-def with_first_words(prompts: PromptsOfAKind, tokenizer: Any) -> PromptsOfAKind:
+def with_first_words(prompts: Prompts, tokenizer: Any) -> Prompts:
     """The prompts with the beginning of their first text, if there is a tokenizer."""
     if tokenizer is None:
         return prompts
     begin = prompts.token_ids[0, len(prompts.prefix) :][:FIRST_TOKENS].tolist()
     text = " ".join(tokenizer.decode(begin, clean_up_tokenization_spaces=False).split())
     return replace(prompts, first_words=f"{text} ..." if text else "")
-
-
-_OPENINGS: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Of fast tokenizers, beside what put special tokens around a text then: `opening` is asked for each prompt."""
-
-
-def opening(tokenizer: Any) -> tuple[int, ...]:
-    """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _probed_opening(tokenizer)
-    around = repr(backend.post_processor)
-    if _OPENINGS.get(tokenizer, ("",))[0] != around:
-        _OPENINGS[tokenizer] = around, _probed_opening(tokenizer)
-    return _OPENINGS[tokenizer][1]
-
-
-def _probed_opening(tokenizer: Any) -> tuple[int, ...]:
-    full = [int(token) for token in tokenizer(PROBE)["input_ids"]]
-    plain = [int(token) for token in tokenizer(PROBE, add_special_tokens=False)["input_ids"]]
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start])
-    return ()
-
-
-def tokenise(
-    texts: Sequence[str], tokenizer: Any, ordinary: Sequence[Sequence[tuple[int, int]]] | None = None
-) -> list[Int64[np.ndarray, "_"]]:
-    """Token ids of each text, no special tokens added, no length limit.
-
-    `ordinary`: spans of each text in which the spelling of a control token is not one (`control_tokens.py`); None: all.
-    """
-    if ordinary is None:
-        ordinary = [spelled_in(text, tokenizer) for text in texts]
-    plain = [text for text, spans in zip(texts, ordinary, strict=True) if not spans]
-    encoded: Iterator[list[int]] = iter(())
-    if plain:
-        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        encoded = iter(tokenizer(plain, **options)["input_ids"])
-    return [
-        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(encoded), dtype=np.int64)
-        for text, spans in zip(texts, ordinary, strict=True)
-    ]
 
 
 def _row_lengths(values: Any) -> str:

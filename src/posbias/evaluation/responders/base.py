@@ -16,8 +16,8 @@ from typing import Any
 
 from posbias.checks import Steps, checked_value
 from posbias.errors import UsageError
+from posbias.prompts.tokens import text_of
 from posbias.tasks.language import Span
-from posbias.tasks.language.locating import text_of
 from posbias.tasks.language.readings import search_own
 
 STOPPED, CUT_OFF = "stop", "length"

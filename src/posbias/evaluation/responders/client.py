@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from posbias.checks import KEY_NAME, Count, CountOrZero, OneOf, checked
 from posbias.errors import RunError, UsageError
 from posbias.progress import report
-from posbias.prompts.templates import check_template_options
+from posbias.prompts.tokens import check_template_options
 
 if TYPE_CHECKING:
     import openai

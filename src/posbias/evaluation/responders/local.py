@@ -39,8 +39,8 @@ from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
-from posbias.prompts.control_tokens import spelled_in
-from posbias.prompts.prompts import check_vocabulary, tokenise
+from posbias.prompts.prompts import check_vocabulary
+from posbias.prompts.tokens import spelled_in, tokenise
 from posbias.tasks.language import rendered
 
 WITHIN_THOUGHTS = (

@@ -59,7 +59,7 @@ from posbias.evaluation.responders.client import (
     key_in_clear,
 )
 from posbias.files import write_atomically
-from posbias.prompts.templates import described_tools, with_template_options
+from posbias.prompts.tokens import described_tools, with_template_options
 from posbias.tasks.language import rendered
 from posbias.tasks.language.calls import call_text
 

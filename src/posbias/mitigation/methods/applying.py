@@ -27,7 +27,7 @@ from posbias.mitigation.methods.question import KnownQuestions, Question, Spans
 from posbias.mitigation.methods.recipe import is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED, model_in_hand
-from posbias.tasks.language.locating import locate
+from posbias.prompts.tokens import locate
 
 INSTALLED = "_posbias_installed"
 """Attribute of a network that holds what was installed on it."""

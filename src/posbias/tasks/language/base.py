@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError, check_most
 from posbias.files import check_text, decoded, json_object, open_file, read_lines, read_whole
-from posbias.prompts.control_tokens import control_pattern
+from posbias.prompts.tokens import Message, Span, control_pattern, leaves_thoughts_out, locate, text_of
 from posbias.registry import Registry
-from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, locate, text_of
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
@@ -98,7 +97,7 @@ class Example:
     passages can change places. Empty where the prompt lists none, as a needle in running text."""
     own_control: bool = False
     """True if control tokens that the prompt spells are meant as such, as in a template of one's own; otherwise they
-    are ordinary text (`posbias.prompts.control_tokens`)."""
+    are ordinary text (`posbias.prompts.tokens`)."""
     notices: tuple[str, ...] = ()
     """Oddities of the sample, keys of `NOTICES`."""
     control_tokens: tuple[str, ...] = ()

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from posbias.errors import UsageError
 from posbias.files import json_object
 from posbias.progress import report
-from posbias.prompts.templates import DESCRIPTIONS
-from posbias.tasks.language.locating import THOUGHTS, Message, Span
+from posbias.prompts.tokens import DESCRIPTIONS, THOUGHTS, Message, Span
 
 CALL = "<tool_call>\n{}\n</tool_call>"
 """Form in which a call is written as text."""

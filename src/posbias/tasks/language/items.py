@@ -26,7 +26,7 @@ from annotated_types import Ge
 from posbias.checks import Count, CountOrZero, FileName, OneOf
 from posbias.errors import UsageError, check_most
 from posbias.files import parsed_json, read_lines, read_whole
-from posbias.prompts.templates import DESCRIPTIONS
+from posbias.prompts.tokens import DESCRIPTIONS, Message
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     MEASURED_SAMPLES,
@@ -41,7 +41,6 @@ from posbias.tasks.language.base import (
     text_field,
 )
 from posbias.tasks.language.calls import AMONG, Placed, as_text, movable_blocks, movable_in_words, read_messages
-from posbias.tasks.language.locating import Message
 from posbias.tasks.language.rules import LETTERS, RULES, Call, Choice, Rule
 
 PLAIN = r"(?:(?!\{(?:number|letter|text)\}).)*"

@@ -16,11 +16,10 @@ from annotated_types import Ge, Interval
 
 from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
-from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
+from posbias.prompts.tokens import encode, spelled_in, tokenised
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
 from posbias.tasks.language.documents import CITIES
-from posbias.tasks.language.locating import encode
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2

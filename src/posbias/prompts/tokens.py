@@ -1,0 +1,532 @@
+"""The text of a prompt as a model reads it, in tokens, and the places of its parts.
+
+A text is opened by the special tokens the tokenizer puts before one (BOS); a conversation is rendered by the chat
+template, which writes its own. Its options, such as `enable_thinking=False`, are kept by the tokenizer, so that every
+conversation it renders is rendered alike: to be measured, answered, scored or fitted to. The place of an item is read
+off the tokenizer's character offsets, never guessed.
+
+A tokenizer takes the spelling of a control token, such as "<|im_end|>" in a passage, for the token, wherever it stands,
+so that a passage could end a turn or a text. Here only what the tokenizer or a chat template writes itself is one. What
+a text spells is tokenised by itself, by the tokenizer's normaliser, pre-tokeniser and model alone; all other text is
+tokenised as ever.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Int64
+
+from posbias.errors import UsageError, check_most
+from posbias.files import READ_BYTES, check_text
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: its `role` and its `content`; calls of tools beside it, or in its place. The first one
+may describe tools (`DESCRIPTIONS`)."""
+Span = tuple[int, int]
+"""Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
+THOUGHTS = "reasoning_content"
+"""Field of an assistant's message that servers and templates take its thoughts from."""
+DESCRIPTIONS = "tools"
+"""Role of a first message that describes tools, each by a line of JSON: templates and servers take these beside the
+conversation."""
+TEMPLATE_OPTIONS = "posbias_template_options"
+"""Attribute of a tokenizer that holds the options of its chat template."""
+USUAL = re.compile(
+    r"<\|[\w./ -]{1,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask)>|<(?:start|end)_of_(?:turn|image|audio)>|\[/?INST\]"
+    r"|<</?SYS>>|<｜[\w▁ ]{1,40}｜>|\[(?:CLS|SEP|PAD|MASK|UNK)\]"
+)
+"""The usual spellings of control tokens, for a model on a server, whose tokenizer is not known."""
+LEAD = "\n"
+"""Put before a piece of a text while it is tokenised: some tokenizers put a space before the first word."""
+PRIVATE = range(0xE000, 0xF900)
+"""Characters that mean nothing to anyone: two of them mark in a message what it spells, until it is rendered."""
+
+_KNOWN: "WeakKeyDictionary[Any, tuple[tuple[int, str], re.Pattern[str]]]" = WeakKeyDictionary()
+"""Patterns by tokenizer, with the data that each was made from: making one takes milliseconds, every prompt asks."""
+
+
+class Tokenised(NamedTuple):
+    """A text in tokens."""
+
+    token_ids: list[int]
+    offsets: list[Span]
+    """Begin and end of every token in the text; empty for a tokenizer that does not say."""
+
+
+def control_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """A pattern that finds the control tokens a text spells; without a tokenizer those in usual spellings.
+
+    They are the tokenizer's special tokens, and the added ones that its chat template spells; blanks and words are not.
+    """
+    if tokenizer is None:
+        return USUAL
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    made_from = len(tokenizer) if hasattr(tokenizer, "__len__") else 0, template
+    entry = _KNOWN.get(tokenizer) if isinstance(tokenizer, Hashable) else None
+    if entry is not None and entry[0] == made_from:
+        return entry[1]
+    pattern = re.compile("|".join(_spellings(tokenizer, template)) or r"(?!)")
+    if isinstance(tokenizer, Hashable):
+        _KNOWN[tokenizer] = made_from, pattern
+    return pattern
+
+
+def special_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """A pattern that finds special tokens alone, without the added ones that a template may look for in messages."""
+    return re.compile("|".join(_spellings(tokenizer, "")) or r"(?!)")
+
+
+def _spellings(tokenizer: Any, template: str) -> list[str]:
+    """Spellings of control tokens as patterns, longer ones first."""
+    special = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
+        written = token.content in template and not token.content.isspace() and not token.content.isalnum()
+        if token.special or written:
+            special.add(token.content)
+    return [re.escape(spelling) for spelling in sorted(special - {""}, key=len, reverse=True)]
+
+
+def spelled_in(text: str, tokenizer: Any) -> tuple[Span, ...]:
+    """Spans in which a text spells control tokens."""
+    return tuple(match.span() for match in control_pattern(tokenizer).finditer(text))
+
+
+def tokenised(text: str, tokenizer: Any, ordinary: Sequence[Span] = (), *, offsets: bool = False) -> Tokenised:
+    """Tokenise a text, without special tokens around it; control tokens spelled in `ordinary` spans are ordinary text.
+
+    Only a tokenizer that knows `offsets` may be asked for them.
+    """
+    token_ids: list[int] = []
+    places: list[Span] = []
+    borders = [0, *(border for span in ordinary for border in span), len(text)]
+    for number, (begin, end) in enumerate(pairwise(borders)):
+        if begin == end and len(borders) > 2:
+            continue
+        read = _ordinary if number % 2 else _read
+        piece = read(text[begin:end], tokenizer, behind=begin > 0, offsets=offsets)
+        token_ids += piece.token_ids
+        places += [(first + begin, last + begin) for first, last in piece.offsets]
+    return Tokenised(token_ids, places)
+
+
+def _read(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenised:
+    """A piece of a text as the tokenizer reads it `behind` other text."""
+
+    def read(text: str) -> Tokenised:
+        options = {"return_offsets_mapping": True} if offsets else {}
+        encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
+        return Tokenised(
+            list(encoded["input_ids"]), [tuple(place) for place in encoded["offset_mapping"]] if options else []
+        )
+
+    if not behind:
+        return read(piece)
+    lead, whole = read(LEAD), read(LEAD + piece)
+    count = len(lead.token_ids)
+    if whole.token_ids[:count] != lead.token_ids:
+        return read(piece)  # the lead joins what follows, as a line break does another
+    return Tokenised(
+        whole.token_ids[count:],
+        [(max(0, first - len(LEAD)), last - len(LEAD)) for first, last in whole.offsets[count:]],
+    )
+
+
+def _ordinary(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenised:
+    """Tokenise the spelling of a control token as text; each of its tokens is placed over all of it."""
+    if getattr(tokenizer, "is_fast", False):
+        backend = tokenizer.backend_tokenizer
+
+        def read(text: str) -> list[int]:
+            normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+            parts = (
+                [(normal, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(normal)
+            )
+            return [token.id for part, _ in parts for token in backend.model.tokenize(part)]
+    else:
+
+        def read(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def read_behind(text: str) -> list[int]:
+        lead, whole = read(LEAD), read(LEAD + text)
+        return whole[len(lead) :] if whole[: len(lead)] == lead else read(text)
+
+    token_ids = read_behind(piece) if behind else read(piece)
+    if tokenizer.convert_tokens_to_ids(piece) in token_ids:  # its model has the token as a word, as unigram ones do
+        token_ids = [token for letter in piece for token in read_behind(letter)]
+    return Tokenised(token_ids, [(0, len(piece))] * len(token_ids) if offsets else [])
+
+
+_OPENINGS: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()
+"""Of fast tokenizers, beside what put special tokens around a text then: `opening` is asked for each prompt."""
+
+
+def opening(tokenizer: Any) -> tuple[int, ...]:
+    """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _probed_opening(tokenizer)
+    around = repr(backend.post_processor)
+    if _OPENINGS.get(tokenizer, ("",))[0] != around:
+        _OPENINGS[tokenizer] = around, _probed_opening(tokenizer)
+    return _OPENINGS[tokenizer][1]
+
+
+def _probed_opening(tokenizer: Any) -> tuple[int, ...]:
+    full = [int(token) for token in tokenizer("a")["input_ids"]]
+    plain = [int(token) for token in tokenizer("a", add_special_tokens=False)["input_ids"]]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start])
+    return ()
+
+
+def tokenise(
+    texts: Sequence[str], tokenizer: Any, ordinary: Sequence[Sequence[Span]] | None = None
+) -> list[Int64[np.ndarray, "_"]]:
+    """Token ids of each text, no special tokens added, no length limit.
+
+    `ordinary`: spans of each text in which the spelling of a control token is not one; None: all.
+    """
+    if ordinary is None:
+        ordinary = [spelled_in(text, tokenizer) for text in texts]
+    plain = [text for text, spans in zip(texts, ordinary, strict=True) if not spans]
+    encoded: Iterator[list[int]] = iter(())
+    if plain:
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        encoded = iter(tokenizer(plain, **options)["input_ids"])
+    return [
+        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(encoded), dtype=np.int64)
+        for text, spans in zip(texts, ordinary, strict=True)
+    ]
+
+
+class Marks:
+    """Marks what messages spell, so that in a rendered conversation it is told from what the template wrote."""
+
+    def __init__(self, messages: Sequence[Any], pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        told = str(messages)
+        free = (chr(code) for code in PRIVATE if chr(code) not in told and repr(chr(code))[1:-1] not in told)
+        self._open, self._close = next(free, ""), next(free, "")
+        if not self._close:
+            raise UsageError("a conversation holds every private-use character, so that no part of it can be marked")
+        self.needed = self.marked(messages) != messages
+        """Set if any message spells a control token."""
+
+    def marked(self, value: Any) -> Any:
+        """Mark messages, or any part of one."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda match: f"{self._open}{match[0]}{self._close}", value)
+        if isinstance(value, dict):
+            return {name: self.marked(part) for name, part in value.items()}
+        return [self.marked(part) for part in value] if isinstance(value, list | tuple) else value
+
+    def unmarked(self, text: str) -> tuple[str, tuple[Span, ...]]:
+        """Take the marks off a rendered text, and return the spans of the control tokens that messages spelled."""
+
+        def bare(text: str) -> str:  # a template may have taken a marked token apart
+            return text.replace(self._open, "").replace(self._close, "")
+
+        spans, plain, end = [], "", 0
+        for match in re.finditer(f"{self._open}({self._pattern.pattern}){self._close}", text):
+            plain += bare(text[end : match.start()])
+            spans.append((len(plain), len(plain) + len(match[1])))
+            plain, end = plain + match[1], match.end()
+        return plain + bare(text[end:]), tuple(spans)
+
+
+def check_template(tokenizer: Any) -> None:
+    """Refuse a model without a tokenizer, and a tokenizer that cannot render conversations."""
+    if tokenizer is None:
+        raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            "the model's tokenizer has no chat template (a base model?); write the prompts as text, or set "
+            "tokenizer.chat_template"
+        )
+
+
+def with_template_options(tokenizer: Any, options: Mapping[str, Any] | None) -> Any:
+    """Copy a tokenizer with options for its chat template, such as `{"enable_thinking": False}`.
+
+    Raises:
+        UsageError: no chat template, or one that does not hold the name of an option, which would do nothing.
+    """
+    if not options:
+        return tokenizer
+    check_template_options(options)
+    check_template(tokenizer)
+    template = tokenizer.chat_template
+    text = "\n".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+    for name in options:
+        if not re.search(rf"\b{name}\b", text):
+            raise UsageError(f"template option {name!r} does nothing: the model's chat template does not name it")
+    copied = copy.copy(tokenizer)
+    setattr(copied, TEMPLATE_OPTIONS, dict(options))
+    return copied
+
+
+def check_template_options(options: object) -> None:
+    """Refuse options of a chat template that are not values by name, or that JSON cannot express."""
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in options):
+        raise UsageError(f"template options must be values by name, such as enable_thinking=False, got {options!r:.80}")
+    try:
+        json.dumps(dict(options), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"template options must be values that JSON can express: {error}") from None
+
+
+def template_options_of(tokenizer: Any) -> dict[str, Any]:
+    """Options of a tokenizer's chat template."""
+    return dict(getattr(tokenizer, TEMPLATE_OPTIONS, {}))
+
+
+def described_tools(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Message]]:
+    """The tools that a conversation begins with (DESCRIPTIONS), and the conversation without them."""
+    if not messages or messages[0].get("role") != DESCRIPTIONS:
+        return [], messages
+    try:
+        return [json.loads(line) for line in messages[0]["content"].split("\n")], messages[1:]
+    except (ValueError, AttributeError):
+        raise UsageError(
+            f"a first message of the role {DESCRIPTIONS!r} describes one tool a line, as JSON; "
+            f"got {str(messages[0]['content'])[:60]!r}"
+        ) from None
+
+
+def check_messages(messages: Sequence[object], place: str) -> None:
+    """Refuse messages without a role (text) and a content (text, or a list of parts); `place` says where they stand.
+
+    A template would write out anything else, such as None, as words that nobody said; a message with `tool_calls` alone
+    may have it.
+    """
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content", "") is None:
+            message = {**message, "content": ""}
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise UsageError(f"{place}: a message needs role and content, got {message!r}")
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str):
+            raise UsageError(f"{place}: the role of a message must be text such as 'user', got {role!r}")
+        parts = content if isinstance(content, list | tuple) else ()
+        if not isinstance(content, str) and not (parts and all(isinstance(part, Mapping) for part in parts)):
+            raise UsageError(f"{place}: the content of a message must be text or a list of parts, got {content!r}")
+
+
+class Rendered(NamedTuple):
+    """A conversation as the text that a model reads, special tokens included."""
+
+    text: str
+    spelled: tuple[Span, ...]
+    """Places where messages spelled control tokens, which stay ordinary text; all others are the template's."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Control tokens that messages spelled."""
+        return tuple(self.text[begin:end] for begin, end in self.spelled)
+
+
+def render_conversation(tokenizer: Any, messages: Sequence[Message], *, index: int = 0) -> Rendered:
+    """Render one conversation by the tokenizer's chat template, up to the opening of the assistant's answer.
+
+    Its `index` names it in errors.
+
+    Raises:
+        UsageError: no messages, one without a proper role and content, or the template refuses them.
+    """
+    name = f"conversation {index}"
+    if isinstance(messages, str | Mapping) or not messages:
+        raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
+    check_messages(messages, name)
+    plain = [_with_arguments(message, tokenizer, name) for message in messages]
+    text = _rendered(tokenizer, plain, name)
+    for pattern_of in (control_pattern, special_pattern):
+        marks = Marks(plain, pattern_of(tokenizer))
+        if not marks.needed:
+            return Rendered(text, ())
+        marked = _rendered(tokenizer, marks.marked(plain), name)
+        unmarked, spelled = marks.unmarked(marked)
+        if unmarked == text:
+            return Rendered(text, spelled)
+        # The template itself looks for what was marked, such as the thoughts of an earlier answer, and renders it so.
+    raise UsageError(
+        f"{name} spells special tokens that the chat template reads in messages; allowed: messages without them"
+    )
+
+
+def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> dict[str, Any]:
+    """A message with the arguments of its calls as templates take them: objects, where servers take JSON."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    if "tool_calls" not in str(tokenizer.chat_template):
+        raise UsageError(f"{name}: the model's chat template passes calls of tools over; write them as text")
+    try:
+        parsed = [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls]
+    except (TypeError, KeyError, ValueError):
+        return dict(message)  # objects already
+    return {
+        **message,
+        "tool_calls": [{**call, "function": function} for call, function in zip(calls, parsed, strict=True)],
+    }
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
+    """The text that a tokenizer's chat template makes of checked messages."""
+    tools, turns = described_tools(messages)
+    if tools and not re.search(r"\btools\b", str(tokenizer.chat_template)):
+        raise UsageError(
+            f"{name}: the model's chat template passes descriptions of tools over; items(calls='text') writes them out"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            turns,
+            **({"tools": tools} if tools else {}),
+            tokenize=False,
+            add_generation_prompt=True,
+            **template_options_of(tokenizer),
+        )
+    except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
+        raise UsageError(f"{name}: the chat template refuses it ({' '.join(str(error).split())})") from None
+    if not text:
+        raise UsageError(f"{name} renders to an empty text")
+    check_most(f"{name}, rendered by the chat template", len(text), READ_BYTES, "bytes")
+    check_text(str(text), name)
+    return str(text)
+
+
+def text_of(prompt: str | Sequence[Message]) -> str:
+    """A prompt's text; of a conversation, its last message's."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as a model reads it."""
+
+    text: str
+    """The text that was tokenised: the prompt itself, or the rendered conversation."""
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...] | None
+    """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
+
+
+def rendered(
+    prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0, own_control: bool = False
+) -> tuple[Rendered, tuple[int, ...]]:
+    """The text that a model reads, and the special tokens that open it (a template writes its own out).
+
+    A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
+    without); `index` is its number, for messages. `own_control`: as `Example.own_control`.
+    """
+    if isinstance(prompt, str):
+        return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer)), tuple(opening(tokenizer))
+    check_template(tokenizer)
+    return render_conversation(tokenizer, prompt, index=index), ()
+
+
+def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool = False) -> Encoded:
+    """The token ids of a prompt, with their places in its text. Arguments and errors as `rendered`."""
+    (text, ordinary), before = rendered(prompt, tokenizer, own_control=own_control)
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    tokens = tokenised(text, tokenizer, ordinary, offsets=fast)
+    offsets = ((0, 0),) * len(before) + tuple(tokens.offsets) if fast else None
+    return Encoded(text, (*before, *tokens.token_ids), offsets)
+
+
+def locate(
+    prompt: str | Sequence[Message],
+    spans: Sequence[Span],
+    tokenizer: Any,
+    *,
+    own_control: bool = False,
+    message: int = -1,
+) -> tuple[tuple[Span, ...] | None, int | None]:
+    """Tokens that hold parts of a prompt's text (of a conversation: of one message's), such as its passages.
+
+    Args:
+        prompt: As the model is to read it.
+        spans: Begin and end in characters, none empty.
+        tokenizer: The model's own; None if it is not to be had.
+        own_control: As `Example.own_control`.
+        message: Index of the message in a conversation.
+
+    Returns:
+        For every span the first token that reaches beyond its begin, and one past the last that begins before its end
+        (a token that straddles a border counts as part of it); None without a tokenizer that knows character offsets.
+        And the tokens of the prompt; None without a tokenizer.
+
+    Raises:
+        UsageError: no chat template, or one that changes the message so that nothing can be found in it.
+    """
+    if tokenizer is None:
+        return None, None
+    encoded = encode(prompt, tokenizer, own_control=own_control)
+    if encoded.offsets is None:
+        return None, len(encoded.token_ids)
+    if spans and not isinstance(prompt, str):
+        in_text = _of_tool if prompt[message]["role"] == DESCRIPTIONS else _of_message
+        spans = in_text(prompt, message, spans, tokenizer, encoded.text)
+    low, high = np.array(encoded.offsets).T
+    places = []
+    for begin, end in spans:
+        touching = np.flatnonzero((high > begin) & (low < end))
+        places.append((int(touching[0]), int(touching[-1]) + 1))
+    return tuple(places), len(encoded.token_ids)
+
+
+def leaves_thoughts_out(prompt: str | Sequence[Message], tokenizer: Any) -> bool:
+    """True if a conversation holds thoughts of earlier answers that the model's chat template does not render."""
+    thoughts = [] if isinstance(prompt, str) else [message[THOUGHTS] for message in prompt if THOUGHTS in message]
+    if not thoughts or tokenizer is None:
+        return False
+    text = rendered(prompt, tokenizer)[0].text
+    return any(thought.strip() not in text for thought in thoughts)
+
+
+def _of_message(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:
+    """Spans of a message's content in the rendered text; other messages may say the same, so its words are marked."""
+    content = str(prompt[index]["content"])
+    bare = content.strip()  # many templates trim a message
+    lead = content.find(bare)
+    end = lead + len(bare)
+    free = next(chr(code) for code in PRIVATE if chr(code) not in text)
+    marked = [dict(message) for message in prompt]
+    marked[index]["content"] = content[:lead] + free + content[lead:]
+    begin = rendered(marked, tokenizer)[0].text.find(free)
+    if begin < 0 or text[begin : begin + len(bare)] != bare:
+        raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
+    shift = begin - lead
+    if shift < 0 or not text.startswith(content, shift):  # trimmed: what stands around it is the template's
+        spans = [(max(first, lead), min(last, end)) for first, last in spans]
+    return [(first + shift, last + shift) for first, last in spans]
+
+
+def _of_tool(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:
+    """Descriptions of tools in the rendered text: each from its name to the end of what it says of itself."""
+    content = str(prompt[index]["content"])
+    free = next(chr(code) for code in PRIVATE if chr(code) not in text + content)
+    placed = []
+    for first, last in spans:
+        tool = json.loads(content[first:last])
+        said = tool.get("function", tool)
+        ends = "description" if said.get("description") else "name"
+        said["name"] = free + said["name"]
+        said[ends] += free
+        line = json.dumps(tool, ensure_ascii=False)
+        marked = [dict(message) for message in prompt]
+        marked[index]["content"] = content[:first] + line + content[last:]
+        told = rendered(marked, tokenizer)[0].text
+        begin, end = told.find(free), told.rfind(free)
+        if end <= begin or told.replace(free, "") != text:
+            raise UsageError("the chat template changes the descriptions of tools, so one cannot be located in it")
+        placed.append((begin, end - told[:end].count(free)))
+    return placed
