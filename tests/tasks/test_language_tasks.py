@@ -28,7 +28,7 @@ SPELLINGS = (
     "key_value(pairs=5)",
     "key_value(pairs=5, query='both')",
     "documents(documents=4)",
-    "documents(documents=4, query='before', order='shuffled', mention_order=True)",
+    "documents(documents=4, query='before')",
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
@@ -179,7 +179,6 @@ def test_document_prompts_are_the_published_ones(published_documents: Path) -> N
     assert prompt() == f"{told}\n\n{listed}\n\n{question}"
     assert prompt(query="both") == f"{told}\n\nQuestion: who\n\n{listed}\n\n{question}"
     assert prompt(query="before") == f"{told}\n\nQuestion: who\n\n{listed}\n\nAnswer:"
-    assert prompt(mention_order=True) == f"{told} The search results are ordered randomly.\n\n{listed}\n\n{question}"
     assert prompt(setting="closed_book") == question
     assert prompt(setting="oracle") == f"{told}\n\nDocument [1](Title: G) holds it\n\n{question}"
 
@@ -281,22 +280,6 @@ def test_generated_distractors_never_hold_the_answer() -> None:
         assert str(example.prompt).count(example.answers[0]) == 1
 
 
-def test_shuffled_distractors_are_the_same_at_all_positions() -> None:
-    given = list(Documents(documents=12).examples(None, count=1))
-    shuffled = list(Documents(documents=12, order="shuffled").examples(None, count=1))
-
-    def others(example: Example) -> list[str]:
-        titles = [
-            line.split(")")[0].split("Title: ")[1] for line in str(example.prompt).split("\n") if "(Title" in line
-        ]
-        assert example.gold_position is not None
-        return titles[: example.gold_position] + titles[example.gold_position + 1 :]
-
-    assert {tuple(others(example)) for example in shuffled} == {tuple(others(shuffled[0]))}
-    assert others(shuffled[0]) != others(given[0])
-    assert sorted(others(shuffled[0])) == sorted(others(given[0]))
-
-
 def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
     task = Needle(tokens=4000, depths=5)
     for sample in range(2):
@@ -384,7 +367,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(setting='open')", "setting must be one of gold, oracle, closed_book"),
         ("documents(file='')", "file must be a text that is not empty or None, got ''"),
         ("documents(template='')", "template must be a text that is not empty or None, got ''"),
-        ("documents(template='p.txt', query='both')", "query and mention_order are for the published prompt"),
+        ("documents(template='p.txt', query='both')", "query is for the published prompt"),
         ("documents(entry='[{number}] {title}')", "entry must hold {text} once"),
         ("documents(entry='{title} {number} {text}')", "entry must hold {text} once"),
         ("needle(tokens=10)", "tokens must be a whole number >= 64"),

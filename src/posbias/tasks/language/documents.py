@@ -17,7 +17,7 @@ Key-value pairs of random UUIDs are generated, or read from the published files 
 import random
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -89,13 +89,11 @@ INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results "
     "(some of which might be irrelevant)."
 )
-RANDOM_ORDER = " The search results are ordered randomly."
 CONDITIONS = ("gold", "oracle", "closed_book")
 PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
 ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
 """The form of an entry of one's own."""
 AS_PUBLISHED = "Document [{number}]{published}"
-ORDERS = ("given", "shuffled")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
 FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", "gor", "pel", "zan", "wick", "hol")
@@ -122,10 +120,6 @@ class Documents(LanguageTask):
     schemas: above); None: the generated corpus."""
     setting: Annotated[str, OneOf(*CONDITIONS)] = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
-    order: Annotated[str, OneOf(*ORDERS)] = "given"
-    """Order of the distractors: as `given` (published: by relevance) or `shuffled`, the same at all positions."""
-    mention_order: bool = False
-    """Say in the prompt that the documents are ordered randomly (published wording)."""
     query: Annotated[str, OneOf(*QUERIES)] = "after"
     """Place of the question: `after` the documents (as published), `before`, or `both` (query-aware)."""
     template: FileName | None = None
@@ -139,8 +133,8 @@ class Documents(LanguageTask):
     counted: ClassVar[str] = "documents"
 
     def __post_init__(self) -> None:
-        if self.template is not None and (self.query != "after" or self.mention_order):
-            raise UsageError(f"{self.name}: query and mention_order are for the published prompt, not for a template")
+        if self.template is not None and self.query != "after":
+            raise UsageError(f"{self.name}: query is for the published prompt, not for a template")
         if self.entry is not None and not ENTRY.fullmatch(self.entry):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
@@ -148,8 +142,12 @@ class Documents(LanguageTask):
             )
         if self.documents is None:
             # Resolved at once, so that a record says how many they were.
-            read = self.file is not None and self.setting != "closed_book"
-            object.__setattr__(self, "documents", fewest_documents(str(self.file)) if read else GENERATED)
+            numbers = [GENERATED]
+            if self.file is not None and self.setting != "closed_book":
+                numbers = [1 + len(_set_of(*line).distractors) for line in published_lines(self.file)]
+            if not numbers:
+                raise UsageError(f"{self.file!r} holds no question")
+            object.__setattr__(self, "documents", min(numbers))
         if self.file is None and self.n_documents > MOST_DOCUMENTS:
             raise UsageError(
                 f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
@@ -178,24 +176,19 @@ class Documents(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
-        sets: Iterable[DocumentSet]
         if self.file is None:
-            sets = (drawn_documents(self.n_documents, seed, index) for index in range(count))
-        elif self.setting == "closed_book":
-            sets = read_questions(self.file, count=count)
-        else:
-            sets = read_sets(self.file, count=count, documents=self.n_items)
-        return (
-            self._ordered(document_set, random.Random(f"order {seed} {index}"))
-            for index, document_set in enumerate(sets)
-        )
+            return (drawn_documents(self.n_documents, seed, index) for index in range(count))
+        lines = list(published_lines(self.file, count))
+        if self.setting == "closed_book":  # lines need not have documents
+            return iter([DocumentSet(*_question_of(*line), Document(None, ""), ()) for line in lines])
+        return iter([self._cut(_set_of(*line), line[0]) for line in lines])
 
-    def _ordered(self, document_set: DocumentSet, source: random.Random) -> DocumentSet:
-        ordered = list(document_set.distractors) if self.setting == "gold" else []
-        if self.order == "shuffled":
-            source.shuffle(ordered)
-        document_set = replace(document_set, distractors=tuple(ordered))
-        return document_set if self.file is None or self.setting == "closed_book" else noticed(document_set)
+    def _cut(self, found: DocumentSet, where: str) -> DocumentSet:
+        """A line's question with the first of its documents, the gold one among them, and what is odd about them."""
+        there = 1 + len(found.distractors)
+        if there < self.n_items:
+            raise UsageError(f"{where} has {there} documents; {self.n_items} were asked (documents={there} takes all)")
+        return noticed(replace(found, distractors=found.distractors[: self.n_items - 1]))
 
     @cached_property
     def _own_words(self) -> tuple[str, str]:
@@ -210,7 +203,7 @@ class Documents(LanguageTask):
         question_line = f"Question: {question}\n"
         if self.setting == "closed_book":
             return "", f"{question_line}Answer:"
-        head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
+        head = f"{INSTRUCTION}\n\n"
         head += f"{question_line}\n" if self.query != "after" else ""
         return head, "\n\n" + (question_line if self.query != "before" else "") + "Answer:"
 
@@ -220,7 +213,8 @@ class Documents(LanguageTask):
         template = "".join(self._own_words) if self.template is not None else ""
         if self.setting == "closed_book":
             return Draft(head + tail, sample.answers, None, template=template)
-        documents = [*sample.distractors[:position], sample.gold, *sample.distractors[position:]]
+        others = sample.distractors if self.setting == "gold" else ()
+        documents = [*others[:position], sample.gold, *others[position:]]
         entries = [
             {
                 "title": document.title or "",
@@ -241,23 +235,20 @@ def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
     names: dict[str, None] = {}
     while len(names) < documents:
         names[f"{source.choice(GIVEN)} {''.join(source.sample(FAMILY, 2)).capitalize()}"] = None
-    people = [_person(name, town, source) for name, town in zip(names, towns, strict=True)]
-    question = f"in which city was {next(iter(names))} born"
+    people = []
+    for name, town in zip(names, towns, strict=True):  # the same words for all: names and values tell them apart
+        craft, animal, instrument = (
+            source.choice(words) for words in (CRAFTS, CATEGORIES["animal"], CATEGORIES["instrument"])
+        )
+        year = source.randrange(1820, 1960)
+        text = (
+            f"{name} (born {year}) worked as a {craft} for {source.randrange(11, 49)} years. {name} was born in {town} "
+            f"and grew up there with {source.randrange(2, 9)} siblings. After work {name} played the {instrument} and "
+            f"kept a {animal}."
+        )
+        people.append(Document(name, text))
+    question = f"in which city was {people[0].title} born"
     return DocumentSet(question, (towns[0],), people[0], tuple(people[1:]))
-
-
-def _person(name: str, town: str, source: random.Random) -> Document:
-    """Facts in the same words for all, so that only names and values tell the documents apart."""
-    craft, animal, instrument = (
-        source.choice(words) for words in (CRAFTS, CATEGORIES["animal"], CATEGORIES["instrument"])
-    )
-    year = source.randrange(1820, 1960)
-    text = (
-        f"{name} (born {year}) worked as a {craft} for {source.randrange(11, 49)} years. {name} was born in {town} and "
-        f"grew up there with {source.randrange(2, 9)} siblings. After work {name} played the {instrument} and kept "
-        f"a {animal}."
-    )
-    return Document(name, text)
 
 
 OWN, PUBLISHED = "documents", "ctxs"
@@ -271,37 +262,7 @@ LINES = {
 """What a line holds, for messages."""
 
 
-def read_sets(path: str, *, count: int, documents: int) -> list[DocumentSet]:
-    """The first `count` questions of a file, each with the first of its documents (>= 1), the gold one among them.
-
-    Raises:
-        UsageError: a line that does not hold what its schema says, too few lines, or too few documents.
-    """
-    sets = []
-    for where, record in published_lines(path, count):
-        document_set = _set_of(record, where)
-        there = 1 + len(document_set.distractors)
-        if there < documents:
-            raise UsageError(f"{where} has {there} documents; {documents} were asked (documents={there} takes all)")
-        sets.append(replace(document_set, distractors=document_set.distractors[: documents - 1]))
-    return sets
-
-
-def fewest_documents(path: str) -> int:
-    """Documents of the line of a file that has fewest: so many has every prompt; UsageError: as `read_sets`."""
-    numbers = [1 + len(_set_of(record, where).distractors) for where, record in published_lines(path)]
-    if not numbers:
-        raise UsageError(f"{path!r} holds no question")
-    return min(numbers)
-
-
-def read_questions(path: str, *, count: int) -> list[DocumentSet]:
-    """The first `count` questions of a file without any document, which its lines need not have."""
-    nothing = Document(None, "")
-    return [DocumentSet(*_question_of(record, where), nothing, ()) for where, record in published_lines(path, count)]
-
-
-def _question_of(record: dict[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+def _question_of(where: str, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """A question and its accepted answers."""
     question = text_field(record, "question", where)
     answers = list_field(record, "answers", where)
@@ -321,51 +282,43 @@ def noticed(document_set: DocumentSet) -> DocumentSet:
     """
     answers = [normalise_answer(answer) for answer in document_set.answers]
     alone = re.compile("|".join(f"{APART[0]}{re.escape(answer)}{APART[1]}" for answer in answers))
-    distractors = [_said(document) for document in document_set.distractors]
-    text = normalise_answer(document_set.gold.text)
+    documents = (document_set.gold, *document_set.distractors)
+    gold, *others = [normalise_answer(f"{document.title or ''} {document.text}") for document in documents]
+    text, *texts = [normalise_answer(document.text) for document in documents]
     odd = {
-        "gold_without_answer": not any(answer in _said(document_set.gold) for answer in answers),
-        "gold_repeated": any(normalise_answer(document.text) == text for document in document_set.distractors),
-        "answer_elsewhere": any(map(alone.search, distractors)),
+        "gold_without_answer": not any(answer in gold for answer in answers),
+        "gold_repeated": text in texts,
+        "answer_elsewhere": any(map(alone.search, others)),
     }
     return replace(document_set, notices=tuple(name for name, holds in odd.items() if holds))
 
 
-def _said(document: Document) -> str:
-    """A document's title and text, normalised."""
-    return normalise_answer(f"{document.title or ''} {document.text}")
-
-
-def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
+def _set_of(where: str, record: dict[str, Any]) -> DocumentSet:
     """A line with all its documents; messages end with the schema that it was read by."""
     there = [schema for schema in LINES if schema in record]
     if len(there) != 1:
         fields = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
         raise UsageError(f"{where} has {fields}; a line holds either {LINES[OWN]}, or as published {LINES[PUBLISHED]}")
+    schema, gold, distractors = there[0], list[Document](), list[Document]()
     try:
-        question, answers = _question_of(record, where)
-        return DocumentSet(question, answers, *_documents_of(record, there[0], where))
+        question, answers = _question_of(where, record)
+        for number, entry in enumerate(list_field(record, schema, where), start=1):
+            of_document = f"{where}, document {number}"
+            if not isinstance(entry, dict):
+                raise UsageError(f"{of_document}: an entry of {schema!r} must be an object, got {entry!r:.80}")
+            flag = entry.get(FLAGS[schema])
+            if schema == OWN and not isinstance(flag, bool):
+                raise UsageError(f"{of_document}: field {FLAGS[schema]!r} must be true or false, got {flag!r:.80}")
+            titled = schema == PUBLISHED or entry.get("title") is not None
+            title = text_field(entry, "title", of_document, empty=True) if titled else None
+            (gold if flag is True else distractors).append(Document(title, text_field(entry, "text", of_document)))
+        if len(gold) != 1:
+            raise UsageError(
+                f"{where}: {len(gold) or 'no'} documents are gold ({FLAGS[schema]} true); exactly 1 is needed"
+            )
     except UsageError as error:
-        raise UsageError(f"{error}; a line holds {LINES[there[0]]}") from None
-
-
-def _documents_of(record: dict[str, Any], schema: str, where: str) -> tuple[Document, tuple[Document, ...]]:
-    """The gold document of a line, and the others in their order."""
-    gold: list[Document] = []
-    distractors: list[Document] = []
-    for number, entry in enumerate(list_field(record, schema, where), start=1):
-        of_document = f"{where}, document {number}"
-        if not isinstance(entry, dict):
-            raise UsageError(f"{of_document}: an entry of {schema!r} must be an object, got {entry!r:.80}")
-        flag = entry.get(FLAGS[schema])
-        if schema == OWN and not isinstance(flag, bool):
-            raise UsageError(f"{of_document}: field {FLAGS[schema]!r} must be true or false, got {flag!r:.80}")
-        titled = schema == PUBLISHED or entry.get("title") is not None
-        title = text_field(entry, "title", of_document, empty=True) if titled else None
-        (gold if flag is True else distractors).append(Document(title, text_field(entry, "text", of_document)))
-    if len(gold) != 1:
-        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({FLAGS[schema]} true); exactly 1 is needed")
-    return gold[0], tuple(distractors)
+        raise UsageError(f"{error}; a line holds {LINES[schema]}") from None
+    return DocumentSet(question, answers, gold[0], tuple(distractors))
 
 
 EXTRACT = "Extract the value corresponding to the specified key in the JSON object below."
@@ -400,7 +353,7 @@ class KeyValue(LanguageTask):
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
         """The asked pair and the others."""
         if self.file is None:
-            return (drawn_pairs(self.pairs, seed, index) for index in range(count))
+            return (_drawn_pairs(self.pairs, seed, index) for index in range(count))
         return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
 
     def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
@@ -432,7 +385,7 @@ class KeyValue(LanguageTask):
         return Draft(listing.text, (gold[1],), listing.items[position], passages=listing.passages, notices=notices)
 
 
-def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
+def _drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
     """The asked pair and the other ones of a generated sample: version-4 UUIDs, keys all different."""
     source = random.Random(f"key_value {seed} {index}")
     values: dict[str, str] = {}
