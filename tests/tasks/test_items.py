@@ -56,9 +56,9 @@ def test_the_named_unit_moves_and_the_others_keep_their_order(marked: Any, token
 
 
 def test_a_json_file_and_a_template_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "own.json").write_text(json.dumps([RECORD], indent=1))
+    written(tmp_path / "own.jsonl", RECORD)
     (tmp_path / "prompt.txt").write_text("{question}\n<list>\n{units}\n</list>\nReply: \n")
-    task = Items(file=str(tmp_path / "own.json"), template=str(tmp_path / "prompt.txt"), entry="- {number}: {text};")
+    task = Items(file=str(tmp_path / "own.jsonl"), template=str(tmp_path / "prompt.txt"), entry="- {number}: {text};")
     (example,) = asked(task, positions=[0])
     listed = "- 1: Ann owns a boat.;\n- 2: Tom owns a van.;\n- 3: Ida owns a bike.;\n- 4: Max owns a tram.;"
     assert example.text == f"What does Ann own?\n<list>\n{listed}\n</list>\nReply:"
@@ -185,9 +185,6 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "own.jsonl", RECORD)
     with pytest.raises(UsageError, match="holds 1 records x 2 repeats; 3 samples are asked"):
         asked(Items(file=file, repeats=2), count=3)
-    (tmp_path / "own.json").write_text(json.dumps(RECORD))
-    with pytest.raises(UsageError, match=r"own\.json: need a list of objects"):
-        asked(Items(file=str(tmp_path / "own.json")))
     with pytest.raises(UsageError, match="holds no record"):
         asked(Items(file=written(tmp_path / "none.jsonl")))
 

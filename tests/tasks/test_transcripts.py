@@ -197,9 +197,9 @@ def test_broken_transcripts_are_refused_in_one_line(messages: Any, complaint: st
     assert "\n" not in str(caught.value)
 
 
-def test_what_can_be_moved_is_told_where_nothing_is_named(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_moved_is_refused(tmp_path: Path) -> None:
     file = without_tools(tmp_path / "t.jsonl", moved="call_1")
-    with pytest.raises(UsageError, match=r"these can be moved: 1 \(user\), 2-3 \(a call with results\), 4-5 \(a call"):
+    with pytest.raises(UsageError, match=r"field 'moved' must name one message, by its index \(0 ... 11\)"):
         list(Items(file=file).examples(None, count=1))
     with pytest.raises(UsageError, match="message 11 is the question; move another"):
         list(Items(file=without_tools(tmp_path / "t.jsonl", moved=11)).examples(None, count=1))

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from posbias.errors import UsageError
@@ -268,34 +267,18 @@ def movable_blocks(
     return blocks, [n for n, kind in enumerate(kinds) if kind == wanted and question not in blocks[n]]
 
 
-def movable_in_words(messages: Sequence[Message]) -> str:
-    """The messages that can be moved, calls with their results, for an error."""
-    words = []
-    for block in movable_blocks(messages, "alike", 0, None)[0]:
-        first, role = block[0], messages[block[0]]["role"]
-        if len(block) > 1:
-            words.append(f"{first}-{block[-1]} (a call with results)")
-        elif role not in ("system", "developer"):
-            words.append(f"{first} ({role})")
-    return ", ".join(words) or "none"
+Placed = tuple[tuple[Message, ...], int, Span]
+"""A conversation, the message that holds the moved item, and its characters in that message's content."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A conversation, and the place of the moved item in it."""
+def as_text(messages: Sequence[Message], moved: int, span: Span) -> Placed:
+    """A conversation with calls, results and descriptions of tools written as text; messages of one role are joined.
 
-    messages: tuple[Message, ...]
-    index: int
-    """The message that holds it."""
-    span: Span
-    """Its characters in that message's content."""
-
-
-def as_text(placed: Placed) -> Placed:
-    """The same with calls, results and descriptions of tools written as text; messages of one role are joined."""
+    `span` is the moved item's in message `moved`; where it stands then comes with the conversation.
+    """
     joined: list[dict[str, str]] = []
     forms = {"tool": ("user", RESULT), DESCRIPTIONS: ("system", TOOLS)}
-    for number, message in enumerate(placed.messages):
+    for number, message in enumerate(messages):
         role, form = forms.get(message["role"], (str(message["role"]), "{}"))
         calls = [call_text(**call["function"]) for call in message.get("tool_calls", ())]
         told = form.format("\n".join([*([message["content"]] if message["content"] else []), *calls]))
@@ -303,7 +286,7 @@ def as_text(placed: Placed) -> Placed:
         lead = f"{alike['content']}\n\n" if alike else ""
         thoughts = alike.get(THOUGHTS, "") + message.get(THOUGHTS, "")
         joined.append({"role": role, "content": lead + told, **({THOUGHTS: thoughts} if thoughts else {})})
-        if number == placed.index:
+        if number == moved:
             shift = len(lead) + form.index("{}")
-            index, span = len(joined) - 1, (placed.span[0] + shift, placed.span[1] + shift)
-    return Placed(tuple(joined), index, span)
+            index, place = len(joined) - 1, (span[0] + shift, span[1] + shift)
+    return tuple(joined), index, place

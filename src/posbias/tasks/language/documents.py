@@ -90,9 +90,6 @@ INSTRUCTION = (
     "(some of which might be irrelevant)."
 )
 CONDITIONS = ("gold", "oracle", "closed_book")
-PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
-ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
-"""The form of an entry of one's own."""
 AS_PUBLISHED = "Document [{number}]{published}"
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -135,7 +132,8 @@ class Documents(LanguageTask):
     def __post_init__(self) -> None:
         if self.template is not None and self.query != "after":
             raise UsageError(f"{self.name}: query is for the published prompt, not for a template")
-        if self.entry is not None and not ENTRY.fullmatch(self.entry):
+        fields = re.findall(r"\{(number|title|text)\}", self.entry or "{text}")
+        if fields not in (["text"], ["number", "text"], ["title", "text"], ["number", "title", "text"]):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
                 f"got {self.entry!r}"

@@ -1,8 +1,8 @@
 """Items of one's own: a file says which units can be moved, which one is, what is asked, and what is right.
 
 Units are texts in a prompt (passages, candidates, options, instructions) or messages of a conversation, such as a
-transcript of an agent, in which calls of tools and their results stay together (`calls.py`). A .json file holds a list
-of records, any other one record per line (.jsonl, .jsonl.gz). A record has either
+transcript of an agent, in which calls of tools and their results stay together (`calls.py`). A file holds one record a
+line, which has either
 
     {"units": ["...", {"text": "...", "id": "b"}, ...], "moved": 1 or "b", "question": "...", "answer": "..."}
 
@@ -18,14 +18,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
 from posbias.checks import Count, CountOrZero, FileName, OneOf
 from posbias.errors import UsageError, check_most
-from posbias.files import parsed_json, read_lines, read_whole
+from posbias.files import parsed_json, read_lines
 from posbias.prompts.tokens import DESCRIPTIONS, Message
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
@@ -40,12 +39,9 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
-from posbias.tasks.language.calls import AMONG, Placed, as_text, movable_blocks, movable_in_words, read_messages
+from posbias.tasks.language.calls import AMONG, Placed, as_text, movable_blocks, read_messages
 from posbias.tasks.language.rules import LETTERS, RULES, Call, Choice, Rule
 
-PLAIN = r"(?:(?!\{(?:number|letter|text)\}).)*"
-ENTRY = re.compile(rf"{PLAIN}(?:\{{(?:number|letter)\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
-"""The form of an entry of one's own."""
 CLOSING = "\nAnswer with one letter."
 CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
@@ -59,14 +55,20 @@ Unit = str | tuple[Message, ...]
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """Units in their given order, of which some can change places and one is moved over all these places."""
+class ItemRecord:
+    """A record of a file: units in their given order, some of which can change places, and one is moved over these."""
 
+    where: str
     units: tuple[Unit, ...]
     slots: tuple[int, ...]
     """Indices of the units that can change places."""
     moved: int
     """Index of the moved one."""
+    question: str | None = None
+    answers: tuple[str, ...] = ()
+    """Accepted answers; empty if the answer is the letter of the moved unit's place."""
+    target: str | None = None
+    group: str = ""
     messages: tuple[Message, ...] = ()
     """The conversation, if what is moved is not part of it."""
     tools: tuple[str, ...] = ()
@@ -76,10 +78,6 @@ class Arrangement:
     def texts(self) -> bool:
         """True if units are texts in a prompt."""
         return isinstance(self.units[0], str) and not self.messages
-
-    def others(self) -> list[Unit]:
-        """Units that can change places, without the moved one."""
-        return [self.units[slot] for slot in self.slots if slot != self.moved]
 
     def at(self, slot: int, others: Sequence[Unit]) -> tuple[list[Unit], int]:
         """All units with the moved one in a slot and the others, as many as there are or more, in the other slots.
@@ -95,31 +93,7 @@ class Arrangement:
         return units, places[slot]
 
 
-@dataclass(frozen=True)
-class ItemRecord:
-    """A record of a file."""
-
-    where: str
-    arrangement: Arrangement
-    question: str | None
-    answers: tuple[str, ...]
-    """Accepted answers; empty if the answer is the letter of the moved unit's place."""
-    target: str | None
-    group: str
-
-
-def raw_records(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The records of a file, each with its place for messages."""
-    if Path(path).suffix != ".json":
-        return list(published_lines(path))
-    name, entries = Path(path).name, parsed_json(read_whole(path, "file of items"), Path(path).name)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"{name}: need a list of objects; a file with one object per line is a .jsonl")
-    check_most(f"{path!r}: what one file holds", len(entries), MOST_EXAMPLES, "examples")
-    return [(f"{name}, record {number}", entry) for number, entry in enumerate(entries, 1)]
-
-
-def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -> ItemRecord:
+def _read_record(record: dict[str, Any], where: str, rule: Rule, among: str) -> ItemRecord:
     """A record, checked.
 
     Raises:
@@ -130,16 +104,14 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
     if ("units" in record) == ("messages" in record):
         raise UsageError(f"{where}: need one of the fields 'units' and 'messages'")
     question = text_field(record, "question", where) if record.get("question") is not None else None
-    group, target = group_field(record, where), record.get("target")
+    target = record.get("target")
     if target is not None and rule.text:
         raise UsageError(f"{where}: field 'target' goes with a rule whose answer is no text; {rule.name} scores it")
     if not rule.text:
         target = "" if target is None else text_field(record, "target", where)
-    if "units" in record:
-        arrangement = _of_texts(record, where)
-    else:
-        arrangement = _of_messages(record, where, asked=question is not None, among=among)
-    return ItemRecord(where, arrangement, question, _answers(record, where, rule), target, group)
+    read = _of_texts(record, where) if "units" in record else _of_messages(record, where, among)
+    answers = _answers(record, where, rule)
+    return replace(read, question=question, answers=answers, target=target, group=group_field(record, where))
 
 
 def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
@@ -177,13 +149,13 @@ def _moved(record: dict[str, Any], entries: Sequence[Any], key: str, where: str,
     return found[0]
 
 
-def _of_texts(record: dict[str, Any], where: str) -> Arrangement:
+def _of_texts(record: dict[str, Any], where: str) -> ItemRecord:
     if "tools" in record:
         raise UsageError(f"{where}: field 'tools' goes with 'messages'")
     units = list_field(record, "units", where)
     texts = [_text_of(unit, f"{where}, unit {index}") for index, unit in enumerate(units)]
     allowed = f"unit, by its index (0 ... {len(units) - 1}) or 'id', or a unit be marked \"moved\": true"
-    return Arrangement(tuple(texts), tuple(range(len(texts))), _moved(record, units, "id", where, allowed))
+    return ItemRecord(where, tuple(texts), tuple(range(len(texts))), _moved(record, units, "id", where, allowed))
 
 
 def _text_of(unit: Any, where: str) -> str:
@@ -197,8 +169,9 @@ def _text_of(unit: Any, where: str) -> str:
     return text_field(dict(unit), "text", where)
 
 
-def _of_messages(record: dict[str, Any], where: str, *, asked: bool, among: str) -> Arrangement:
+def _of_messages(record: dict[str, Any], where: str, among: str) -> ItemRecord:
     """Units that are messages, or descriptions of tools beside a conversation."""
+    asked = record.get("question") is not None
     given = list_field(record, "messages", where)
     messages = read_messages(given, where)
     tools = list_field(record, "tools", where) if record.get("tools") is not None else []
@@ -214,11 +187,11 @@ def _of_messages(record: dict[str, Any], where: str, *, asked: bool, among: str)
         functions = [tool["function"] for tool in described]
         allowed = f"of the tools {', '.join(function['name'] for function in functions)}"
         moved = _moved(record, functions, "name", where, allowed)
-        return Arrangement(lines, tuple(range(len(lines))), moved, messages=tuple(messages))
+        return ItemRecord(where, lines, tuple(range(len(lines))), moved, messages=tuple(messages))
     question = None if asked else users[-1]  # the message that is answered
     allowed = (
         f"message, by its index (0 ... {len(given) - 1}) or the 'tool_call_id' of its result, or a message be marked "
-        f'"moved": true (these can be moved: {movable_in_words(messages)})'
+        '"moved": true'
     )
     index = _moved(record, given, "tool_call_id", where, allowed)
     if index == question:
@@ -230,7 +203,7 @@ def _of_messages(record: dict[str, Any], where: str, *, asked: bool, among: str)
     if not messages[blocks[moved][-1]]["content"]:
         raise UsageError(f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told")
     units = tuple(tuple(messages[number] for number in block) for block in blocks)
-    return Arrangement(units, tuple(slots), moved, tools=lines)
+    return ItemRecord(where, units, tuple(slots), moved, tools=lines)
 
 
 def _described(tool: Any, where: str) -> dict[str, Any]:
@@ -246,26 +219,8 @@ def _described(tool: Any, where: str) -> dict[str, Any]:
     return described
 
 
-def read_fillers(path: str) -> list[Unit]:
-    """Units of a file, one per line: a text in quotes or an object with `text`; a message, or a list of them."""
-    fillers: list[Unit] = []
-    for where, line in read_lines(path):
-        value = parsed_json(line, where)
-        if isinstance(value, Mapping) and "role" in value:
-            value = [value]
-        fillers.append(tuple(read_messages(value, where)) if isinstance(value, list) else _text_of(value, where))
-        check_most(f"{path!r}: what one file holds", len(fillers), MOST_EXAMPLES, "examples")
-    return fillers
-
-
-@dataclass(frozen=True)
-class AskedRecord:
-    """A record as it is asked."""
-
-    record: ItemRecord
-    others: tuple[Unit, ...]
-    """Units around the moved one, in order, fillers among them."""
-    cluster: str
+Asked = tuple[ItemRecord, list[Unit], str]
+"""A record, the units around the moved one in order, fillers among them, and the name of its cluster."""
 
 
 @LANGUAGE_TASKS.register("items")
@@ -274,7 +229,7 @@ class Items(LanguageTask):
     """Answer the questions of a file of one's own, in which one unit moves and the others keep their order."""
 
     file: FileName
-    """A .jsonl, .jsonl.gz or .json file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
+    """A .jsonl or .jsonl.gz file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
     (above)."""
     rule: str = "contains"
     """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
@@ -310,7 +265,8 @@ class Items(LanguageTask):
             raise UsageError(f"{self.name}: {LONGER}")
         if self.among == TOOLS and self.fillers is not None:
             raise UsageError(f"{self.name}: among='tools' takes no fillers")
-        if self.entry is not None and not ENTRY.fullmatch(self.entry):
+        fields = re.findall(r"\{(number|letter|text)\}", self.entry or "{text}")
+        if fields not in (["text"], ["number", "text"], ["letter", "text"]):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
                 f"got {self.entry!r}"
@@ -329,14 +285,22 @@ class Items(LanguageTask):
 
     @cached_property
     def _raw(self) -> list[tuple[str, dict[str, Any]]]:
-        records = raw_records(self.file)
+        records = list(published_lines(self.file))
         if not records:
             raise UsageError(f"{self.file!r} holds no record")
         return records
 
     @cached_property
     def _fillers(self) -> list[Unit]:
-        return [] if self.fillers is None else read_fillers(self.fillers)
+        """Units, one a line: a text in quotes or an object with `text`; a message, or a list of them."""
+        fillers: list[Unit] = []
+        for where, line in read_lines(self.fillers) if self.fillers is not None else ():
+            value = parsed_json(line, where)
+            if isinstance(value, Mapping) and "role" in value:
+                value = [value]
+            fillers.append(tuple(read_messages(value, where)) if isinstance(value, list) else _text_of(value, where))
+            check_most(f"{self.fillers!r}: what one file holds", len(fillers), MOST_EXAMPLES, "examples")
+        return fillers
 
     @cached_property
     def _around(self) -> tuple[str, str]:
@@ -363,11 +327,11 @@ class Items(LanguageTask):
         return self.depths or self._places(self._record(0))
 
     def _places(self, record: ItemRecord) -> int:
-        return len(record.arrangement.slots) + self.filled
+        return len(record.slots) + self.filled
 
     def _record(self, index: int) -> ItemRecord:
         where, record = self._raw[index]
-        return read_record(record, where, rule=self.answer_rule, among=self.among)
+        return _read_record(record, where, self.answer_rule, self.among)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`chosen`, if letters are asked for: the place of the one that is named; None if none is."""
@@ -382,7 +346,7 @@ class Items(LanguageTask):
             raise UsageError(f"{self.name}: {LONGER}")
         return super().at_length(tokens, tokenizer, seed=seed)
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[AskedRecord]:
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
         """Records with the units around the moved one in order."""
         if self.samples_there < count:
             times = f" x {self.repeats} repeats" if self.repeats > 1 else ""
@@ -395,7 +359,7 @@ class Items(LanguageTask):
 
     def _checked(self, index: int) -> ItemRecord:
         record = self._record(index)
-        places, texts = self._places(record), record.arrangement.texts
+        places, texts = self._places(record), record.texts
         if self.depths is None and places != self.n_items:
             raise UsageError(
                 f"{record.where}: the moved one has {places} places, in the first record {self.n_items}; "
@@ -414,30 +378,29 @@ class Items(LanguageTask):
             raise UsageError(f"{self.fillers!r}: fillers must be {'texts' if texts else 'messages'}, as the units are")
         return record
 
-    def _asked(self, record: ItemRecord, seed: int, index: int, *, clustered: bool) -> AskedRecord:
+    def _asked(self, record: ItemRecord, seed: int, index: int, *, clustered: bool) -> Asked:
         source = random.Random(f"items {seed} {index}")
-        others = record.arrangement.others()
+        others = [record.units[slot] for slot in record.slots if slot != record.moved]
         if index % self.repeats:
             source.shuffle(others)
         total = len(others) + self.filled
         for number, filler in enumerate(source.sample(self._fillers, self.filled)):  # evenly spread
             others.insert(int((number + 0.5) * total / self.filled), filler)
         cluster = record.group and f"group {record.group}"
-        return AskedRecord(record, tuple(others), (cluster or record.where) if clustered else "")
+        return record, others, (cluster or record.where) if clustered else ""
 
-    def draft(self, sample: AskedRecord, position: int) -> Draft:
+    def draft(self, sample: Asked, position: int) -> Draft:
         """Units as texts in a prompt, or as messages of a conversation."""
-        record, places = sample.record, len(sample.others) + 1
-        slot = position if self.depths is None else round(position * (places - 1) / (self.depths - 1))
-        units, moved = record.arrangement.at(slot, sample.others)
+        record, others, cluster = sample
+        slot = position if self.depths is None else round(position * len(others) / (self.depths - 1))
+        units, moved = record.at(slot, others)
         answers = (LETTERS[slot],) if self._letters else record.answers
-        if record.arrangement.texts:
+        if record.texts:
             told = self._text(str(record.question), [str(unit) for unit in units], moved, answers)
         else:
-            placed = self._conversation(record, units, moved)
-            text = str(placed.messages[placed.index]["content"])
-            told = Draft(text, answers, placed.span, messages=placed.messages, moved_message=placed.index)
-        return replace(told, target=record.target, cluster=sample.cluster)
+            messages, index, span = self._conversation(record, units, moved)
+            told = Draft(str(messages[index]["content"]), answers, span, messages=messages, moved_message=index)
+        return replace(told, target=record.target, cluster=cluster)
 
     def _text(self, question: str, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
         letters = self._letters
@@ -449,8 +412,8 @@ class Items(LanguageTask):
         return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)
 
     def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
-        told = record.arrangement.messages
-        tools = [str(unit) for unit in units] if told else record.arrangement.tools
+        told = record.messages
+        tools = [str(unit) for unit in units] if told else record.tools
         described = ({"role": DESCRIPTIONS, "content": "\n".join(tools)},) if tools else ()
         asked = () if record.question is None else ({"role": "user", "content": record.question},)
         if told:
@@ -461,5 +424,5 @@ class Items(LanguageTask):
             told = tuple(message for block in blocks for message in block)
             last = sum(map(len, blocks[: moved + 1])) - 1
             index, span = len(described) + last, (0, len(str(told[last]["content"])))
-        placed = Placed((*described, *told, *asked), index, span)
-        return as_text(placed) if self.calls == "text" else placed
+        messages = (*described, *told, *asked)
+        return as_text(messages, index, span) if self.calls == "text" else (messages, index, span)
