@@ -27,7 +27,7 @@ OF_PACKAGES = {
     "models.networks": "reinitialise",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",
-    "theory.power_rollout": "attention_rollout attention_rollouts",
+    "theory.power_rollout": "attention_rollouts",
     "training": "Member Study TrainingSchedule TrainOptions load_study train",
 }
 """What users call that is not at the top level."""

@@ -23,7 +23,7 @@ from posbias.statistics import mean_of
 
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""
-FORMS = ("diagonal_key", "isotropic_key", "diagonal", "isotropic")
+FORMS = ("diagonal_key", "diagonal")
 LEAST_PROMPTS = 2
 LEAD = ("model", "N", "text", "kind", "prompts")
 
@@ -52,13 +52,13 @@ def meets_target(theory: PromptComparison) -> bool:
 
 def forms_row(cell: Cell, kind: str) -> dict[str, Any] | None:
     """Every form on the prompts for which all were computed; None where there are too few."""
-    if sum("theory/isotropic" in prompt for prompt in cell.prompts) < LEAST_PROMPTS:
+    if sum("theory/diagonal" in prompt for prompt in cell.prompts) < LEAST_PROMPTS:
         return None
-    compared = {form: cell.comparison(form, kind, on="isotropic") for form in FORMS}
+    compared = {form: cell.comparison(form, kind, on="diagonal") for form in FORMS}
     return {
         **_names(cell, kind),
-        "prompts": compared["isotropic"].n_units,
-        "flat": compared["isotropic"].flat.as_record(),
+        "prompts": compared["diagonal"].n_units,
+        "flat": compared["diagonal"].flat.as_record(),
         "forms": {form: comparison.distance.as_record() for form, comparison in compared.items()},
     }
 
@@ -147,9 +147,10 @@ def shared_sheet(rows: list[dict[str, Any]]) -> str:
 
 def forms_sheet(rows: list[dict[str, Any]]) -> str:
     """CSV: every form where all were computed."""
-    lines = [[*LEAD, "flat", *FORMS]]
+    forms = list(rows[0]["forms"])
+    lines = [[*LEAD, "flat", *forms]]
     for entry in rows:
-        values = [entry["flat"]["value"], *(entry["forms"][form]["value"] for form in FORMS)]
+        values = [entry["flat"]["value"], *(entry["forms"][form]["value"] for form in forms)]
         lines.append([*_lead(entry), *map(_number, values)])
     return _csv(lines)
 

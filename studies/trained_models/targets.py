@@ -5,6 +5,7 @@ from the squared gradient of the predicted token's probability as well, and both
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, shuffled
 from posbias.runs.records import Record
-from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
+from posbias.theory.power_rollout import power_rollout_prompt
 
 KIND = "probability"
 STARTS = ("jacobian", KIND)
@@ -56,10 +57,8 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
 
     def compute() -> dict[str, np.ndarray]:
         found = measure_prompt(model, token_ids, kinds=resolve_kinds([KIND]), key=(SEED, index))
-        form, key_path = FORMS[CHOSEN].form, FORMS[CHOSEN].key_path
         theories = {
-            start: power_rollout_prompt(model, token_ids, PowerRollout(form, key_path=key_path, target=start))
-            for start in STARTS
+            start: power_rollout_prompt(model, token_ids, replace(FORMS[CHOSEN], target=start)) for start in STARTS
         }
         return theories | {"measured": found.norms[KIND]}
 

@@ -19,7 +19,7 @@ from posbias.statistics import Interval
 from posbias.theory.power_rollout import attention_rollouts
 from tiny_families import DESCRIBED, VOCABULARY, shaken_model
 
-ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
+ROLLOUTS = {"rollout", "attention_only", "norm_weighted"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "content/published/per_prompt": statistics.content.published.per_prompt,
         "sinks/high": statistics.sinks.high,
         "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
-        "rollouts/power/influence": rollouts.rollouts["power"].mean(axis=0),
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
     }
     for name, values in expected.items():

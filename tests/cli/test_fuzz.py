@@ -74,7 +74,7 @@ UNASKED = "evaluate --server http://127.0.0.1:9/v1 --served-model m --server-opt
 COMMANDS = (
     "predict --depth 2 --heads 2 --length 12 --mask prefix(length=3) --encoding alibi --mixing 0.5 --content 1 "
     "--theory rollout_content",
-    "predict --model {model} --theory power_rollout(form=isotropic) --prompts {text} --count 2 --length 8",
+    "predict --model {model} --theory power_rollout(key_path=False) --prompts {text} --count 2 --length 8",
     "measure {model} --prompts {records} --length 8 --count 2 --kinds jacobian(probes=1) --output last",
     "measure {model} --prompts {token_ids} --length 8 --count 2 --kinds probability --depth-profiles 0",
     "measure {model} --prompts {table} --length 8 --count 2 --kinds logprob --output at(position=-1)",

@@ -40,10 +40,10 @@ def assert_profile(record, found):
 
 
 def test_parameters_and_intervals_of_the_power_rollout(posbias, tiny_llama, loaded, tmp_path):
-    spelled = "power_rollout(form=isotropic,key_path=False,target=probability)"
+    spelled = "power_rollout(key_path=False,target=probability)"
     record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--theory", spelled, *FLAGS)
-    assert_profile(record, power_rollout(*loaded, form="isotropic", key_path=False, target="probability"))
-    assert record.resolved["parameters"] == {"form": "isotropic", "key_path": False, "target": "probability"}
+    assert_profile(record, power_rollout(*loaded, key_path=False, target="probability"))
+    assert record.resolved["parameters"] == {"key_path": False, "target": "probability"}
     assert record.resolved["theory"] == "power_rollout"
     assert "% [" in printed
 
@@ -68,8 +68,7 @@ def test_one_prompt_has_no_interval(posbias, tiny_llama, tmp_path):
 @pytest.mark.parametrize(
     ("theory", "complaint"),
     [
-        ("power_rollout(shape=round)", "parameters of power_rollout: form, key_path, target"),
-        ("power_rollout(form=round)", "power_rollout: form must be one of diagonal, isotropic, got 'round'"),
+        ("power_rollout(form=round)", "parameters of power_rollout: key_path, target"),
         ("power_rollout(target=logits)", "unknown target 'logits' of the power rollout; known: jacobian"),
         ("mean_field(level=last)", "unknown mean-field level 'last'"),
         ("rollout(mixing=1)", "theory rollout takes no parameters"),

@@ -382,7 +382,7 @@ def test_families_without_a_layout_have_all_statistics_and_the_rollouts_that_rea
     assert found.mixing is not None
     assert list(found.rollouts) == ["rollout", "attention_only"]
     (left_out,) = found.left_out
-    assert left_out.startswith("norm_weighted and power: they read weights")
+    assert left_out.startswith("norm_weighted: it reads weights")
 
 
 def test_blocks_that_add_no_two_branches_have_no_mixing() -> None:

@@ -87,8 +87,8 @@ def sum_over_paths(trace: PromptTrace, covector: torch.Tensor) -> torch.Tensor:
     stream = trace.pull_start(covector, BACK_PROPAGATION)
     covariance = torch.einsum("ia,ib->iab", stream, stream)
     for layer, kept in zip(reversed(trace.description.layers), reversed(trace.layers), strict=True):
-        module = layer.block
-        mlp = [jacobian(lambda x, module=module: module.mlp(module.mlp_norm(x)), row) for row in kept.middle]
+        block, norm = layer.inputs["stream"], layer.inputs["middle"]
+        mlp = [jacobian(lambda x, block=block, norm=norm: block.mlp(norm(x)), row) for row in kept.middle]
         covariance = covariance + torch.stack([m.T @ c @ m for m, c in zip(mlp, covariance, strict=True)])
         query, key, value = jacobian(partial(head_outputs, layer, kept), (kept.stream,) * 3)
         branches = sum(torch.einsum("hiajb,iac,hicjd->jbd", part, covariance, part) for part in (query, key, value))

@@ -90,7 +90,7 @@ def test_a_stored_prediction_of_an_architecture_is_the_fresh_one(theory, tmp_pat
     assert_read_back(predict(layers, 12, theory=theory), tmp_path / "run")
 
 
-@pytest.mark.parametrize("theory", ["power_rollout(form=isotropic)", "mean_field"])
+@pytest.mark.parametrize("theory", ["power_rollout(key_path=False)", "mean_field"])
 def test_a_stored_prediction_of_a_model_is_the_fresh_one(theory, tiny_llama, tmp_path):
     model = load_model(tiny_llama, init_seed=3)
     prompts = load_prompts("synthetic", model, n_positions=12, count=3)

@@ -13,10 +13,9 @@ from posbias.models.attention_blocks import AttentionState, KeptAttention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AttentionParts, Norm
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import ROLLOUTS, attention_rollout, attention_rollout_prompt, attention_rollouts
+from posbias.theory.power_rollout import ROLLOUTS, attention_rollout_prompt, attention_rollouts
 from posbias.theory.power_rollout.actual_attention import (
     AttentionTraceLayer,
-    ScaledNorm,
     pull_layer,
     squares_by_key,
     squares_by_pair,
@@ -39,59 +38,38 @@ def _model(kind: str) -> HuggingFaceModel:
 
 @torch.no_grad()
 def _forward(model: HuggingFaceModel, ids: np.ndarray) -> dict[str, Any]:
-    """The model's own attention [layer head query key], what each module read, and what its norms read."""
-    caught: dict[str, list[np.ndarray]] = {"read": [], "before": [], "after": []}
-    handles = []
+    """The model's own attention [layer head query key], and what each module read."""
+    read: list[np.ndarray] = []
 
-    def catch(name: str) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            caught[name].append((args[0] if args else kwargs["hidden_states"])[0].numpy())
+    def catch(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read.append((args[0] if args else kwargs["hidden_states"])[0].numpy())
 
-        return hook
-
-    for block in model.family.blocks(model.network):
-        parts = {"read": block.attention, "before": block.attention_norm, "after": block.attention_post_norm}
-        for name, module in parts.items():
-            if module is not None:
-                handles.append(module.register_forward_pre_hook(catch(name), with_kwargs=True))
+    blocks = model.family.blocks(model.network)
+    handles = [block.attention.register_forward_pre_hook(catch, with_kwargs=True) for block in blocks]
     attentions = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
     for handle in handles:
         handle.remove()
-    return {"attention": torch.cat(attentions).numpy(), **caught}
+    return {"attention": torch.cat(attentions).numpy(), "read": read}
 
 
-def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> dict[str, list[np.ndarray]]:
-    """Norm-weighted and power transitions of every layer, from vectors and matrices written out."""
-    found: dict[str, list[np.ndarray]] = {"norm_weighted": [], "power": []}
+def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> list[np.ndarray]:
+    """Norm-weighted transitions of every layer, from vectors and matrices written out."""
+    found = []
     for layer, block in enumerate(model.family.blocks(model.network)):
         parts = model.family.attention_parts(block, model.config)
         value = seen["read"][layer] @ parts.value.numpy().T
         value = value if parts.value_bias is None else value + parts.value_bias.numpy()
-        before, before_power = _norm(model, block.attention_norm, seen["before"][layer : layer + 1])
-        after, after_power = _norm(model, block.attention_post_norm, seen["after"][layer : layer + 1])
-        output = parts.output.numpy() * np.broadcast_to(after, parts.output.shape[:1])[:, None]
+        output, post_norm = parts.output.numpy(), block.attention_post_norm
+        output = output if post_norm is None else output * model.family.norm(post_norm).gain.numpy()[:, None]
         vectors = np.zeros((N_POSITIONS, N_POSITIONS, len(output)))
-        power = np.zeros((N_POSITIONS, N_POSITIONS))
         for head, weights in enumerate(seen["attention"][layer]):
             size = parts.head_dim
             group = head * parts.key_heads // parts.heads
             own, shared = slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
             vectors += weights[:, :, None] * (value[:, shared] @ output[:, own].T)
-            gain = np.linalg.norm((output[:, own] @ parts.value.numpy()[shared]) * before) ** 2 / len(output)
-            power += gain * weights**2
         lengths = np.linalg.norm(vectors, axis=-1)
-        found["norm_weighted"].append(lengths / lengths.sum(-1, keepdims=True))
-        found["power"].append(power / after_power[:, None] / before_power)
+        found.append(lengths / lengths.sum(-1, keepdims=True))
     return found
-
-
-def _norm(model: HuggingFaceModel, module: Any, read: list[np.ndarray]) -> tuple[Any, np.ndarray]:
-    """Gain, and what the norm divides by; ones where there is none."""
-    if module is None:
-        return 1.0, np.ones(N_POSITIONS)
-    norm, values = model.family.norm(module), read[0]
-    centred = values - values.mean(-1, keepdims=True) * (norm.kind == "layer")
-    return norm.gain.numpy(), (centred**2).mean(-1) + norm.epsilon
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,14 +87,10 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
         transitions = {
             "rollout": [(1 - m) * identity + m * a for m, a in zip(mixing, mean, strict=True)],
             "attention_only": mean,
-            "norm_weighted": [
-                (1 - m) * identity + m * a for m, a in zip(mixing, weighted["norm_weighted"], strict=True)
-            ],
-            "power": [identity + a for a in weighted["power"]],
+            "norm_weighted": [(1 - m) * identity + m * a for m, a in zip(mixing, weighted, strict=True)],
         }
         for name, layers in transitions.items():
             row = np.linalg.multi_dot(layers[::-1])[-1]
-            row = np.sqrt(row) if name == "power" else row
             np.testing.assert_allclose(found.rollouts[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
 
 
@@ -140,16 +114,16 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
         maps = {name: torch.randn(width, width) for name in ("query", "key", "value", "output")}
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
         shared, alone = torch.randn(heads, 1, n_positions, 16), torch.randn(heads, n_positions, 16)
-        norm = ScaledNorm(Norm("rms", torch.ones(width), None, 1e-6), torch.ones(n_positions))
+        norm = Norm("rms", torch.ones(width), None, 1e-6)
         with torch.device("cpu"):
             first = torch.zeros(n_positions, dtype=torch.int64)
         state = AttentionState(shared, alone, alone, 0.25, first)
         monkeypatch.setattr(AttentionTraceLayer, "state", lambda _: state)
         kept = KeptAttention(0, torch.nn.Identity(), ((), {}))
-        traced = AttentionTraceLayer(kept, torch.float32, parts, norm, None)
+        traced = AttentionTraceLayer(kept, torch.float32, parts, norm)
         row = torch.zeros(n_positions, dtype=torch.float64)
         with Operations() as operations:
-            rows = pull_layer(traced, dict(ROLLOUTS), dict.fromkeys(ROLLOUTS, row), mixing=0.3)
+            rows = pull_layer(traced, dict.fromkeys(ROLLOUTS, row), mixing=0.3)
     assert all(row.is_meta for row in rows.values())
     assert operations.count <= launches
 
@@ -160,7 +134,7 @@ def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> N
     measured = attention_rollouts(model, _prompts(1))
     row = attention_rollout_prompt(model, ids, measured.mixing[0].tolist())
     np.testing.assert_allclose(row, measured.rollouts["rollout"][0])
-    alone = attention_rollout(model, _prompts(1), 1.0).per_prompt[0]
+    alone = attention_rollout_prompt(model, ids, 1.0)
     np.testing.assert_allclose(alone, measured.rollouts["attention_only"][0])
 
 
@@ -172,9 +146,9 @@ def test_one_token_is_all_there_is() -> None:
 def test_wrong_input_and_broken_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model("llama")
     with pytest.raises(UsageError, match="1 values given for 3 layers; give one number or one per layer"):
-        attention_rollout(model, _prompts(), [0.5])
+        attention_rollout_prompt(model, _prompts().token_ids[0], [0.5])
     with pytest.raises(UsageError, match=r"\[0, 1\], got 1.5"):
-        attention_rollout(model, _prompts(), 1.5)
+        attention_rollout_prompt(model, _prompts().token_ids[0], 1.5)
     model.family.blocks(model.network)[1].attention.v_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="not finite in layer 1"):
         attention_rollouts(model, _prompts(1))

@@ -4,7 +4,7 @@ import pytest
 
 from posbias import Profile, load_model, load_prompts, measure
 from posbias.comparison.metrics import wasserstein
-from posbias.theory.power_rollout import attention_rollout
+from posbias.theory.power_rollout import attention_rollout_prompt
 from theory_calls import power_rollout
 
 BOUNDS = {"probability": 0.05, "jacobian": 0.07}
@@ -18,7 +18,8 @@ def test_power_rollout_on_the_demo_model() -> None:
     measured = measure(model, prompts, kinds=tuple(BOUNDS))
     predicted = power_rollout(model, prompts).profile.influence
     assert measured.mixing is not None
-    published = attention_rollout(model, prompts, measured.mixing.tolist()).profile.influence
+    mixing = measured.mixing.tolist()
+    published = sum(attention_rollout_prompt(model, ids, mixing) for ids in prompts.token_ids) / prompts.count
     flat = Profile.uniform(256).influence
     for kind, bound in BOUNDS.items():
         truth = measured.profiles[kind].influence

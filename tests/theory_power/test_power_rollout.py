@@ -10,7 +10,7 @@ from posbias import RunError, UsageError
 from posbias.models.attention_blocks import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt, trace
+from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt
 from posbias.theory.power_rollout.rollout import fast_products
 from posbias.theory.power_rollout.trace import describe_model, trace_prompt
 from theory_calls import power_rollout
@@ -19,8 +19,6 @@ from tiny_families import CONFIGS
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
 ALL_SETTINGS = [
-    PowerRollout(form="isotropic", key_path=False),
-    PowerRollout(form="isotropic"),
     PowerRollout(key_path=False),
     PowerRollout(target="probability"),
 ]
@@ -69,23 +67,6 @@ def test_blocks_of_queries_change_nothing(settings: PowerRollout, tiny_model: Bu
         np.testing.assert_allclose(power_rollout_prompt(model, ids, settings), whole, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("kind", "maps"), [("llama", 2), ("gpt2", 1), ("opt", 1), ("bloom", 1), ("phi3", 0)])
-def test_hidden_layers_are_kept_where_memory_allows_and_change_nothing(
-    kind: str, maps: int, tiny_model: Build, random_ids: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, ids = tiny_model(kind), random_ids()
-    description = describe_model(model, n_positions=len(ids))
-    hidden = len(description.layers[0].mlp.up)
-    kept = power_rollout_prompt(model, ids)
-    # Room for two of the three blocks, and then for none.
-    for room, blocks in ((2 * len(ids) * hidden * 8 * max(maps, 1), 2), (0, 0)):
-        monkeypatch.setattr(trace, "KEPT_BYTES", room)
-        layers = trace_prompt(model, description, torch.as_tensor(ids)).layers
-        held = [(layer.up is not None) + (layer.gate is not None) for layer in layers]
-        assert held == [maps] * blocks + [0] * (3 - blocks)
-        np.testing.assert_allclose(power_rollout_prompt(model, ids), kept, rtol=1e-5)
-
-
 def test_no_influence_from_beyond_the_windows_reach(tiny_model: Build, random_ids: Draw) -> None:
     """Three layers of window 5 reach 1 + 3 * 4 = 13 positions; of 21, the first 8 cannot be seen."""
     for settings in ALL_SETTINGS:
@@ -122,7 +103,7 @@ def test_the_scores_gradient_is_autograds(kind: str, tiny_model: Build, random_i
 def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:
     model = tiny_model("llama")
     prompts = Prompts(np.stack([random_ids(seed) for seed in range(4)]))
-    rollout = power_rollout(model, prompts, form="diagonal", key_path=False)
+    rollout = power_rollout(model, prompts, key_path=False)
     for row, ids in zip(rollout.per_prompt, prompts.token_ids, strict=True):
         np.testing.assert_array_equal(row, power_rollout_prompt(model, ids, PowerRollout(key_path=False)))
     np.testing.assert_allclose(rollout.profile.influence, rollout.per_prompt.mean(0))
@@ -135,7 +116,6 @@ def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_i
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"form": "dense"}, "form must be one of diagonal, isotropic, got 'dense'"),
         ({"target": "loss"}, "unknown target 'loss' .* known: jacobian, probability, logprob"),
     ],
 )

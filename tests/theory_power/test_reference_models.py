@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from posbias import Architecture, RunError, UsageError, load_prompts
-from posbias.models.reference.config import ReferenceConfig, constants_of
+from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY, Walk, attention_energy, attention_pull
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, Walk
 from posbias.theory.power_rollout.rollout import trace_model
 from published_networks import copy_network, retrieval_network
 from theory_calls import power_rollout
@@ -57,11 +57,6 @@ CONFIGS = {
     "full-mask-joined-heads": ReferenceConfig(
         Architecture(2, 2, mask="full", mixing=0.3), width=8, output_map=False, **GAUSSIAN
     ),
-    "identity-content": ReferenceConfig(Architecture(2, 2, mixing=0.4), width=8, attention="content"),
-    "orthogonal-content": ReferenceConfig(
-        Architecture(2, 2, mixing=[0.4, 0.9]), width=8, attention="content", values="orthogonal", norm="post"
-    ),
-    "positional": ReferenceConfig(Architecture(3, encoding="decay(rate=0.5)", mixing=0.3), width=8),
 }
 
 
@@ -113,29 +108,9 @@ def test_values_alone_are_back_propagation_with_constant_attention(name: str, mo
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("form", ["diagonal", "isotropic"])
-@pytest.mark.parametrize("residual", ["mixed", "added", "none"])
-def test_energies_of_carried_streams_add_over_paths(form: str, residual: str) -> None:
-    """Where layers are (1 - m) x + m A x, energies go through (1 - m)^2 I + m^2 A o A, whatever the form."""
-    config = ReferenceConfig(
-        Architecture(3, 2, encoding="alibi", mixing=0.3), width=8, residual=residual, residual_scale=0.7
-    )
-    model = build(config)
-    weights = constants_of(model.config, N)["bias"].softmax(-1).mean(1).numpy()
-    own, moved = {"mixed": (0.7, 0.3), "added": (0.7, 1.0), "none": (0.0, 1.0)}[residual]
-    row = np.eye(N)[-1]
-    for layer in reversed(weights):
-        row = own**2 * row + moved**2 * row @ layer**2
-    ids = token_ids(model)
-    trace = trace_model(model, ids)
-    found = (trace.diagonal if form == "diagonal" else trace.isotropic)(THEORY).numpy()
-    np.testing.assert_allclose(found / found.sum(), np.sqrt(row) / np.sqrt(row).sum(), rtol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["retrieval", "copy-without-residual"])
-def test_one_layer_of_values_has_the_norms_of_its_jacobian(name: str) -> None:
-    """Without output map a layer is one matrix per pair, whose squares are exact; with one the isotropic form is."""
-    config = replace(CONFIGS[name], architecture=Architecture(1), mlp=False)
+def test_one_layer_of_values_has_the_norms_of_its_jacobian() -> None:
+    """Without output map a layer is one matrix per pair, whose squares are exact."""
+    config = replace(CONFIGS["retrieval"], architecture=Architecture(1), mlp=False)
     model = build(config)
     ids = token_ids(model)
     rows = [
@@ -143,29 +118,12 @@ def test_one_layer_of_values_has_the_norms_of_its_jacobian(name: str) -> None:
         for covector in torch.eye(model.width, dtype=torch.float64)
     ]
     exact = torch.stack(rows).sum(0).sqrt()
-    trace = trace_model(model, ids)
-    walk = Walk(key=False)
-    for found in [trace.isotropic(walk)] + ([trace.diagonal(walk)] if name == "retrieval" else []):
-        torch.testing.assert_close(found / found.sum(), exact / exact.sum(), rtol=1e-10, atol=0)
+    found = trace_model(model, ids).diagonal(Walk(key=False))
+    torch.testing.assert_close(found / found.sum(), exact / exact.sum(), rtol=1e-10, atol=0)
 
 
 def own_gradient_of_values(model: ReferenceTransformer, ids: np.ndarray, covector: torch.Tensor) -> torch.Tensor:
     return trace_model(model, ids).pull(covector, Walk(power=1, key=False))
-
-
-def test_isotropic_key_path_is_the_energy_of_all_keys() -> None:
-    """One layer, one head, every channel's unit energy through the keys alone: traces, not approximations."""
-    model = build(replace(CONFIGS["retrieval-residual-rope"], architecture=Architecture(1)))
-    ids = token_ids(model)
-    trace = trace_model(model, ids)
-    layer, kept = trace.description.layers[0], trace.layers[0]
-    start = torch.zeros(N, dtype=torch.float64)
-    start[-1] = 1
-    both, alone = (attention_energy(layer, kept, start, Walk(key=key)) for key in (True, False))
-    covector = torch.zeros(N, model.width, dtype=torch.float64)
-    covector[-1] = 1
-    pulled, values = (attention_pull(layer, kept, covector, Walk(key=key)).sum(-1) for key in (True, False))
-    torch.testing.assert_close((both - alone) * model.width, pulled - values, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("target", ["probability", "logprob"])
@@ -197,15 +155,17 @@ def test_networks_at_birth_are_near_the_measured(residual: bool) -> None:
         return float(np.abs(np.cumsum(one - other)).sum())
 
     flat = distance(measured, np.full(16, 1 / 16))
-    for form in ("diagonal", "isotropic"):
-        predicted = power_rollout(model, prompts, form=form).profile.influence
-        assert distance(predicted, measured) < 0.75 * flat
+    predicted = power_rollout(model, prompts).profile.influence
+    assert distance(predicted, measured) < 0.75 * flat
 
 
 def test_what_cannot_be_walked_is_said() -> None:
     model = build(replace(CONFIGS["gated-grouped"]))
     with pytest.raises(UsageError, match="7 learned positions, 9 were asked for"):
         trace_model(model, token_ids(model, 9))
+    carried = build(ReferenceConfig(Architecture(2, 2, mixing=0.4), width=8, attention="content"))
+    with pytest.raises(UsageError, match="values drawn for every head"):
+        trace_model(carried, token_ids(carried))
     without_items = ReferenceTransformer(retrieval_network(Architecture(1), width=8))
     with pytest.raises(UsageError, match="takes vectors"):
         trace_model(without_items, np.zeros(3, dtype=np.int64))

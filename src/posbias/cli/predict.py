@@ -22,7 +22,7 @@ EXAMPLE = (
     "several on one page: `--encoding none,alibi --mixing 0.05,0.1 --depth 24 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
     "a model at initialisation: `--model config:demo --theory mean_field --length 2048` · "
-    "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic`"
+    "a trained one: `--model DIR --theory 'power_rollout(target=probability)' --prompts synthetic`"
 )
 UNASKED = options.PromptFlags(prompts=None, count=8)
 
@@ -95,7 +95,7 @@ def predict(
     architecture: ArchitectureFlags,
     theory: Annotated[
         str,
-        typer.Option(help="Of `posbias list theories`, with parameters: 'power_rollout(form=isotropic)'; or several."),
+        typer.Option(help="Of `posbias list theories`, with parameters: 'power_rollout(key_path=False)'; or several."),
     ] = "rollout",
     model: Annotated[
         str | None,

@@ -28,7 +28,6 @@ ATTENTION_ROLLOUTS = {
     "rollout": "rollout, measured mixing",
     "attention_only": "attention only",
     "norm_weighted": "norm-weighted",
-    "power": "power, attention alone",
 }
 
 MIXINGS = {

@@ -1,12 +1,7 @@
-"""A reference transformer in the terms that describe families: the maps and norms of its blocks as numbers.
-
-Heads that carry the stream itself (values `identity`, `orthogonal`) are heads whose value map is the identity and whose
-output map takes its share, 1 / heads, of what they carry; queries and keys are filled up with zeros to that width.
-"""
+"""A reference transformer in the terms that describe families: the maps and norms of its blocks as numbers."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from posbias.architecture import Rope
 from posbias.errors import UsageError
@@ -24,7 +19,7 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
     """The maps of a block's attention; heads that share keys but not their rotary angles get copies of the keys.
 
     Raises:
-        UsageError: the block has a linear layer in attention's place.
+        UsageError: the block has a linear layer in attention's place, or heads that carry the stream itself.
     """
     if block.linear:
         raise UsageError(
@@ -32,44 +27,36 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
             "attention, and power_rollout, are refused; rollout is allowed"
         )
     config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
-    heads, width, carries = config.architecture.heads, config.width, config.values != "gaussian"
+    if config.values != "gaussian":
+        raise UsageError(
+            f"this theory needs values drawn for every head (gaussian), got {config.values!r}; rollout is allowed"
+        )
+    heads, width, features = config.architecture.heads, config.width, config.head_dim
     key_heads = config.n_key_value_heads if heads_turn_alike(block) else heads
-    features = max(config.head_dim, width) if carries else config.head_dim
-    identity = torch.eye(width, dtype=config.torch_dtype, device=next(block.parameters(), torch.empty(0)).device)
 
     def rows(name: str, count: int) -> Tensor:
         """The map of all heads, [head * feature, width]; zero if there is none."""
         if name not in weights:
-            return identity.new_zeros(count * features, width)
+            return weights["value"].new_zeros(count * features, width)
         weight = weights[name].transpose(1, 2)
-        padded = pad(weight, (0, 0, 0, features - weight.shape[1]))
-        return padded.repeat_interleave(count // len(weight), 0).flatten(0, 1)
+        return weight.repeat_interleave(count // len(weight), 0).flatten(0, 1)
 
     def bias(name: str, count: int) -> Tensor | None:
         vector = weights.get(f"{name}_bias")
-        if vector is None:
-            return None
-        return pad(vector, (0, features - vector.shape[1])).repeat_interleave(count // len(vector), 0).flatten()
+        return None if vector is None else vector.repeat_interleave(count // len(vector), 0).flatten()
 
-    if carries:
-        value = pad(identity, (0, 0, 0, features - width)).repeat(key_heads, 1)
-        sent = weights["value"].T if config.values == "orthogonal" else identity
-        output = pad(sent / heads, (0, features - width)).repeat(1, heads)
-    else:
-        value = rows("value", key_heads)
-        output = weights["output"].flatten(0, 1).T if config.output_map else identity
     return AttentionParts(
         query=rows("query", heads),
         key=rows("key", key_heads),
-        value=value,
-        output=output,
+        value=rows("value", key_heads),
+        output=weights["output"].flatten(0, 1).T if config.output_map else torch.eye(width).to(weights["value"]),
         heads=heads,
         key_heads=key_heads,
         head_dim=features,
         scale=config.head_dim**-0.5 if config.attention == "content" else 0.0,
         query_bias=bias("query", heads),
         key_bias=bias("key", key_heads),
-        value_bias=None if carries else bias("value", key_heads),
+        value_bias=bias("value", key_heads),
         output_bias=weights.get("output_bias"),
     )
 

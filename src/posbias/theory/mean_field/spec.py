@@ -322,8 +322,6 @@ def _embedding_power(model: Model) -> float:
 
 def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     config, network = model.config, model.network
-    if config.values != "gaussian":
-        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
     if config.vocabulary_size is None and model.items is None:
         raise UsageError("mean field needs to know this model's input vectors; give it items")
     if config.embedding_norm and (config.learned_positions is not None or config.input_encoding is not None):

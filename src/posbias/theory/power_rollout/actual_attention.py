@@ -1,21 +1,19 @@
 """Rollouts of a model's own attention: the published alternatives, with which the power rollout is compared.
 
 One forward pass is kept as the arguments of every attention module (layers x positions x features numbers, no attention
-matrix), the size of each branch beside the stream, and the divisors of the norms around it. Then the last row of
-T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants come from one look at each layer's
-attention (docs/theory, sections 1 and 5). Any decoder; rollouts that read weights need a family of the table.
+matrix), and the size of each branch beside the stream. Then the last row of T_{L-1} ... T_0 is pulled block by block
+from the top layer down; all variants come from one look at each layer's attention (docs/theory, section 1). Any
+decoder; a rollout that reads weights needs a family of the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbias.architecture.spec import resolve_mixing
 from posbias.checks import checked
@@ -32,26 +30,14 @@ from posbias.models.attention_blocks import (
 )
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Norm
+from posbias.models.layout import AttentionParts, Norm
 from posbias.models.model import Model
-from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.local_maps import gain_and_power, value_gains
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.predict import Prediction
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
-
-
-@dataclass(frozen=True)
-class ScaledNorm:
-    """A norm around the attention branch, with its divisor at every position."""
-
-    norm: Norm
-    power: Float[Tensor, "position"]
-    """Mean square (of the centred input for LayerNorm) plus epsilon."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +49,7 @@ class AttentionTraceLayer:
     """Type that attention is formed in."""
     parts: AttentionParts | None = None
     """The maps of attention; None if they cannot be read."""
-    before: ScaledNorm | None = None
-    """The norm the branch reads through; None if there is none."""
-    after: ScaledNorm | None = None
+    after: Norm | None = None
     """The norm between the output projection and the stream; None if there is none."""
 
     def state(self) -> AttentionState:
@@ -93,42 +77,22 @@ def trace_attention(
             "positions by linear layers, which have no attention matrix, or not at all; allowed are models with "
             "attention alone in every layer"
         )
-    powers: dict[nn.Module | None, ScaledNorm] = {}
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-    blocks = _blocks_with_weights(model)
-
-    def keep(norm: Norm, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep a norm's divisor."""
-        values = args[0].reshape(-1, args[0].shape[-1]).to(dtype)
-        powers[module] = ScaledNorm(norm, gain_and_power(norm, values, values)[1])
-
-    with kept_attention(model.network) as kept, watch_branches(model.network) as watch, ExitStack() as hooks:
-        for block, _ in blocks:
-            for module in filter(None, (block.attention_norm, block.attention_post_norm)):
-                hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
+    with kept_attention(model.network) as kept, watch_branches(model.network) as watch:
         model.logits(token_ids[None], [len(token_ids) - 1])
     share = torch.from_numpy(watch.norms().share())
     traced = [AttentionTraceLayer(layer, dtype) for layer in kept]
-    if blocks:
+    with suppress(UsageError):  # the layout is not known, or the maps cannot be read
+        family = model.family
         traced = [
             replace(
                 layer,
-                parts=parts,
-                before=powers.get(block.attention_norm),
-                after=powers.get(block.attention_post_norm),
+                parts=block.attention_added(family.attention_parts(block, model.config)),
+                after=None if block.attention_post_norm is None else family.norm(block.attention_post_norm),
             )
-            for layer, (block, parts) in zip(traced, blocks, strict=True)
+            for layer, block in zip(traced, family.blocks(model.network), strict=True)
         ]
     return traced, share.mean(1)
-
-
-def _blocks_with_weights(model: HuggingFaceModel) -> list[tuple[Block, AttentionParts]]:
-    """Every block and the maps of its attention; none if the layout is not known, or the maps cannot be read."""
-    try:
-        blocks = model.family.blocks(model.network)
-        return [(block, block.attention_added(model.family.attention_parts(block, model.config))) for block in blocks]
-    except UsageError:
-        return []
 
 
 Transition = Callable[[AttentionBlock], Shares]
@@ -144,11 +108,21 @@ def norm_transition(traced: AttentionTraceLayer, state: AttentionState) -> Trans
     """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)).
 
     `gain` is that of a norm after the branch, whose divisor cancels in a row. The output bias belongs to no position.
-    Norms of sums over heads come from the heads' inner products at every key: no vector is formed twice.
+    Norms of sums over heads come from the heads' inner products at every key, f_h(x_j) . f_h'(x_j): no vector is formed
+    twice.
 
     Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
     """
-    gram = _head_products(traced, state)
+    parts = traced.parts
+    assert parts is not None, "rules that read weights are left out without a row of the table"
+    value = state.value[..., : parts.value_dim]  # without what a key bias fills up
+    output = parts.output.to(value)
+    if traced.after is not None:
+        output = output * traced.after.gain.to(value).reshape(-1, 1)
+    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
+    rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
+    vectors = (torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1))
+    gram = torch.cat([some @ some.transpose(1, 2) for some in vectors]).permute(1, 2, 0).contiguous()
 
     def transition(block: AttentionBlock) -> Shares:
         squared = squares_by_pair if block.weights.is_cpu else squares_by_key
@@ -182,62 +156,8 @@ def squares_by_key(
     return squares
 
 
-def power_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
-    """sum_h g_h^2 A_hij^2 / (sigma_j^2 rho_i^2), g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d, rows not normalised.
-
-    sigma^2 and rho^2: divisors of the norms before and after the branch, at the key and at the query; w is the gain of
-    the norm before, that of the norm after counts into W_O. A LayerNorm's own mean is left in: one channel in d.
-
-    Source: docs/theory, section 5, isotropic form, its value path alone.
-    """
-    assert traced.parts is not None, "rules that read weights are left out without a row of the table"
-    gain, _ = value_gains(traced.parts, _gain(traced.before, state.value), _gain(traced.after, state.value))
-    undivided = torch.ones_like(state.value[0, :, 0])
-    norms = (traced.after, traced.before)
-    sent, received = (undivided if norm is None else norm.power.to(undivided) for norm in norms)
-
-    def transition(block: AttentionBlock) -> Shares:
-        squares = (block.weights.square() * gain[..., None, None]).sum((0, 1))
-        return squares / sent[block.queries, None] / received[block.keys]
-
-    return transition
-
-
-def _head_products(traced: AttentionTraceLayer, state: AttentionState) -> Float[Tensor, "head other position"]:
-    """f_h(x_j) . f_h'(x_j) of every position."""
-    parts, value = traced.parts, state.value
-    assert parts is not None, "rules that read weights are left out without a row of the table"
-    value = value[..., : parts.value_dim]  # without what a key bias fills up
-    output = parts.output.to(value) * _gain(traced.after, value).reshape(-1, 1)
-    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
-    rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
-    products = [torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1)]
-    return torch.cat([vectors @ vectors.transpose(1, 2) for vectors in products]).permute(1, 2, 0).contiguous()
-
-
-def _gain(scaled: ScaledNorm | None, like: Float[Tensor, "*any"]) -> Float[Tensor, "features"]:
-    return torch.ones(1).to(like) if scaled is None else scaled.norm.gain.to(like)
-
-
-@dataclass(frozen=True)
-class RolloutRule:
-    """One way of rolling attention out: row <- keep * row + share * (row @ transition), layer by layer."""
-
-    prepare: Callable[[AttentionTraceLayer, AttentionState], Transition]
-    shares: Callable[[float], tuple[float, float]]
-    """(keep, share) from a layer's mixing."""
-    energies: bool = False
-    """True if the row holds energies, whose roots are the profile."""
-
-
-ROLLOUTS = {
-    "rollout": RolloutRule(mean_transition, lambda mixing: (1 - mixing, mixing)),
-    "attention_only": RolloutRule(mean_transition, lambda mixing: (0.0, 1.0)),
-    "norm_weighted": RolloutRule(norm_transition, lambda mixing: (1 - mixing, mixing)),
-    "power": RolloutRule(power_transition, lambda mixing: (1.0, 1.0), energies=True),
-}
-"""By name. `rollout` and `norm_weighted` stand still with the share 1 - m, m the layer's measured mixing; `power` adds
-squares of paths through attention and the residual stream, without MLPs and without the softmax's own derivative."""
+ROLLOUTS = {"rollout": mean_transition, "attention_only": mean_transition, "norm_weighted": norm_transition}
+"""By name. `rollout` and `norm_weighted` stand still with the share 1 - m, m the layer's measured mixing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +186,7 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
 
     Source: `rollout`: arXiv 2602.16837, section 3, with the prompt's own attention; `attention_only`: Abnar and Zuidema
         (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
-        their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
+        their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing.
     """
     if isinstance(model, HuggingFaceModel) and beyond_attention(model.network):
         return AttentionRollouts(
@@ -279,38 +199,16 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     left_out: tuple[str, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        rules, shares = dict(ROLLOUTS), measured.tolist()
+        names, shares = list(ROLLOUTS), measured.tolist()
         if any(traced.parts is None for traced in layers):
-            del rules["norm_weighted"], rules["power"]
-            left_out = ("norm_weighted and power: they read weights, of the families in the table of layouts",)
-        elif any(traced.before is None and traced.after is None for traced in layers):
-            del rules["power"]
-            left_out = ("power: the model normalises the stream itself, after adding to it",)
-        for name, row in _pull(layers, rules, shares).items():
+            names.remove("norm_weighted")
+            left_out = ("norm_weighted: it reads weights, of the families in the table of layouts",)
+        for name, row in _pull(layers, names, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
     return AttentionRollouts(
         {name: np.stack(by_prompt) for name, by_prompt in rows.items()}, np.array(mixing), left_out
     )
-
-
-@checked
-def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | float) -> Prediction:
-    """Rollout of the measured attention with a given residual share per layer: its mean, and one per prompt.
-
-    Args:
-        model: Of a described family.
-        prompts: Equally long.
-        mixing: m_l in [0, 1], one number or one per layer; 1 is attention alone, 0 the identity.
-
-    Raises:
-        UsageError: unsupported family, or mixing outside [0, 1] or of the wrong length.
-
-    Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
-    """
-    tracked = track(prompts.token_ids, "attention rollout")
-    rows = np.stack([attention_rollout_prompt(model, ids, mixing) for ids in tracked])
-    return Prediction(Profile.mean_of(rows), "attention_rollout", None, prompts.n_positions, per_prompt=rows)
 
 
 def attention_rollout_prompt(
@@ -320,62 +218,60 @@ def attention_rollout_prompt(
     *,
     under: AbstractContextManager[None] | None = None,
 ) -> Row:
-    """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1.
+    """Rollout of one prompt's measured attention with a given residual share per layer: non-negative, sums to 1.
 
-    `under` is a change of the model that lasts while attention is formed, and not while the prompt is read.
+    Args:
+        model: Of transformers, with attention alone in every layer.
+        token_ids: The prompt.
+        mixing: m_l in [0, 1], one number or one per layer; 1 is attention alone, 0 the identity.
+        under: A change of the model that lasts while attention is formed, and not while the prompt is read.
+
+    Raises:
+        UsageError: attention cannot be seen, or mixing outside [0, 1] or of the wrong length.
+
+    Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
     """
     layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
     with under or nullcontext():
-        return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
+        return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
 
 
 def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:
     """The rollout of a prompt that was traced before, without a pass of its own."""
     dtype = trace.description.dtype
     layers = [AttentionTraceLayer(caught.kept, dtype) for caught in trace.layers if caught.kept is not None]
-    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
+    return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
 
 
 def pull_layer(
-    traced: AttentionTraceLayer,
-    rules: Mapping[str, RolloutRule],
-    rows: Mapping[str, Float64[Tensor, "position"]],
-    *,
-    mixing: float,
+    traced: AttentionTraceLayer, rows: Mapping[str, Float64[Tensor, "position"]], *, mixing: float
 ) -> dict[str, Float64[Tensor, "position"]]:
-    """Each rule's row pulled through one layer, all by one look at its attention; rows sum to 1."""
+    """Rows by names of ROLLOUTS pulled through one layer, all by one look at its attention; rows sum to 1."""
     state = traced.state()
-    transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
+    transitions = {ROLLOUTS[name]: ROLLOUTS[name](traced, state) for name in rows}
     reached = {name: torch.zeros_like(row) for name, row in rows.items()}
     for block in query_blocks(state):
-        matrices = {prepare: in_float64(transition(block)) for prepare, transition in transitions.items()}
-        for name, rule in rules.items():
-            reached[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
-    pulled = {}
-    for name, rule in rules.items():
-        keep, move = rule.shares(mixing)
-        row = keep * rows[name] + move * reached[name]
-        pulled[name] = row / row.sum()
-    return pulled
+        matrices = {rule: in_float64(transition(block)) for rule, transition in transitions.items()}
+        for name, row in rows.items():
+            reached[name][block.keys] += row[block.queries] @ matrices[ROLLOUTS[name]]
+    shares = {name: 1.0 if name == "attention_only" else mixing for name in rows}
+    pulled = {name: (1 - shares[name]) * row + shares[name] * reached[name] for name, row in rows.items()}
+    return {name: row / row.sum() for name, row in pulled.items()}
 
 
 @torch.no_grad()
-def _pull(
-    layers: Sequence[AttentionTraceLayer], rules: dict[str, RolloutRule], mixing: Sequence[float]
-) -> dict[str, Row]:
+def _pull(layers: Sequence[AttentionTraceLayer], names: Sequence[str], mixing: Sequence[float]) -> dict[str, Row]:
     """The last row of each product, normalised."""
     read = layers[0].kept.read
     last = torch.zeros(len(read), dtype=torch.float64, device=float64_device(read.device))
     last[-1] = 1
-    rows = dict.fromkeys(rules, last)
+    rows = dict.fromkeys(names, last)
     for traced, share in zip(reversed(layers), reversed(mixing), strict=True):
-        rows = pull_layer(traced, rules, rows, mixing=share)
-    profiles: dict[str, Row] = {}
-    for name, row in rows.items():
-        values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())
+        rows = pull_layer(traced, rows, mixing=share)
+    profiles = {name: np.asarray(row.cpu().numpy()) for name, row in rows.items()}
+    for name, values in profiles.items():
         if not np.all(np.isfinite(values)):
             raise RunError(
                 f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
             )
-        profiles[name] = values / values.sum()
-    return profiles
+    return {name: values / values.sum() for name, values in profiles.items()}

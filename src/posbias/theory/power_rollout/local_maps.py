@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.layout import AttentionParts, MlpParts, Norm
+from posbias.models.layout import MlpParts, Norm
 from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 
@@ -58,10 +58,6 @@ def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: to
     bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
     return bits.to(like).mul_(2).sub_(1)
 
-
-PROBES, PROBE_SEED = 2, 0
-"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent. They are
-part of the method, not of the data: their seed is fixed, so that a prompt always gives the same profile."""
 
 Hidden = Float[Tensor, "position hidden"]
 Table = Float[Tensor, "position feature"]
@@ -129,25 +125,6 @@ def norm_pull(
     return pulled.clamp_min(0) / variance  # below 0 only by round-off, where one feature carries the whole norm
 
 
-def gain_and_power(
-    norm: Norm | None, values: Float[Tensor, "*places feature"] | None, like: Float[Tensor, "*places feature"]
-) -> tuple[Float[Tensor, "*heads feature"], Float[Tensor, "*places"]]:
-    """A norm's gain, and the power it divides by at every place; ones without a norm."""
-    if norm is None or values is None:
-        return like.new_ones(like.shape[-1]), torch.ones_like(like[..., 0])
-    if norm.kind == "layer":
-        values = values - values.mean(-1, keepdim=True)
-    return norm.gain.to(like.dtype), values.square().mean(-1) + norm.epsilon
-
-
-def even_gain(norm: Norm | None, values: Float[Tensor, "*places feature"] | None) -> Float[Tensor, "*places"] | float:
-    """Factor of a stream's norm on an energy spread evenly over its channels: mean w^2 / sigma^2."""
-    if norm is None or values is None:
-        return 1.0
-    gain, size = gain_and_power(norm, values, values)
-    return gain.square().mean(-1) / size
-
-
 def rotary_pull(
     energy: Float[Tensor, "*heads position feature"],
     cosine: Float[Tensor, "*angles position rotary"] | None,
@@ -164,12 +141,6 @@ def rotary_pull(
     return torch.cat([turned * cosine.pow(power) + swapped, unturned], -1)
 
 
-def hidden_layer(parts: MlpParts, read: Table) -> tuple[Hidden, Hidden | None]:
-    """Outputs of the MLP's maps `up` and `gate` (None without a gate), before any activation."""
-    gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
-    return affine(read, parts.up, parts.up_bias), gate
-
-
 def hidden_pull(
     parts: MlpParts,
     up: Hidden,
@@ -180,8 +151,8 @@ def hidden_pull(
     """Pull from the hidden layer to the MLP's input: the transpose of the map into it.
 
     Plain, with a = act'(up): the map is a W_u. Gated, with a = act'(gate) up and b = act(gate): it is a W_g + b W_u,
-    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). `up` and `gate` as
-    `hidden_layer` gives them.
+    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). `up` and `gate` are the
+    outputs of these maps, before any activation; None without a gate.
     """
     up_weight = parts.up.to(hidden.dtype)
     if parts.gate is None or gate is None:
@@ -217,23 +188,13 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     """
     power = walk.power
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power)
-    parts, up, gate = layer.mlp, trace.up, trace.gate
+    parts, read = layer.mlp, norm_forward(layer.mlp_norm, trace.middle)
     assert parts is not None
-    if up is None or (parts.gate is not None and gate is None):
-        up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
+    up = affine(read, parts.up, parts.up_bias)
+    gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
     pulled = hidden_pull(parts, up, gate, energy @ parts.down.to(energy.dtype).pow(power), power)
     pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power)
     return walk.signed(pulled, (*pulled.shape[:-1], 1))
-
-
-def mlp_gain(layer: LayerDescription, trace: LayerTrace, generator: torch.Generator) -> Float[Tensor, "position"]:
-    """||J_mlp||_F^2 / d at every position, by random signed vector-Jacobian products."""
-    stream = trace.middle
-    total = torch.zeros_like(stream[:, 0])
-    for _ in range(PROBES):
-        probe = torch.randn(stream.shape, generator=generator, dtype=torch.float32).to(stream)
-        total += mlp_pull(layer, trace, probe, BACK_PROPAGATION).square().sum(-1)
-    return total / (PROBES * stream.shape[1])
 
 
 ByHead = Float[Tensor, "*batch head position _feature"]
@@ -251,12 +212,6 @@ class LayerAttention:
     """Of its rotation; None without."""
     sine: Float[Tensor, "*heads position rotary"] | None
     read: Float[Tensor, "position feature"]
-
-    def raw(
-        self, weight: Float[Tensor, "features width"], bias: Float[Tensor, "features"] | None
-    ) -> Float[Tensor, "position features"]:
-        """Queries or keys as projected, before their norm."""
-        return affine(self.read, weight, bias)
 
 
 def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
@@ -321,7 +276,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
 
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
     B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without),
-    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). If heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
+    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p).
     Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
     for its key, every (head, query) one for its query.
     """
@@ -334,9 +289,11 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
 
     reached = _project(values, parts.value, power)
     if walk.key and state.scale != 0:
-        reached = reached + _project(unprepare_keys(keys, attention, parts, power), parts.key, power)
+        keys = _unprepared(keys, attention, parts.key_norm, (parts.key, parts.key_bias), power)
+        reached = reached + _project(keys, parts.key, power)
     if walk.query and state.scale != 0:
-        queries = unprepare_queries(queries.flatten(-4, -3), attention, parts, power)
+        maps = parts.query, parts.query_bias
+        queries = _unprepared(queries.flatten(-4, -3), attention, parts.query_norm, maps, power)
         reached = reached + _project(queries, parts.query, power)
     return norm_pull(layer.attention_norm, trace.stream, reached, power)
 
@@ -354,11 +311,7 @@ def _pull_blocks(
     for block in attention_blocks(layer, state):
         weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
-        if layer.heads_agree:
-            together = block.weights.sum((0, 1)).pow(power)[None]
-            _collect(values[..., :1, :, :], block.keys, together, received[..., :1, 0, block.queries, :], walk)
-        else:
-            _collect(values, block.keys, first, rows, walk)
+        _collect(values, block.keys, first, rows, walk)
         if scale == 0 or not (walk.key or walk.query):
             continue
         value = state.value[:, block.keys]
@@ -411,27 +364,17 @@ def softcap_slope(state: AttentionState, block: AttentionBlock) -> Float[Tensor,
     return 1 - (logits * (state.scale / state.softcap)).tanh().square()
 
 
-def unprepare_keys(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
-    """Pull from keys as the dot product sees them to their projection's output: RoPE and norm undone."""
+def _unprepared(
+    energy: ByHead, attention: LayerAttention, norm: Norm | None, maps: tuple[Tensor, Tensor | None], power: Power
+) -> ByHead:
+    """Pull from queries or keys as the dot product sees them to their projection's output: RoPE and norm undone."""
     energy = rotary_pull(energy, attention.cosine, attention.sine, power)
-    if parts.key_norm is None:
+    if norm is None:
         return energy
-    return _norm_undone(energy, attention.raw(parts.key, parts.key_bias), parts.key_norm, power)
-
-
-def unprepare_queries(energy: ByHead, attention: LayerAttention, parts: AttentionParts, power: Power) -> ByHead:
-    """Pull from queries likewise."""
-    energy = rotary_pull(energy, attention.cosine, attention.sine, power)
-    if parts.query_norm is None:
-        return energy
-    return _norm_undone(energy, attention.raw(parts.query, parts.query_bias), parts.query_norm, power)
-
-
-def _norm_undone(energy: ByHead, raw: Float[Tensor, "position features"], norm: Norm, power: Power) -> ByHead:
     merged = _merged(energy)
     grouped = merged.reshape(*merged.shape[:-1], -1, norm.gain.shape[-1])
-    pulled = norm_pull(norm, raw.reshape(grouped.shape[-3:]), grouped, power)
-    return pulled.reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
+    raw = affine(attention.read, *maps).reshape(grouped.shape[-3:])
+    return norm_pull(norm, raw, grouped, power).reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
 
 
 def _project(
@@ -444,71 +387,3 @@ def _project(
 def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:
     """Heads side by side, as the projections see them."""
     return values.transpose(-3, -2).flatten(-2)
-
-
-def attention_energy(
-    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "position"], walk: Walk
-) -> Float[Tensor, "position"]:
-    """Energy that the attention branch brings from the positions it reads, to its input stream: the isotropic form.
-
-    sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and the energy that comes by the keys.
-    """
-    parts, attention = layer.parts, attention_of(layer, trace)
-    state = attention.state
-    post_gain, post_size = gain_and_power(layer.attention_post_norm, trace.attention_branch, trace.stream)
-    gain, size = gain_and_power(layer.attention_norm, trace.stream, trace.stream)
-    head_gain, gram = value_gains(parts, gain, post_gain)
-    sent = energy / post_size
-    pulled = torch.zeros_like(energy)
-    keys = torch.zeros_like(state.key[..., : parts.head_dim])
-    for block in attention_blocks(layer, state):
-        received = block.weights.square() * sent[block.queries, None]
-        if layer.heads_agree:
-            together = torch.einsum("kgij,kg->ij", block.weights, head_gain.sqrt()).square()
-            pulled[block.keys] += sent[block.queries] @ together
-        else:
-            pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
-        if walk.key:
-            slope = softcap_slope(state, block)
-            if slope is not None:
-                received = received * slope.square().reshape(received.shape)
-            keys[:, block.keys] += (
-                _key_energy(block, state, gram / len(parts.output), received, parts.head_dim) * state.scale**2
-            )
-    if walk.key:
-        raw = unprepare_keys(keys, attention, parts, 2)
-        by_feature = (parts.key.to(energy.dtype) * gain).square().sum(-1).reshape(parts.key_heads, 1, parts.head_dim)
-        pulled += (raw * by_feature).sum((0, 2))
-    return pulled / size
-
-
-def value_gains(
-    parts: AttentionParts, before: Float[Tensor, "_"], after: Float[Tensor, "_"]
-) -> tuple[Float[Tensor, "key_head group"], Float[Tensor, "key_head group head_dim head_dim"]]:
-    """g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d of every head, and the Gram matrices of the heads' output maps.
-
-    The gain w is that of the norm `before` the branch, or 1; that of the norm `after` it counts into W_O.
-    """
-    width = len(parts.output)
-    output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.value_dim)
-    gram = torch.einsum("wkgc,wkgd->kgcd", output, output)
-    value = (parts.value.to(before) * before).reshape(parts.key_heads, parts.value_dim, -1)
-    return torch.einsum("kgcd,kcd->kg", gram, value @ value.transpose(1, 2)) / width, gram
-
-
-def _key_energy(
-    block: AttentionBlock,
-    state: AttentionState,
-    gram: Float[Tensor, "key_head group value_dim value_dim"],
-    received: Float[Tensor, "key_head group query key"],
-    head_dim: int,
-) -> Float[Tensor, "key_head key head_dim"]:
-    """sum_i E_i A_ij^2 ||W_O (v_j - o_i)||^2 q_i^2 / d over the block's queries and a key head's group."""
-    value = state.value[:, block.keys].unsqueeze(1)
-    output = block.weights @ value
-    value_side, output_side = value @ gram, output @ gram
-    distance = (value_side * value).sum(-1)[:, :, None, :] + (output_side * output).sum(-1)[..., None]
-    distance = distance - 2 * output_side @ value.transpose(2, 3)
-    through = received * distance.clamp_min(0)
-    query = state.query[:, :, block.queries, :head_dim].square()
-    return torch.einsum("kgij,kgic->kjc", through, query)

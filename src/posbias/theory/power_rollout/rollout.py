@@ -2,29 +2,22 @@
 
 Each prompt gives one profile from its own forward activations (docs/theory, section 5).
 
-The diagonal power rollout is an energy per position and residual channel, pulled from the last position down:
+It is an energy per position and residual channel, pulled from the last position down:
 e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
 elementwise square of its exact local Jacobian and the stream's identity kept as it is. With power 1 the very same walk
 is back-propagation.
-
-The isotropic form keeps one energy per position, spread evenly over the residual channels before every branch:
-E_j <- E_j (1 + mu_l(j)), then E_j <- E_j + sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, with g_lh^2 =
-||W_O^h W_V^h diag(w)||_F^2 / d and mu = ||J_mlp||_F^2 / d by random probes (docs/theory, section 5). It ignores which
-channels carry the energy and so fails where norm weights are very uneven (Gemma). A LayerNorm's removal of the mean
-(1/d of the energy) and MPT's clamps are left out.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import OneOf
 from posbias.errors import RunError
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -32,15 +25,11 @@ from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
 from posbias.theory.power_rollout.local_maps import (
-    PROBE_SEED,
     Energy,
     Power,
     Walk,
-    attention_energy,
     attention_pull,
     draw_signs,
-    even_gain,
-    mlp_gain,
     mlp_pull,
     norm_pull,
 )
@@ -58,7 +47,6 @@ from posbias.theory.predict import THEORIES, ModelTheory, Prediction
 
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
-FORMS = ("diagonal", "isotropic")
 
 
 @dataclass(frozen=True)
@@ -108,29 +96,9 @@ class PromptTrace(Trace):
 
     @torch.no_grad()
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
-        """Roots of the energies of the diagonal form, from gradient^2 (1 for the whole state); not normalised."""
+        """Roots of the energies, from gradient^2 (1 for the whole state); not normalised."""
         gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
         return in_float64(self.pull(gradient.to(self.state.dtype).square(), walk)).sum(-1).sqrt()
-
-    @torch.no_grad()
-    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
-        """Roots of the energies of the isotropic form; not normalised."""
-        generator = torch.Generator().manual_seed(PROBE_SEED)
-        energy = torch.zeros_like(self.layers[0].stream[:, 0])
-        energy[-1] = 1
-        for layer, trace in zip(reversed(self.description.layers), reversed(self.layers), strict=True):
-            energy = energy * even_gain(layer.mlp_stream_norm, trace.mlp_sum)
-            inner = energy
-            if layer.mlp is not None:
-                inner = energy * (layer.mlp_stream_factor**2 + mlp_gain(layer, trace, generator))
-            if layer.parallel:
-                energy = inner + attention_energy(layer, trace, energy, walk)
-            else:
-                inner = inner * even_gain(layer.attention_stream_norm, trace.attention_sum)
-                through = attention_energy(layer, trace, inner, walk)
-                energy = layer.stream_factor**2 * inner + layer.branch_factor**2 * through
-            energy = energy / energy.sum()
-        return in_float64(energy * even_gain(self.description.embedding_norm, self.embeddings)).sqrt()
 
     def covectors(self, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
         """Random signs v in the channels of the final state, E ||v'J||^2 = ||J||_F^2; a score's own gradient."""
@@ -166,13 +134,10 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
 class PowerRollout(ModelTheory):
     """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
 
-    form: Annotated[str, OneOf(*FORMS)] = "diagonal"
-    """Resolution of the energies: "diagonal" (per residual channel) or "isotropic" (one per position)."""
     key_path: bool = True
     """Let keys, which move the attention weights, carry influence beside the values."""
     target: str = "jacobian"
-    """Output of the last position, one of TARGETS: the whole final state, or the predicted token's score. The isotropic
-    form does not know directions and gives the same profile for all."""
+    """Output of the last position, one of TARGETS: the whole final state, or the predicted token's score."""
 
     def __post_init__(self) -> None:
         check_target(self.target)
@@ -189,12 +154,11 @@ class PowerRollout(ModelTheory):
         Raises:
             RunError: energies are not finite.
         """
-        form = trace.diagonal if self.form == "diagonal" else trace.isotropic
         with fast_products(trace.embeddings.device, reduced=trace.description.reduced):
-            influence = np.asarray(form(Walk(key=self.key_path)).cpu().numpy())
+            influence = np.asarray(trace.diagonal(Walk(key=self.key_path)).cpu().numpy())
         if not np.all(np.isfinite(influence)):
             raise RunError(
-                f"the {self.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+                "the power rollout's energies are not finite; load the model in a wider type (float32, float64)"
             )
         return np.asarray(influence / influence.sum())
 

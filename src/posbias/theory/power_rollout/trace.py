@@ -1,9 +1,9 @@
 """A model taken apart, and one forward pass of it, kept so that every local map can be rebuilt.
 
 A model of transformers is supported when its family has a row in the table. Kept per layer: the stream before attention
-and before the MLP, the branches before a post-norm, what the attention module read and, within a bound, the MLP's
-hidden layer. Queries, keys, values and attention are seen again when a pull comes to them, layer by layer, so nothing
-of size layers x heads x positions x positions ever exists (docs/theory, section 5). In reference transformers masks and
+and before the MLP, the branches before a post-norm, and what the attention module read. Hidden layers, queries, keys,
+values and attention are seen again when a pull comes to them, layer by layer, so nothing of size
+layers x heads x positions x positions ever exists (docs/theory, section 5). In reference transformers masks and
 logits by position are any matrix, and residuals have factors.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from posbias.errors import RunError, UsageError
 from posbias.models.attention_blocks import KeptAttention, kept_attention, seen_layers
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Mixer, MlpParts, Norm
+from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Model
 from posbias.models.reference.config import constants_of, shape_of
 from posbias.models.reference.forward import (
@@ -40,8 +40,6 @@ from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_part
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
-KEPT_BYTES = 1 << 29
-"""Most memory for hidden layers of MLPs, all blocks together; those of further blocks are computed again."""
 NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 """A block's norms, by role."""
 Factor = float | Float[Tensor, ""]
@@ -57,8 +55,6 @@ def check_target(target: str) -> None:
 class LayerDescription:
     """One block's maps and facts."""
 
-    index: int
-    block: Block
     parts: AttentionParts
     mlp: MlpParts | None
     """The block's MLP; None if it has attention alone."""
@@ -84,34 +80,8 @@ class LayerDescription:
     """Rotary cosines and sines, from the named arguments of its attention module; None if nothing is rotated."""
     bias: Float[Tensor, "key_head group query key"] | None = None
     """Logits by position with the mask as -inf (reference models)."""
-    heads_agree: bool = False
-    """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
-
-    def inputs(self) -> dict[str, nn.Module]:
-        """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
-        block = self.block
-        modules: dict[str, nn.Module | None] = {
-            "stream": block.module,
-            "attention_branch": block.attention_post_norm,
-            "mlp_branch": block.mlp_post_norm,
-        }
-        if not self.parallel:
-            modules["middle"] = block.mlp_norm or block.mlp
-        return {name: module for name, module in modules.items() if module is not None}
-
-    def hidden_maps(self) -> dict[str, nn.Module]:
-        """Modules that are the MLP's maps into its hidden layer, whole; none if one module holds several maps."""
-        if self.mlp is None:
-            return {}
-        maps, weights = {}, {"up": self.mlp.up, "gate": self.mlp.gate}
-        for module in self.block.module.modules():
-            parameter = getattr(module, "weight", None)
-            for name, weight in weights.items():
-                if not isinstance(parameter, Tensor) or weight is None or parameter.numel() != weight.numel():
-                    continue
-                if parameter.data_ptr() == weight.data_ptr() != 0:  # the same numbers, transposed or not
-                    maps[name] = module
-        return maps
+    inputs: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Modules whose inputs a trace keeps, by field of `LayerTrace` (Hugging Face models)."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +119,6 @@ class LayerTrace:
     attention_sum: Float[Tensor, "position feature"] | None = None
     mlp_sum: Float[Tensor, "position feature"] | None = None
     """The stream with each branch added, before the norm of the stream; None without such a norm."""
-    up: Float[Tensor, "position hidden"] | None = None
-    gate: Float[Tensor, "position hidden"] | None = None
-    """Outputs of these maps of the MLP, before any activation; None if computed again or without a gate."""
 
 
 @dataclass(frozen=True)
@@ -201,22 +168,28 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
 
-    def describe(index: int, block: Block) -> LayerDescription:
+    def describe(block: Block) -> LayerDescription:
         modules = {name: getattr(block, name) for name in NORMS}
         norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
+        parallel = family.is_parallel(model.config)
+        inputs: dict[str, nn.Module | None] = {
+            "stream": block.module,
+            "attention_branch": block.attention_post_norm,
+            "mlp_branch": block.mlp_post_norm,
+            "middle": None if parallel else block.mlp_norm or block.mlp,
+        }
         return LayerDescription(
-            index=index,
-            block=block,
             parts=block.attention_added(family.attention_parts(block, model.config)),
             angles=partial(family.angles, block.attention) if family.rotates(block.attention, model.config) else None,
             mlp=block.mlp_added(family.mlp_parts(block, model.config)),
-            parallel=family.is_parallel(model.config),
+            parallel=parallel,
+            inputs={name: module for name, module in inputs.items() if module is not None},
             **norms,
         )
 
     seen_layers(model, n_positions=n_positions)
     return Description(
-        layers=[describe(index, block) for index, block in enumerate(family.blocks(network))],
+        layers=[describe(block) for block in family.blocks(network)],
         final_norm=family.norm(network.get_submodule(family.final_norm)),
         embedding_norm=embedding,
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
@@ -237,21 +210,15 @@ def trace_prompt(
     """
     caught, scored = _Caught(), target != "jacobian"
     embeddings = model.embed(token_ids[None]).detach()
-    with torch.set_grad_enabled(scored), _hooks(model, description, caught, len(token_ids), leaf=scored):
+    with torch.set_grad_enabled(scored), _hooks(model, description, caught, leaf=scored):
         output = model.last(embeddings)
         assert caught.state is not None
         gradient = score_gradient(output.logits[0], caught.state, target) if scored else None
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
-    return _trace(description, caught, embeddings, gradient)
-
-
-def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradient: Tensor | None) -> Trace:
-    """The trace of one prompt from the activations that the hooks caught."""
-    assert caught.state is not None
     layers = []
-    for layer, kept in zip(description.layers, caught.attention, strict=True):
-        values = caught.layers[layer.index]
+    for index, kept in enumerate(caught.attention):
+        values = caught.layers[index]
         values.setdefault("middle", values["stream"])
         layers.append(LayerTrace(**values, kept=kept))
     state = caught.state[0, -1].detach().to(description.dtype)
@@ -269,30 +236,15 @@ def score_gradient(
     return last
 
 
-def _layers_kept(description: Description, n_positions: int) -> int:
-    """Number of blocks whose hidden layers KEPT_BYTES hold; 0 if the model's type is smaller than the theory's."""
-    mlp = next((layer.mlp for layer in description.layers), None)
-    if mlp is None or mlp.up.dtype != description.dtype:
-        return 0
-    return KEPT_BYTES // (n_positions * len(mlp.up) * mlp.up.element_size() * (1 if mlp.gate is None else 2))
-
-
 @contextmanager
-def _hooks(
-    model: HuggingFaceModel, description: Description, caught: _Caught, n_positions: int, *, leaf: bool = False
-) -> Iterator[None]:
+def _hooks(model: HuggingFaceModel, description: Description, caught: _Caught, *, leaf: bool) -> Iterator[None]:
     """Catch block activations and the final state, which becomes the leaf of a new graph on demand."""
     dtype, final = description.dtype, model.network.get_submodule(model.family.final_norm)
 
-    def keep(index: int, name: str, value: Tensor) -> None:
+    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
         # OPT flattens batch and position before its MLP.
         caught.layers[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
-
-    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        keep(index, name, args[0] if args else kwargs["hidden_states"])
-
-    def keep_output(index: int, name: str, _module: nn.Module, _args: object, output: Tensor) -> None:
-        keep(index, name, output)
 
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         caught.final_stream = args[0][0, -1].detach().to(dtype)
@@ -302,14 +254,10 @@ def _hooks(
         return (caught.state,) if leaf else None
 
     with ExitStack() as hooks:
-        for layer in description.layers:
-            for name, module in layer.inputs().items():
-                hook = partial(keep_input, layer.index, name)
+        for index, layer in enumerate(description.layers):
+            for name, module in layer.inputs.items():
+                hook = partial(keep_input, index, name)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        for layer in description.layers[: _layers_kept(description, n_positions)]:
-            for name, module in layer.hidden_maps().items():
-                hook = partial(keep_output, layer.index, name)
-                hooks.callback(module.register_forward_hook(hook).remove)
         caught.attention = hooks.enter_context(kept_attention(model.network))
         hooks.callback(final.register_forward_pre_hook(keep_final).remove)
         unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
@@ -321,7 +269,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     """Take a reference model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the model does not take so many tokens, or has linear layers.
+        UsageError: the model does not take so many tokens, or has linear layers, or heads that carry the stream itself.
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
@@ -335,8 +283,6 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
         bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
         layers.append(
             LayerDescription(
-                index=index,
-                block=Block(block, softmax=Mixer(block, block), mlp=block),
                 parts=parts,
                 mlp=mlp_parts(block),
                 attention_norm=norm_of(block, "attention", where="pre"),
@@ -350,7 +296,6 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
                 mlp_stream_factor=constants["mlp_kept"][index],
                 rotation=block.get_parameter("rotation") if config.rotate_stream else None,
                 bias=bias,
-                heads_agree=config.values != "gaussian",
             )
         )
     final, embedding = norm_of(network, "final", where="pre"), norm_of(network, "embedding")
