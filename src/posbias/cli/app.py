@@ -6,29 +6,13 @@ answers at once.
 
 import os
 import sys
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import typer
 
-from posbias.cli import (
-    attention,
-    audit,
-    compare,
-    correlate,
-    decompose,
-    design,
-    evaluate,
-    explore,
-    export,
-    listing,
-    measure,
-    mitigate,
-    place,
-    predict,
-    report,
-    train,
-)
+from posbias.cli import listing
 from posbias.cli.output import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
@@ -38,6 +22,11 @@ from posbias.version import __version__
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong flags and arguments; it exports only its children."""
 INTERRUPTED = 130
+VERBS = (
+    *("predict", "measure", "attention", "decompose", "design", "explore", "compare", "audit", "evaluate", "mitigate"),
+    *("export", "correlate", "place", "train", "report"),
+)
+"""Modules here, each with a function of the same name and its examples."""
 
 published = published_work("commands")
 app = typer.Typer(
@@ -49,23 +38,11 @@ app = typer.Typer(
     "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
     "theories' errors beside a flat baseline.",
 )
-app.command(epilog=predict.EXAMPLE)(predict.predict)
-app.command(epilog=measure.EXAMPLE)(measure.measure)
-app.command(epilog=attention.EXAMPLE)(attention.attention)
-app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
-app.command(epilog=design.EXAMPLE)(design.design)
-app.command(epilog=explore.EXAMPLE)(explore.explore)
-app.command(epilog=compare.EXAMPLE)(compare.compare)
-app.command(epilog=audit.EXAMPLE)(audit.audit)
-app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command(epilog=mitigate.EXAMPLE)(mitigate.mitigate)
-app.command(epilog=export.EXAMPLE)(export.export)
-app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
-app.command(epilog=place.EXAMPLE)(place.place)
+for verb in VERBS:
+    module = import_module(f"posbias.cli.{verb}")
+    app.command(epilog=module.EXAMPLE)(getattr(module, verb))
 app.command(epilog=published.VERIFY_EXAMPLE)(published.verify)
 app.command(epilog=published.REPRODUCE_EXAMPLE)(published.reproduce)
-app.command(epilog=train.EXAMPLE)(train.train)
-app.command(epilog=report.EXAMPLE)(report.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
 app.add_typer(listing.MODELS, name="models")
 
