@@ -9,7 +9,6 @@ from pyarrow import parquet
 
 from posbias import UsageError, load_prompts
 from posbias.prompts.prompts import PromptSource
-from posbias.prompts.sources import parse_dataset
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(60)) for number in range(40)]
 
@@ -33,14 +32,10 @@ def hub(monkeypatch):
     monkeypatch.setattr(library.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
 
 
-def test_the_literal():
-    assert parse_dataset("hf:owner/name") == parse_dataset("hf:owner/name:train")
-    name = parse_dataset("hf:owner/name[en]:validation#body")
-    assert (name.id, name.config, name.split, name.field) == ("owner/name", "en", "validation", "body")
-    assert name.name == "hf:owner/name[en]:validation#body"
-    for wrong in ("hf:", "hf:a[b", "hf:a#", "hf:a:b:c"):
-        with pytest.raises(UsageError, match="need hf:owner/name"):
-            parse_dataset(wrong)
+@pytest.mark.parametrize("wrong", ["hf:", "hf:a[b", "hf:a#", "hf:a:b:c"])
+def test_the_literal(model, wrong):
+    with pytest.raises(UsageError, match="need hf:owner/name"):
+        load_prompts(wrong, model, n_positions=8, count=1)
 
 
 def test_without_the_library_it_is_one_line(model, directory, monkeypatch):

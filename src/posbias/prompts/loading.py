@@ -40,7 +40,6 @@ from posbias.prompts.sources import (
     check_file,
     dataset_group,
     default_corpus,
-    parse_dataset,
     record_file,
     text_file,
 )
@@ -269,8 +268,8 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
     if text.partition("#")[0] == "default":
         return text, default_corpus(text.partition("#")[2])
     if text.startswith(SCHEME):
-        dataset = parse_dataset(text)
-        return dataset.name, [dataset_group(dataset, seed=seed)]
+        group = dataset_group(text, seed=seed)
+        return group.name, [group]
     path, field = Path(text), None
     if not path.exists() and "#" in text:
         before, _, after = text.rpartition("#")

@@ -171,7 +171,13 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
     if model.tokenizer is not None:
         special = np.asarray(model.tokenizer.all_special_ids, dtype=np.int64)
         candidates = np.setdiff1d(candidates[: len(model.tokenizer)], special)
-    candidates = embedded_tokens(candidates, model)
+    if hasattr(model, "embed"):
+        whole: Any = model
+        step = max(EMBEDDED // whole.width, 1)
+        chunks = [candidates[start : start + step] for start in range(0, len(candidates), step)]
+        has_vector = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
+        embedded = candidates[np.concatenate(has_vector)]
+        candidates = embedded if len(embedded) else candidates
     distinct = n_positions <= len(candidates)
     token_ids = np.empty((count, n_positions), dtype=np.int64)
     for row in range(count):
@@ -187,18 +193,6 @@ def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
     for row in range(prompts.count):
         token_ids[row, fixed:] = np.random.default_rng([seed, row]).permutation(token_ids[row, fixed:])
     return replace(prompts, token_ids=token_ids, source=prompts.source + SHUFFLED.format(seed=seed))
-
-
-def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:
-    """Token ids with a vector that is not zero; all of them if there is none, or if the model cannot be asked."""
-    if not hasattr(model, "embed"):
-        return token_ids
-    whole: Any = model
-    step = max(EMBEDDED // whole.width, 1)
-    chunks = [token_ids[start : start + step] for start in range(0, len(token_ids), step)]
-    has_vector = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
-    embedded = token_ids[np.concatenate(has_vector)]
-    return embedded if len(embedded) else token_ids
 
 
 def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:
@@ -218,7 +212,7 @@ def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{source}: token ids are ragged or not numbers{_row_lengths(values)}") from None
+        raise UsageError(f"{source}: token ids are ragged or not numbers") from None
     if array.dtype.kind not in "iu" or (
         array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
     ):
@@ -233,12 +227,3 @@ def with_first_words(prompts: Prompts, tokenizer: Any) -> Prompts:
     begin = prompts.token_ids[0, len(prompts.prefix) :][:FIRST_TOKENS].tolist()
     text = " ".join(tokenizer.decode(begin, clean_up_tokenization_spaces=False).split())
     return replace(prompts, first_words=f"{text} ..." if text else "")
-
-
-def _row_lengths(values: Any) -> str:
-    try:
-        lengths = [len(row) for row in values]
-    except TypeError:
-        return ""
-    differing = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
-    return "" if differing is None else f": row 0 has {lengths[0]} values, row {differing} has {lengths[differing]}"

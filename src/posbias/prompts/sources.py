@@ -39,8 +39,16 @@ DOCUMENT_BORDER = re.compile(r"^[ \t]*\f[ \t]*$", re.MULTILINE)
 DEFAULT_FIELDS = ("text", "token_ids")
 PARQUET_BYTES = 1 << 27
 """A Parquet file's texts, decoded: 1 MB of text stored once can stand for a million records."""
-BATCH_ROWS = 1024
+BATCH_ROWS = 64
 """Most Parquet rows decoded at a time."""
+SCHEME = "hf:"
+LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
+BATCH_DOCUMENTS = 16
+"""Documents of a data set read at a time."""
+MOST_BATCHES = 65536
+"""Batches read at most, a million documents: enough for any number of prompts that can be measured."""
+SHUFFLE_BUFFER = 256
+"""Documents held while shuffling."""
 
 
 @dataclass(frozen=True)
@@ -204,17 +212,14 @@ def _json_lines(path: Path) -> Records:
 def _parquet_rows(path: Path, field: str | None) -> Records:
     """The rows of a Parquet file, of one column alone."""
     import pyarrow as pa
-    from pyarrow import parquet, types
+    from pyarrow import parquet
 
     name, row, size = repr(str(path)), 0, 0
     try:
-        schema = parquet.read_schema(path)
-        column = choose_field(field, schema.names, name)
-        # Texts that are stored once and repeated stay so until they are counted.
-        text = types.is_string(schema.field(column).type) or types.is_large_string(schema.field(column).type)
-        with parquet.ParquetFile(path, read_dictionary=[column] if text else None) as file:
+        with parquet.ParquetFile(path) as file:
+            column = choose_field(field, file.schema_arrow.names, name)
             for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
-                size += _decoded_bytes(batch.column(0))
+                size += batch.nbytes
                 check_most(f"{name}, decoded", size, PARQUET_BYTES, "bytes")
                 for value in batch.column(0).to_pylist():
                     yield f"{name}, row {row}", {column: value}
@@ -223,86 +228,43 @@ def _parquet_rows(path: Path, field: str | None) -> Records:
         raise UsageError(f"cannot read {name} as Parquet: {str(error).splitlines()[0]}") from None
 
 
-def _decoded_bytes(values: Any) -> int:
-    """Bytes of records as text or numbers; a text that is stored once and repeated counts each time."""
-    from pyarrow import compute, types
+def dataset_group(text: str, *, seed: int) -> Group:
+    """The documents of a data set, `hf:owner/name[config]:split#field`, in batches in the order they come.
 
-    if not types.is_dictionary(values.type):
-        return int(values.nbytes)
-    lengths = compute.binary_length(values.dictionary)
-    return int(compute.sum(lengths.take(values.indices)).as_py() or 0)
+    The split is "train" if none is named.
 
-
-SCHEME = "hf:"
-LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
-BATCH_DOCUMENTS = 16
-"""Documents read at a time."""
-MOST_BATCHES = 65536
-"""Batches read at most, a million documents: enough for any number of prompts that can be measured."""
-SHUFFLE_BUFFER = 256
-"""Documents held while shuffling."""
-
-
-@dataclass(frozen=True)
-class DatasetName:
-    """A parsed literal."""
-
-    id: str
-    config: str | None
-    split: str
-    field: str | None
-
-    @property
-    def name(self) -> str:
-        """Name in records and messages; only the base name of a directory."""
-        owner = Path(self.id).resolve().name if Path(self.id).is_dir() else self.id
-        config = f"[{self.config}]" if self.config else ""
-        return f"{SCHEME}{owner}{config}:{self.split}{f'#{self.field}' if self.field else ''}"
-
-
-def parse_dataset(text: str) -> DatasetName:
-    """The parts of a literal; the split is "train" if none is named."""
+    Raises:
+        UsageError: another spelling, the library is not installed, or there is no such dataset, config, split or field.
+    """
     match = LITERAL.fullmatch(text)
     if match is None:
         raise UsageError(f"prompts {text!r}: need hf:owner/name[config]:split#field (all but the id may be left out)")
-    return DatasetName(match["id"], match["config"], match["split"] or "train", match["field"])
-
-
-def dataset_group(dataset: DatasetName, *, seed: int) -> Group:
-    """The dataset's documents, in batches in the order they come.
-
-    Raises:
-        UsageError: the library is not installed, or there is no such dataset, config, split or field.
-    """
-    chosen, is_text, records = begun(_records(dataset.name, _open(dataset, seed)), dataset.field, dataset.name)
+    split = match["split"] or "train"
+    # Only the base name of a directory goes into records.
+    owner = Path(match["id"]).resolve().name if Path(match["id"]).is_dir() else match["id"]
+    config, field = f"[{match['config']}]" if match["config"] else "", f"#{match['field']}" if match["field"] else ""
+    name = f"{SCHEME}{owner}{config}:{split}{field}"
+    streamed = _streamed(name, match["id"], match["config"], split, seed)
+    chosen, is_text, records = begun(streamed, match["field"], name)
     batches = iter(lambda: list(itertools.islice(records, BATCH_DOCUMENTS)), [])
     segments = (documents_in(batch, chosen, is_text) for batch in itertools.islice(batches, MOST_BATCHES))
-    return Group(dataset.name, segments, is_text)
+    return Group(name, segments, is_text)
 
 
-def _records(name: str, stream: Iterator[dict[str, Any]]) -> Records:
-    """The records of a stream with their places."""
-    try:
-        for number, record in enumerate(stream):
-            yield f"{name}, record {number}", record
-    except Exception as error:  # whatever a broken connection or a damaged file may raise
-        raise UsageError(f"cannot read {name}: {one_line(error)}") from None
-
-
-def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
+def _streamed(name: str, dataset: str, config: str | None, split: str, seed: int) -> Records:
+    """The records of a data set in the order of the library's seeded shuffle, with their places."""
     try:
         import datasets
     except ImportError:
-        raise UsageError(
-            f"prompts {dataset.name!r} need the datasets package: pip install 'posbias[datasets]'"
-        ) from None
+        raise UsageError(f"prompts {name!r} need the datasets package: pip install 'posbias[datasets]'") from None
     watched = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        stream = datasets.load_dataset(dataset.id, dataset.config, split=dataset.split, streaming=True)
-        return iter(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER))
+        stream = datasets.load_dataset(dataset, config, split=split, streaming=True)
+        for number, record in enumerate(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)):
+            yield f"{name}, record {number}", record
     except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
-        raise UsageError(f"prompts {dataset.name!r} cannot be loaded: {one_line(error)}") from None
+        raise UsageError(f"prompts {name!r} cannot be loaded: {one_line(error)}") from None
     finally:
         if not watched:
             datasets.enable_progress_bars()
