@@ -34,8 +34,6 @@ MODEL_CLAIMS: Registry[Any] = Registry("claim on a model")
 """Their forms on one model, likewise."""
 
 Outcome = Literal["holds", "holds with a correction", "fails as stated"]
-Facts = Mapping[str, Any]
-"""Numbers by name, also names and lists of positions."""
 
 PAPERS_OF_CLAIMS = {
     "birth-2603.10123": "Lost in the Middle at Birth, arXiv 2603.10123",
@@ -65,10 +63,11 @@ class Finding:
     """True if the statement held as printed on every instance."""
     corrected: bool = False
     """True if the corrected statement held although the printed one did not."""
-    numbers: Facts = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers by name, also names and lists of positions."""
     instances: int = 1
     """Number of random instances that were examined."""
-    words: Facts = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
     """What the templates take beside the numbers."""
 
     @property
@@ -279,8 +278,6 @@ def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
     return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
 
 
-Entry = Mapping[str, Any]
-"""A verdict as `Verdict.as_dict` gives it."""
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
 """Colours of verdicts; the others lie between."""
 PREDICATES = {
@@ -300,15 +297,13 @@ class ClaimsRun(Result):
     """Verdicts on published claims, as stored."""
 
     record: InstanceOf[Record]
-    title: str = TITLE
-    verdicts: tuple[Mapping[str, Any], ...] = ()
+    title: str
+    verdicts: tuple[Mapping[str, Any], ...]
     """As `Verdict.as_dict` gives them."""
 
     @classmethod
     def from_record(cls, record: Record) -> "ClaimsRun":
-        """The verdicts that a record holds; none if the run failed."""
-        if record.status != "done":
-            return cls(record)
+        """The verdicts that a record holds."""
         return cls(record, record.resolved.get("title", TITLE), tuple(record.scalars["verdicts"]))
 
     def shown(self) -> Shown:
@@ -320,7 +315,7 @@ class ClaimsRun(Result):
 def claims_report(run: ClaimsRun) -> Report:
     """How many claims hold, and every claim, what fails first, with the numbers behind it."""
     verdicts = sorted(run.verdicts, key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
-    cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
+    cells = [[entry["claim"], entry["verdict"], _text(entry["value"]), entry["computed"]] for entry in verdicts]
     return Report(
         run.title,
         kicker="posbias · published statements on position bias as numerical experiments",
@@ -331,7 +326,7 @@ def claims_report(run: ClaimsRun) -> Report:
     )
 
 
-def _told(verdicts: Sequence[Entry]) -> list[str]:
+def _told(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many hold, and what the first one that fails says."""
     counts = Counter(entry["verdict"] for entry in verdicts)
     parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
@@ -345,7 +340,7 @@ def _told(verdicts: Sequence[Entry]) -> list[str]:
     return said
 
 
-def _claim(entry: Entry, number: int) -> Section:
+def _claim(entry: Mapping[str, Any], number: int) -> Section:
     instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
     note = f"Assumes: {'; '.join(entry['assumptions'])}."
     note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
@@ -363,15 +358,11 @@ def _claim(entry: Entry, number: int) -> Section:
         badge=entry["verdict"],
         mark=MARKS.get(entry["verdict"], "correction"),
         source=f"{entry['paper']}; {entry['source']}",
-        texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
+        texts=[entry["statement"], f"{entry['computed']}: {_text(entry['value'])}; {instances}."],
         statements=[entry["sharper"]] if entry["sharper"] else [],
         note=note,
         tables=[Table("Numbers behind it", ["number", "value"], cells)] if cells else [],
     )
-
-
-def _value(entry: Entry) -> str:
-    return _text(entry["value"])
 
 
 def _text(fact: Any) -> str:

@@ -10,7 +10,6 @@ from posbias.cli.output import print_json, running, say
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.measurement.several import MeasurePlan
     from posbias_papers import Experiment
 
 VERIFY_EXAMPLE = (
@@ -31,14 +30,6 @@ class OfModelFlags:
 
     prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
     count: options.Count = 8
-
-    def plan(self, loading: options.ModelFlags, *, n_positions: int, seed: int) -> "MeasurePlan":
-        """The prompts, and how the model is loaded."""
-        from posbias.measurement.several import MeasurePlan
-        from posbias.prompts.prompts import PromptSource
-
-        source, settings = PromptSource(self.prompts), loading.settings(self.prompts)
-        return MeasurePlan(source=source, n_positions=n_positions, count=self.count, seed=seed, **settings)
 
 
 SINGLE = options.ModelFlags(dtype="float32")
@@ -71,6 +62,10 @@ def verify(
     that model's attention, trained or random: which premises it meets, and which claims hold.
     """
     import posbias_papers as papers
+    from posbias.checks import OneOf, checked_value
+    from posbias.measurement.several import MeasurePlan
+    from posbias.prompts.prompts import PromptSource
+    from posbias_papers.claims import selected
 
     of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
     unread = of_model if model is None else ["mask"]
@@ -78,8 +73,14 @@ def verify(
     with running(context, flags) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            plan = read.plan(loading, n_positions=length, seed=flags.seed)
-            verdicts, described = papers.verify_source(model, claim, plan)
+            source, settings = PromptSource(read.prompts), loading.settings(read.prompts)
+            plan = MeasurePlan(source=source, n_positions=length, count=read.count, seed=flags.seed, **settings)
+            selected(claim)  # before the model is loaded
+            checked_value("dtype", plan.dtype, Annotated[str, OneOf("float32", "float64")])
+            loaded = plan.load(model)
+            prompts = plan.prompts(loaded)
+            verdicts = papers.verify_model(loaded, prompts, claim)
+            described = {"model": loaded.describe(), "prompts": prompts.describe()}
         elif mask is None:
             verdicts = papers.verify(claim, seed=flags.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
@@ -108,16 +109,6 @@ class BirthFlags:
     probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8
 
 
-@dataclass(frozen=True)
-class TrainedFlags:
-    """Settings of the experiments that train."""
-
-    study: Annotated[
-        list[str] | None, typer.Option(help="trained: one of the paper's studies (repeatable); by default all.")
-    ] = None
-    device: options.Device = options.AUTO
-
-
 @options.grouped
 def reproduce(
     context: typer.Context,
@@ -136,7 +127,10 @@ def reproduce(
         ),
     ] = "small",
     birth: BirthFlags,
-    trained: TrainedFlags,
+    study: Annotated[
+        list[str] | None, typer.Option(help="trained: one of the paper's studies (repeatable); by default all.")
+    ] = None,
+    device: options.Device = options.AUTO,
     engine: options.EngineFlags,
     resume: Annotated[
         bool,
@@ -157,9 +151,9 @@ def reproduce(
         **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
         "size": size,
         "seed": flags.seed,
-        "studies": tuple(trained.study or ()),
+        "studies": tuple(study or ()),
         "run": TrainOptions(
-            engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
+            engine=engine.made(), device=device, directory=flags.out, resume=resume, overwrite=flags.overwrite
         ),
     }
     settings = None

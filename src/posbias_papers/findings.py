@@ -96,7 +96,7 @@ def difference(per_seed: Float64[np.ndarray, "n_seeds"]) -> Difference:
 
 
 FINISHED = ("done", "stopped_early")
-"""Statuses of members whose numbers count."""
+"""Statuses of members that ended well, so that their numbers count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +109,6 @@ class Outcome:
     status: str
     arrays: Mapping[str, np.ndarray]
     """Evaluations and profiles by name, float64; all members of equal factors have equal shapes."""
-
-    @property
-    def finished(self) -> bool:
-        """True if it ended well, so that its numbers count."""
-        return self.status in FINISHED
 
     def has(self, factors: Mapping[str, Any]) -> bool:
         """True if it has all these factors."""
@@ -153,7 +148,7 @@ class Outcomes:
     @cached_property
     def finished(self) -> list[Outcome]:
         """The members that ended well."""
-        return [member for member in self.members if member.finished]
+        return [member for member in self.members if member.status in FINISHED]
 
     def seeds(self, **factors: Any) -> list[int]:
         """Seeds of the finished members with these factors, in order."""
@@ -184,18 +179,20 @@ class Outcomes:
         """Values a factor takes among members with the given ones, in order of appearance."""
         return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
 
-    def facts(self) -> dict[str, Any]:
-        """For a record: how many members there are, and those that did not finish."""
-        return {"members": len(self.members), "lost": self.lost()}
+    def cells(self, **factors: Any) -> list[dict[str, Any]]:
+        """The factors of every sort of finished member with the given ones, in order of appearance."""
+        found = {tuple(m.factors.items()): dict(m.factors) for m in self.finished if m.has(factors)}
+        return list(found.values())
 
-    def lost(self) -> list[str]:
-        """A line per member that did not finish: what it was, and how it ended."""
-        return [
+    def facts(self) -> dict[str, Any]:
+        """For a record: how many members there are, and what each that did not finish was, and how it ended."""
+        lost = [
             f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: "
             f"{member.status}"
             for member in self.members
-            if not member.finished
+            if member.status not in FINISHED
         ]
+        return {"members": len(self.members), "lost": lost}
 
 
 NOT_RUN, UNTRAINED = "not run", "no member for it in this study."
@@ -264,25 +261,21 @@ def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 def findings_tables(findings: Sequence[Finding]) -> list[Table]:
     """Reported, found and verdict of every statement; and every quantity with its intervals and test."""
     cells = [[entry.where, entry.reported, entry.found, entry.verdict] for entry in findings]
-    header = ["where", "the source reports", "here", "verdict"]
-    return [Table("Published findings", header, cells), _quantities_table(findings)]
-
-
-def _quantities_table(findings: Sequence[Finding]) -> Table:
+    found = Table("Published findings", ["where", "the source reports", "here", "verdict"], cells)
     header = ["where", "case", "mean [95 %]", "with its statement's others", "p", "seeds"]
-    cells = [
+    numbers = [
         [
-            finding.where,
+            entry.where,
             case,
             str(test),
-            test.among(len(finding.tests)).text("+.3f"),
+            test.among(len(entry.tests)).text("+.3f"),
             f"{test.p_value:.3f}",
-            str(test.n_seeds),
+            f"{test.n_seeds}",
         ]
-        for finding in findings
-        for case, test in finding.tests.items()
+        for entry in findings
+        for case, test in entry.tests.items()
     ]
-    return Table("Quantities over seeds; p: of a zero mean", header, cells)
+    return [found, Table("Quantities over seeds; p: of a zero mean", header, numbers)]
 
 
 def said_of(findings: Sequence[Finding], facts: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ masked softmax of X W_Q (X W_K)' + bias. Every instance knows the constants its 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,15 +24,9 @@ ROUNDING = 1e-12
 """Prefix masses are sums of at most a few hundred float64 products of numbers below 1."""
 
 
-def prefix_mass(law: Float64[np.ndarray, "*batch n"]) -> Float64[np.ndarray, "*batch n"]:
-    """F_k, the mass on positions 0 ... k."""
-    mass: Float64[np.ndarray, "*batch n"] = np.cumsum(law, axis=-1)
-    return mass
-
-
 def dominance_gap(recent: Float64[np.ndarray, "*batch n"], early: Float64[np.ndarray, "*batch n"]) -> float:
     """Largest excess of a prefix mass of `recent` over that of `early` (0 if `recent` is more recent throughout)."""
-    return max(0.0, float(np.max(prefix_mass(recent) - prefix_mass(early))))
+    return max(0.0, float(np.max(np.cumsum(recent, axis=-1) - np.cumsum(early, axis=-1))))
 
 
 def monotonicity_gap(kernel: Float64[np.ndarray, "query key"]) -> float:
@@ -42,7 +36,7 @@ def monotonicity_gap(kernel: Float64[np.ndarray, "query key"]) -> float:
 
 def violated_share(kernel: Float64[np.ndarray, "query key"]) -> float:
     """Share of triples (i, i+1, k), k <= i, on which Assumption 4.1 fails."""
-    mass = prefix_mass(kernel)
+    mass = np.cumsum(kernel, axis=-1)
     admissible = np.tril(np.ones(mass.shape, dtype=bool))[:-1]
     return float(np.mean((mass[1:] - mass[:-1] > ROUNDING)[admissible]))
 
@@ -191,6 +185,7 @@ class Run:
     """The attention of a network on one random input."""
 
     kernels: Float64[np.ndarray, "layers query key"]
+    mixing: Float64[np.ndarray, "layers"]
     content_bound: float
     """Largest |content logit| that the promised constants allow: C^2 R^2."""
     state_bound: float
@@ -199,6 +194,19 @@ class Run:
     """Largest row norm that occurred."""
     smallest_entry: float
     """Smallest admissible attention weight over all layers: the instance's epsilon."""
+
+    @property
+    def rolled(self) -> Float64[np.ndarray, "layers query key"]:
+        """R^(t) of T_l = (1 - m_l) I + m_l A_l, t = 1 ... L."""
+        return rollouts(transitions(list(self.kernels), self.mixing))[1:]
+
+
+def random_runs(
+    network: Network, generator: np.random.Generator, *, sizes: Sequence[tuple[int, float]], draws: int
+) -> list[Run]:
+    """Some draws for each width d and norm of W_Q, W_K, otherwise as in `network`."""
+    networks = [replace(network, width=width, weight_bound=bound) for width, bound in sizes]
+    return [run_network(each, generator) for each in networks for _ in range(draws)]
 
 
 def run_network(network: Network, generator: np.random.Generator) -> Run:
@@ -220,39 +228,25 @@ def run_network(network: Network, generator: np.random.Generator) -> Run:
     largest = 0.0
     for layer, mixing in enumerate(network.mixing):
         largest = max(largest, float(np.linalg.norm(states, axis=1).max()))
-        kernels[layer] = masked_softmax(network.visible, _content(states, network, layer, generator) + network.bias)
-        values = states @ _value_map(network, layer, width, generator)
+        if runaway:
+            logits, values = RUNAWAY_LOGIT * (layer + 1) * (states @ states.T), states
+        else:
+            query, key = (
+                network.weight_bound * weights / np.linalg.norm(weights, 2)
+                for weights in generator.standard_normal((2, width, width))
+            )
+            logits = (states @ query) @ (states @ key).T
+            if network.violation == "values":
+                values = VALUE_RUNAWAY * states
+            else:  # a random rotation times a norm whose excess over 1 is summable
+                values = states @ np.linalg.qr(generator.standard_normal((width, width)))[0] * (1 + excess[layer])
+        kernels[layer] = masked_softmax(network.visible, logits + network.bias)
         states = (1 - mixing) * states + mixing * kernels[layer] @ values
     return Run(
         kernels=kernels,
+        mixing=network.mixing,
         content_bound=network.weight_bound**2 * state_bound**2,
         state_bound=state_bound,
         largest_state=max(largest, float(np.linalg.norm(states, axis=1).max())),
         smallest_entry=float(kernels[:, network.visible].min()),
     )
-
-
-def _content(
-    states: Float64[np.ndarray, "n d"], network: Network, layer: int, generator: np.random.Generator
-) -> Float64[np.ndarray, "n n"]:
-    """Content logits of one layer: fresh random W_Q, W_K of the promised norm, or a diagonal that runs away."""
-    if network.violation == "weights":
-        runaway: Float64[np.ndarray, "n n"] = RUNAWAY_LOGIT * (layer + 1) * (states @ states.T)
-        return runaway
-    width = states.shape[1]
-    query, key = (
-        network.weight_bound * weights / np.linalg.norm(weights, 2)
-        for weights in generator.standard_normal((2, width, width))
-    )
-    logits: Float64[np.ndarray, "n n"] = (states @ query) @ (states @ key).T
-    return logits
-
-
-def _value_map(network: Network, layer: int, width: int, generator: np.random.Generator) -> Float64[np.ndarray, "d d"]:
-    """A random rotation times a norm whose excess over 1 is summable; 1.5 identities where that is violated."""
-    if network.violation == "values":
-        return VALUE_RUNAWAY * np.eye(width)
-    if network.violation == "weights":
-        return np.eye(width)
-    rotation: Float64[np.ndarray, "d d"] = np.linalg.qr(generator.standard_normal((width, width)))[0]
-    return rotation * (1 + VALUE_EXCESS / (layer + 1) ** 2)

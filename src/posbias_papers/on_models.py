@@ -8,16 +8,14 @@ it, of a Hugging Face model recomputed from what its attention modules read. doc
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
-from posbias.checks import OneOf, checked_value
 from posbias.errors import RunError, UsageError
-from posbias.measurement.several import MeasurePlan
 from posbias.models.attention_blocks import query_blocks
 from posbias.models.devices import in_float64
 from posbias.models.model import Model
@@ -45,6 +43,8 @@ MOST_POSITIONS = 256
 """Layers x positions^2 float64 numbers per prompt are kept: 16 MB for 30 layers at 256 positions."""
 
 Kernels = Float64[np.ndarray, "layers query key"]
+Trace = tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]
+"""Mean attention, mixing, and what may be seen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +101,7 @@ def run_model(model: Model, prompts: Prompts) -> ModelRun:
 
 
 @torch.no_grad()
-def _of_reference(
-    model: Any, ids: Int64[np.ndarray, "n_positions"]
-) -> tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]:
+def _of_reference(model: Any, ids: Int64[np.ndarray, "n_positions"]) -> Trace:
     shape = shape_of(model.config, len(ids))
     constants = {name: value.to(model.device) for name, value in constants_of(model.config, len(ids)).items()}
     weights = {name: value.detach() for name, value in model.network.named_parameters()}
@@ -119,9 +117,7 @@ def _of_reference(
 
 
 @torch.no_grad()
-def _of_described(
-    model: Any, ids: Int64[np.ndarray, "n_positions"]
-) -> tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]:
+def _of_described(model: Any, ids: Int64[np.ndarray, "n_positions"]) -> Trace:
     layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
     kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
@@ -175,17 +171,6 @@ def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -
         raise UsageError(f"claim {selection!r} has no form for models; claims with one: {', '.join(MODEL_CLAIMS)}")
     run = run_model(model, prompts)
     return [MODEL_CLAIMS[name]().check(run) for name in names]
-
-
-def verify_source(source: str, claim: str | None, plan: MeasurePlan) -> tuple[list[Verdict], dict[str, Any]]:
-    """Verdicts on the model that `source` names, and the model and the prompts as they describe themselves."""
-    selected(claim)  # before the model is loaded
-    checked_value(
-        "dtype", plan.dtype, Annotated[str, OneOf("float32", "float64")]
-    )  # claims are held to single precision
-    model = plan.load(source)
-    texts = plan.prompts(model)
-    return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}
 
 
 def causal(run: ModelRun) -> Premise:
@@ -353,12 +338,6 @@ class CentreNodesOfTheModel(ModelClaim):
         )
 
 
-def residual_rollouts(run: ModelRun) -> list[Kernels]:
-    """R^(t) of T_l = (1 - m_l) I + m_l A_l with measured attention and mixing, t = 1 ... L, of every prompt."""
-    prompts = zip(run.kernels, run.mixing, strict=True)
-    return [rollouts(transitions(list(kernels), mixing))[1:] for kernels, mixing in prompts]
-
-
 @MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-infinite")
 class CollapseOfTheModel(ModelClaim):
     """R_ij <= prod_l (1 - eps m_l) for j > 0."""
@@ -386,7 +365,8 @@ class CollapseOfTheModel(ModelClaim):
     def examine(self, run: ModelRun) -> Finding:
         """Largest R_ij over its bound, and the mass outside position 0 beside exp(-eps sum m_l)."""
         ratios, sharp, outside = [], [], []
-        for rolled, mixing, epsilon in zip(residual_rollouts(run), run.mixing, run.epsilons, strict=True):
+        for kernels, mixing, epsilon in zip(run.kernels, run.mixing, run.epsilons, strict=True):
+            rolled = rollouts(transitions(list(kernels), mixing))[1:]
             ratios.append(drained_ratio(rolled, mixing, float(epsilon)))
             sharp.append(drained_ratio(rolled, mixing, float(epsilon), by_position=True))
             outside.append(rolled[-1, -1, 1:].sum())
@@ -427,8 +407,8 @@ class NoCollapseOfTheModel(ModelClaim):
         """Least R_ii over the product, with the share that the last position keeps of itself."""
         ratios, last_shares = [], []
         products = np.cumprod(1 - run.mixing, axis=1)
-        for rolled, product in zip(residual_rollouts(run), products, strict=True):
-            diagonal = np.diagonal(rolled, axis1=1, axis2=2)
+        for kernels, mixing, product in zip(run.kernels, run.mixing, products, strict=True):
+            diagonal = np.diagonal(rollouts(transitions(list(kernels), mixing))[1:], axis1=1, axis2=2)
             ratios.append(float((diagonal - product[:, None]).min()))
             last_shares.append(diagonal[-1, -1])
         least = min(ratios)

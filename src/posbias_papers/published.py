@@ -2,9 +2,9 @@
 
 # Each folder registers its claims and its experiment.
 from posbias_papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
-from posbias_papers.claims import CLAIMS, MODEL_CLAIMS, Claim, Verdict, claims_record, tally, verify
+from posbias_papers.claims import CLAIMS, MODEL_CLAIMS, Verdict, claims_record, tally, verify
 from posbias_papers.kernels import centre_nodes
-from posbias_papers.on_models import ModelClaim, verify_model, verify_source
+from posbias_papers.on_models import verify_model
 from posbias_papers.reproduction import PAPERS, Experiment, Reproduction, reproduce
 from posbias_papers.wu2025.masks import spelled_mask, verify_mask
 
@@ -12,9 +12,7 @@ __all__ = [
     "CLAIMS",
     "MODEL_CLAIMS",
     "PAPERS",
-    "Claim",
     "Experiment",
-    "ModelClaim",
     "Reproduction",
     "Verdict",
     "centre_nodes",
@@ -25,5 +23,4 @@ __all__ = [
     "verify",
     "verify_mask",
     "verify_model",
-    "verify_source",
 ]

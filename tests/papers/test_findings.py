@@ -138,6 +138,6 @@ def test_members_that_failed_are_counted_and_left_out():
     assert table.common_seeds({"depth": 1}, {"depth": 2}) == [1]
     assert table.values("loss", {"depth": 1}, [0, 1]).tolist() == [0, 1]
     assert table.levels("depth") == [1, 2]
-    assert table.lost() == ["depth 1, seed 2: diverged"]
+    assert table.facts()["lost"] == ["depth 1, seed 2: diverged"]
     with pytest.raises(RunError, match="0 finished members"):
         table.values("loss", {"depth": 3}, [0])

@@ -9,15 +9,7 @@ import pytest
 from posbias_papers import PAPERS, reproduce
 from posbias_papers.findings import Outcome, Outcomes
 from posbias_papers.reproduction import SIZES, StudySettings
-from posbias_papers.wu2025.icl import icl_reproduction, reached
-from posbias_papers.wu2025.icl_statements import (
-    ABOVE,
-    PLAIN,
-    Cells,
-    Figures,
-    retrieval_findings,
-    sink_findings,
-)
+from posbias_papers.wu2025.icl import ABOVE, PLAIN, Cells, icl_findings, icl_reproduction, reached
 
 PAPER = "icl-2502.01951"
 STUDIES = (
@@ -80,15 +72,10 @@ def as_published(items="mixture", seeds=6):
     return members
 
 
-def statements(cells, items):
-    figures = Figures(items)
-    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
-
-
 @pytest.mark.parametrize("items", ["mixture", "fixed"])
 def test_what_the_source_reports_bears_out_every_statement(items):
     cells = Cells(Outcomes(as_published(items)), {"items": items})
-    findings = statements(cells, items)
+    findings = icl_findings(cells, items)
     wrong = {finding.reported: finding.verdict for finding in findings if finding.verdict != "reproduced"}
     assert not wrong
     assert len(findings) == (16 if items == "mixture" else 15)
@@ -99,7 +86,7 @@ def test_the_opposite_signs_contradict_them():
         Outcome(each.factors, each.seed, each.status, {**each.arrays, "gaps": -each.arrays["gaps"]})
         for each in as_published()
     ]
-    findings = retrieval_findings(Cells(Outcomes(turned), {}), Figures("mixture"))
+    findings = icl_findings(Cells(Outcomes(turned), {}), "mixture")
     by_text = {finding.reported[:60]: finding.verdict for finding in findings}
     assert by_text["without residual connections more layers mean more bias to t"] == "not reproduced"
     assert by_text["decay and RoPE reduce the bias to the first place that the c"] == "not reproduced"
@@ -108,7 +95,7 @@ def test_the_opposite_signs_contradict_them():
 
 def test_what_was_not_trained_is_not_run():
     empty = Cells(Outcomes([]), {})
-    assert {finding.verdict for finding in statements(empty, "mixture")} == {"not run"}
+    assert {finding.verdict for finding in icl_findings(empty, "mixture")} == {"not run"}
 
 
 def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
@@ -122,9 +109,8 @@ def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
             for seed in range(6)
             for row in [draw.normal(0, 0.1, 3)]
         ]
-        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"))
-        last = findings[-1]
-        assert last.reported.startswith("no lost-in-the-middle")
+        findings = icl_findings(Cells(Outcomes(members), {}), "mixture")
+        (last,) = (each for each in findings if each.reported.startswith("no lost-in-the-middle"))
         low += [test.interval.value < ABOVE for test in last.tests.values()]
     assert abs(np.mean(low) - 0.5) < 0.17, "three standard errors"
 

@@ -12,10 +12,10 @@ from posbias_papers import PAPERS, Reproduction, reproduce
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import (
     CONFIGURATIONS,
+    LN_V,
     ONE,
     PUBLISHED,
     TWO,
-    blind_loss,
     losses_table,
     orderless_loss,
     position_copy_figures,
@@ -53,7 +53,7 @@ def test_the_published_losses_bear_out_the_published_statements():
 def test_blind_networks_bear_out_none():
     draw = np.random.default_rng(1)
     blind = {
-        configuration: seeded(blind_loss() + draw.normal(0, 0.001, (6, 10)))
+        configuration: seeded(LN_V + draw.normal(0, 0.001, (6, 10)))
         for configuration in CONFIGURATIONS
         if configuration in PUBLISHED
     }
@@ -101,7 +101,7 @@ def test_figures_and_table_show_seeds_published_values_and_baselines():
     names = [curve.name for curve in figures[0].curves]
     assert names[:2] == ["1 layer, d 2", "1 layer, d 2, published"]
     assert figures[0].curves[-1].y[0] == orderless_loss() == pytest.approx(1.7145, abs=5e-5)
-    assert [curve.y[0] for curve in figures[0].curves if curve.name.startswith("ln V")] == [blind_loss()]
+    assert [curve.y[0] for curve in figures[0].curves if curve.name.startswith("ln V")] == [LN_V]
     assert len(losses_table(losses).cells) == 4 * len(losses)
 
 

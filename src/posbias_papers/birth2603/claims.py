@@ -4,14 +4,13 @@ Uniform causal attention, C_ij = 1/(i+1), mixed into a residual stream. Publishe
 an atom. Exact at every length: homogeneous symmetric polynomials of the reciprocals.
 
 Jacobians of linear residual networks with random value maps, back-propagated exactly: norms add in squares over sets of
-layers. h <- h + (g / sqrt(H)) sum_h A_lh h W_lh, W independent, zero mean, variance 1/d. Then E ||J_j||_F^2 / d = G_jj
-with G <- G + (g^2 / H) sum_h A_h' G A_h from the top layer down, G = 1 at the last position (docs/theory, section 2,
-items 5 and 6, and section 4).
+layers. h <- h + g A_l h W_l, W independent, zero mean, variance 1/d. Then E ||J_j||_F^2 / d = G_jj with
+G <- G + g^2 A' G A from the top layer down, G = 1 at the last position (docs/theory, section 2, items 5 and 6, and
+section 4).
 """
 
 from collections.abc import Sequence
 from math import factorial
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -186,10 +185,10 @@ class RecencyAnchor(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """(1 - m)^L over depths at fixed mixing, and at mixing 1/L."""
-        depths = [12, 24, 48, 96, 192]
+        depths = np.array([12.0, 24, 48, 96, 192])
         exponent, law = (-0.5, "m = L^-1/2") if broken else (-1.0, "m = 1/L")
-        fixed = {mixing: np.array([_atom(depth, mixing) for depth in depths]) for mixing in MIXINGS}
-        scaled = np.array([_atom(depth, depth**exponent) for depth in depths])
+        fixed = {mixing: (1 - mixing) ** depths for mixing in MIXINGS}
+        scaled = (1 - depths**exponent) ** depths
         shares = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
         scaled_kept = float(scaled[-1] / scaled[0])
         return Finding(
@@ -204,11 +203,6 @@ class RecencyAnchor(Claim):
             },
             instances=len(MIXINGS),
         )
-
-
-def _atom(depth: int, mixing: float) -> float:
-    """Share of walks that never take an attention step."""
-    return float(attention_steps(np.full(depth, mixing))[0])
 
 
 @CLAIMS.register("birth-2603.10123/claim-4-u-shape")
@@ -270,60 +264,49 @@ DRAWS = 64
 TOLERANCE = 0.05
 """Median relative error allowed: ten times the noise of 64 draws at width 24 (below 0.5 %)."""
 
-ValueMaps = Literal["independent", "shared", "identity"]
-Layers = Sequence[Sequence[Float64[np.ndarray, "n n"]]]
+Layers = Sequence[Float64[np.ndarray, "n n"]]
 
 
 def measured_norms(
-    layers: Layers, generator: np.random.Generator, *, maps: ValueMaps = "independent", gain: float = GAIN
+    layers: Layers, generator: np.random.Generator, *, identities: bool = False, gain: float = GAIN
 ) -> Float64[np.ndarray, "n"]:
     """Root mean square over weight draws of ||dh_last/dx_j||_F / sqrt(d), by exact back-propagation.
 
     Args:
-        layers: Attention kernels by layer and head, layer 0 nearest the input.
-        generator: Source of the weights.
-        maps: `independent` Gaussian maps, one Gaussian map `shared` by all layers and heads, or the `identity`.
+        layers: Attention kernels, layer 0 nearest the input.
+        generator: Source of the weights, Gaussian of variance 1/d.
+        identities: Value maps are identities instead.
         gain: Size of a layer's update.
     """
-    n_positions = len(layers[0][0])
+    n_positions = len(layers[0])
     total = np.zeros(n_positions)
-    draws = 1 if maps == "identity" else DRAWS
+    draws = 1 if identities else DRAWS
     for _ in range(draws):
-        shared = np.eye(WIDTH) if maps == "identity" else _value_map(generator)
+        generator.standard_normal(0 if identities else (WIDTH, WIDTH))  # a map that is not read
         backward = np.zeros((n_positions, WIDTH, WIDTH))
         backward[-1] = np.eye(WIDTH)
-        for heads in reversed(layers):
-            update = np.zeros_like(backward)
-            for kernel in heads:
-                value_map = _value_map(generator) if maps == "independent" else shared
-                update += np.tensordot(kernel.T, backward, axes=1) @ value_map.T
-            backward = backward + gain / np.sqrt(len(heads)) * update
+        for kernel in reversed(layers):
+            drawn = np.eye(WIDTH) if identities else generator.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)
+            backward = backward + gain * np.tensordot(kernel.T, backward, axes=1) @ drawn.T
         total += np.sum(backward**2, axis=(1, 2)) / WIDTH
     norms: np.ndarray = np.sqrt(total / draws)
     return norms
 
 
-def _value_map(generator: np.random.Generator) -> Float64[np.ndarray, "d d"]:
-    """Entries of variance 1/d."""
-    entries: Float64[np.ndarray, "d d"] = generator.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)
-    return entries
-
-
 def squared_norms(layers: Layers, *, gain: float = GAIN) -> Float64[np.ndarray, "n"]:
-    """sqrt(G_jj): norms that add in squares over sets of layers and heads."""
-    backward = np.zeros(layers[0][0].shape)
+    """sqrt(G_jj): norms that add in squares over sets of layers."""
+    backward = np.zeros(layers[0].shape)
     backward[-1, -1] = 1.0
-    for heads in reversed(layers):
-        backward = backward + gain**2 / len(heads) * sum(kernel.T @ backward @ kernel for kernel in heads)
+    for kernel in reversed(layers):
+        backward = backward + gain**2 * kernel.T @ backward @ kernel
     return np.sqrt(np.diagonal(backward))
 
 
 def linear_norms(layers: Layers, *, gain: float = GAIN) -> Float64[np.ndarray, "n"]:
-    """Norms that add linearly: the last row of prod_l (I + g sum_h A_lh / sqrt(H)), the rollout up to its scale."""
-    row = np.zeros(len(layers[0][0]))
-    row[-1] = 1.0
-    for heads in reversed(layers):
-        row = row + gain / np.sqrt(len(heads)) * sum(row @ kernel for kernel in heads)
+    """Norms that add linearly: the last row of prod_l (I + g A_l), the rollout up to its scale."""
+    row: np.ndarray = np.eye(len(layers[0]))[-1]
+    for kernel in reversed(layers):
+        row = row + gain * row @ kernel
     return row
 
 
@@ -365,7 +348,12 @@ class GradientIsAMatrix(Claim):
         """Jacobian of a random linear network by pushing a basis through, against row times product of value maps."""
         cesaro = even_kernel(Causal().visible(GRADIENT_POSITIONS))
         weights = generator.standard_normal((GRADIENT_DEPTH, GRADIENT_WIDTH, GRADIENT_WIDTH)) / np.sqrt(GRADIENT_WIDTH)
-        jacobian = _jacobian(cesaro, weights, residual=broken)
+        # Every basis vector pushed through h <- (h +) A h W: dh_last/dx_j by j, input and output.
+        states = np.eye(GRADIENT_POSITIONS * GRADIENT_WIDTH).reshape((GRADIENT_POSITIONS, GRADIENT_WIDTH) * 2)
+        for value_map in weights:
+            update = np.einsum("ik,ajkb,bc->ajic", cesaro, states, value_map)
+            states = states + update if broken else update
+        jacobian = states[:, :, -1, :]
         row = np.linalg.matrix_power(cesaro, GRADIENT_DEPTH)[-1]
         product = np.linalg.multi_dot(list(weights))
         norms = np.linalg.norm(jacobian, axis=(1, 2))
@@ -386,19 +374,6 @@ class GradientIsAMatrix(Claim):
         )
 
 
-def _jacobian(
-    kernel: Float64[np.ndarray, "n n"], weights: Float64[np.ndarray, "layers d d"], *, residual: bool
-) -> Float64[np.ndarray, "n d d"]:
-    """dh_last/dx_j of h <- (h +) A h W, every basis vector pushed through the network; axes [j, input, output]."""
-    n_positions, width = len(kernel), weights.shape[1]
-    states = np.eye(n_positions * width).reshape(n_positions, width, n_positions, width)
-    for value_map in weights:
-        update = np.einsum("ik,ajkb,bc->ajic", kernel, states, value_map)
-        states = states + update if residual else update
-    last: Float64[np.ndarray, "n d d"] = states[:, :, -1, :]
-    return last
-
-
 @CLAIMS.register("birth-2603.10123/claim-6-linear-addition")
 class LinearAddition(Claim):
     """How paths of different depths add up in a gradient's norm."""
@@ -417,9 +392,9 @@ class LinearAddition(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Simulated Jacobian norms of a linear residual network against linear and squared addition."""
         kernel = even_kernel(Causal().visible(64))
-        layers = [[kernel]] * 8
+        layers = [kernel] * 8
         gain = 0.5
-        measured = measured_norms(layers, generator, maps="identity" if broken else "independent", gain=gain)
+        measured = measured_norms(layers, generator, identities=broken, gain=gain)
         linear, squared = linear_norms(layers, gain=gain), squared_norms(layers, gain=gain)
         fits = [profile_distance(linear_norms(layers, gain=trial), measured) for trial in TRIAL_GAINS]
         distance = profile_distance(linear, measured)

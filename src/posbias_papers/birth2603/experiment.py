@@ -45,10 +45,10 @@ from posbias.theory.mean_field import mean_field
 from posbias_papers.reproduction import PAPERS, Columns, Experiment, Reproduction, Rows, tabled
 
 TOKENS = ("random", "text")
-FAMILIES = ("qwen2", "gpt2")
 WITH, WITHOUT = "qwen2", "qwen2 without RoPE"
 MODELS = {"qwen2": (WITH, WITHOUT), "gpt2": ("gpt2",)}
 """The models of a family."""
+FAMILIES = tuple(MODELS)
 TRIAL_MIXINGS = np.geomspace(0.005, 0.9, 120)
 """Constant mixings among which the published density's best is looked for."""
 DEPTH = 24
@@ -113,10 +113,6 @@ class BirthSettings:
 
     def __post_init__(self) -> None:
         check_most("initialisations x n_positions", self.initialisations * self.n_positions, CELLS)
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {**asdict(self), "models": SIZES[self.size]}
 
 
 class Bytes:
@@ -285,6 +281,41 @@ _DRAWN = {
 }
 
 
+DISTANCES: Columns = {
+    "model": lambda row: row["model"],
+    "tokens": lambda row: row["tokens"],
+    "theory": lambda row: LABELS[row["theory"]],
+    "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".4f"),
+    "flat line": lambda row: number_text(row["flat_wasserstein"]["value"], 4),
+    "noise": lambda row: number_text(row["noise"]["mean"], 4),
+    "rank": lambda row: number_text(row["spearman"]["value"], 3),
+    "log error [95 %]": lambda row: interval_text(row["log_error"], ".2f"),
+    "interior recency": lambda row: number_text(row["interior_recency"], 4),
+}
+SHAPE: Columns = {
+    "model": lambda row: row["model"],
+    "tokens": lambda row: row["tokens"],
+    "first tenth": lambda row: interval_text(row["first_tenth"], ".3f"),
+    "interior recency": lambda row: interval_text(row["interior_recency"], ".4f"),
+    "flat": lambda row: number_text(row["flat_interior_recency"], 4),
+    "interior recency minus middle tenth": lambda row: interval_text(row["last_over_middle"], ".4f"),
+    "last position": lambda row: interval_text(row["last_token"], ".3f"),
+    "minimum at": lambda row: interval_text(row["minimum_position"], ".0f"),
+    "middle / flat": lambda row: number_text(row["middle_over_flat"]),
+    "mixing": lambda row: number_text(row["mixing"]),
+    "fitted": lambda row: number_text(row["fitted_mixing"]),
+}
+ROPE: Columns = {
+    "model": lambda row: row["model"],
+    "tokens": lambda row: row["tokens"],
+    "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".5f"),
+    "noise": lambda row: number_text(row["noise"]["mean"], 4),
+    "flat line": lambda row: number_text(row["flat_wasserstein"], 4),
+    "rank": lambda row: number_text(row["spearman"]["value"], 4),
+    "log error [95 %]": lambda row: interval_text(row["log_error"], ".4f"),
+}
+
+
 @PAPERS.register("birth-2603.10123")
 class Birth(Experiment):
     """The position bias of untrained Qwen2- and GPT-2-shaped models, and the paper's claims that survive."""
@@ -314,13 +345,13 @@ class Birth(Experiment):
             statements=told_of(theories, shapes),
             tables=[
                 claims_table(theories, shapes, contrasts, probes),
-                _distance_table(theories),
-                _shape_table(shapes),
-                _rope_table(contrasts),
+                tabled("Every theory against the measured Jacobian", theories, DISTANCES),
+                tabled("The measured shape (interior recency: last tenth without the last position)", shapes, SHAPE),
+                tabled("With against without RoPE, the same weights and prompts", contrasts, ROPE),
             ],
             figures=[_figure(measured) for measured in cases],
             arrays=_arrays(cases),
-            settings=settings.describe(),
+            settings={**asdict(settings), "models": SIZES[settings.size]},
             seeds={"seed": settings.seed},
         )
 
@@ -328,7 +359,7 @@ class Birth(Experiment):
 def told_of(theories: Rows, shapes: Rows) -> list[str]:
     """Whether there is a U, and how near the published theory comes; the first table has every claim."""
     found, verdict = _u_shape(shapes)
-    literal, field = (_values(_of(theories, name), "wasserstein") for name in ("continuous", "mean_field"))
+    literal, field = (_values(theories, "wasserstein", name) for name in ("continuous", "mean_field"))
     initialisations = min(int(row["initialisations"]) for row in shapes)
     few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
     return [
@@ -347,7 +378,7 @@ def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict
     noise = split_half_noise(sample, generator=np.random.default_rng(seed))
     weights = leave_one_out(len(sample.units))
     rows = []
-    for name, theory in {**measured.theories, "flat": _flat(sample)}.items():
+    for name, theory in {**measured.theories, "flat": Profile.uniform(sample.units.shape[1])}.items():
         pair = compare_with_prompts(theory, sample, generator=np.random.default_rng(seed))
         rows.append(
             {
@@ -404,14 +435,12 @@ def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list
                 "tokens": tokens,
                 **_distances(weights @ first.units, weights @ second.units),
                 "noise": vars(split_half_noise(first, generator=generator)),
-                "flat_wasserstein": float(wasserstein(_flat(first).influence, first.average)),
+                "flat_wasserstein": float(
+                    wasserstein(np.full(first.average.shape, 1 / first.average.size), first.average)
+                ),
             }
         )
     return rows
-
-
-def _flat(sample: Sample) -> Profile:
-    return Profile.uniform(sample.units.shape[1])
 
 
 def _distances(first: np.ndarray, second: np.ndarray) -> dict[str, dict[str, float | None]]:
@@ -449,51 +478,6 @@ def _figure(measured: Measured) -> Figure:
     return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
 
 
-def _distance_table(rows: Rows) -> Table:
-    columns: Columns = {
-        "model": lambda row: row["model"],
-        "tokens": lambda row: row["tokens"],
-        "theory": lambda row: LABELS[row["theory"]],
-        "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".4f"),
-        "flat line": lambda row: number_text(row["flat_wasserstein"]["value"], 4),
-        "noise": lambda row: number_text(row["noise"]["mean"], 4),
-        "rank": lambda row: number_text(row["spearman"]["value"], 3),
-        "log error [95 %]": lambda row: interval_text(row["log_error"], ".2f"),
-        "interior recency": lambda row: number_text(row["interior_recency"], 4),
-    }
-    return tabled("Every theory against the measured Jacobian", rows, columns)
-
-
-def _shape_table(shapes: Rows) -> Table:
-    columns: Columns = {
-        "model": lambda row: row["model"],
-        "tokens": lambda row: row["tokens"],
-        "first tenth": lambda row: interval_text(row["first_tenth"], ".3f"),
-        "interior recency": lambda row: interval_text(row["interior_recency"], ".4f"),
-        "flat": lambda row: number_text(row["flat_interior_recency"], 4),
-        "interior recency minus middle tenth": lambda row: interval_text(row["last_over_middle"], ".4f"),
-        "last position": lambda row: interval_text(row["last_token"], ".3f"),
-        "minimum at": lambda row: interval_text(row["minimum_position"], ".0f"),
-        "middle / flat": lambda row: number_text(row["middle_over_flat"]),
-        "mixing": lambda row: number_text(row["mixing"]),
-        "fitted": lambda row: number_text(row["fitted_mixing"]),
-    }
-    return tabled("The measured shape (interior recency: last tenth without the last position)", shapes, columns)
-
-
-def _rope_table(rows: Rows) -> Table:
-    columns: Columns = {
-        "model": lambda row: row["model"],
-        "tokens": lambda row: row["tokens"],
-        "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".5f"),
-        "noise": lambda row: number_text(row["noise"]["mean"], 4),
-        "flat line": lambda row: number_text(row["flat_wasserstein"], 4),
-        "rank": lambda row: number_text(row["spearman"]["value"], 4),
-        "log error [95 %]": lambda row: interval_text(row["log_error"], ".4f"),
-    }
-    return tabled("With against without RoPE, the same weights and prompts", rows, columns)
-
-
 CLAIMED_RANK = 0.99
 CLAIMED_W1 = 0.02
 CLAIM_DIGIT = 0.005
@@ -506,9 +490,9 @@ NULL_PROBE = 1e-6
 
 def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) -> Table:
     """Every claim of the paper beside what came out, over all cases."""
-    ranks, control = (_values(_of(theories, name), "spearman") for name in ("continuous", "reciprocal"))
+    ranks, control = (_values(theories, "spearman", name) for name in ("continuous", "reciprocal"))
     literal, fitted, flat = (
-        _values(_of(theories, name), "wasserstein") for name in ("continuous", "continuous_fitted", "flat")
+        _values(theories, "wasserstein", name) for name in ("continuous", "continuous_fitted", "flat")
     )
     reached = sum(rank >= CLAIMED_RANK - CLAIM_DIGIT for rank in ranks)
     moved = ", ".join(f"{row['mixing']:.3f} to {row['fitted_mixing']:.3f}" for row in shapes)
@@ -591,13 +575,10 @@ def _u_shape(shapes: Rows) -> tuple[str, str]:
     ), verdict
 
 
-def _of(rows: Rows, theory: str) -> Rows:
-    return [row for row in rows if row["theory"] == theory]
-
-
-def _values(rows: Rows, name: str) -> list[float]:
-    """A compared number of every row; NaN where none could be stored."""
-    return [math.nan if row[name]["value"] is None else float(row[name]["value"]) for row in rows]
+def _values(rows: Rows, name: str, theory: str | None = None) -> list[float]:
+    """A compared number of every row, or of those of one theory; NaN where none could be stored."""
+    stored = [row[name]["value"] for row in rows if theory in (None, row.get("theory"))]
+    return [math.nan if value is None else float(value) for value in stored]
 
 
 def _span(values: Sequence[float], digits: int) -> str:

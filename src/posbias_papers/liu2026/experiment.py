@@ -6,7 +6,7 @@ written there as a plateau are filled in between.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ SOURCE = (
 )
 VOCABULARY = 10
 CONTEXT = 10
+LN_V = math.log(VOCABULARY)
+"""Loss of a reader who sees nothing."""
 READING_ERROR = 0.03
 """Nats by which a value read off a figure may be off."""
 
@@ -90,11 +92,6 @@ PUBLISHED: dict[Configuration, tuple[float, ...]] = {
 """Final loss in nats by target position."""
 
 
-def blind_loss() -> float:
-    """Loss of a reader who sees nothing: ln V."""
-    return math.log(VOCABULARY)
-
-
 def orderless_loss() -> float:
     """Least loss of a reader who knows how often each token occurs and which is the last, but not their order.
 
@@ -110,17 +107,13 @@ def orderless_loss() -> float:
     )
 
 
-def published_losses(configuration: Configuration) -> Float64[np.ndarray, "context"] | None:
-    """Losses read off the figure; None if the values of a configuration were not read."""
-    values = PUBLISHED.get(configuration)
-    return None if values is None else np.array(values)
-
-
 Rows = Float64[np.ndarray, "n_seeds context"]
 Losses = dict[Configuration, Seeded]
 """Final loss by configuration: a row per seed, a column per target position."""
 Quantity = Callable[[Rows], Any]
 """A number of every seed."""
+EXTENDED = {str(each): (each, THREE_WIDE) for each in (RESIDUAL, RESIDUAL_MLP)}
+"""Networks with residual connections, beside the plain one."""
 STACKS = (TWO, THREE, TWO_WIDE, THREE_WIDE)
 """Layers without residual connections, of which the post shows a plateau."""
 SOLVED = 0.1
@@ -139,17 +132,26 @@ def position_copy_findings(losses: Losses) -> list[Finding]:
     Args:
         losses: Whatever configurations were trained; statements about others are marked as not run.
     """
-    read = [configuration for configuration in CONFIGURATIONS if published_losses(configuration) is not None]
     return [
         weighed(
             "Figure 1, left",
             "one layer cannot retrieve any previous token, but retrieves the current one.",
-            _one_layer(losses),
+            {
+                **_each(
+                    losses,
+                    {"easiest earlier token above half of ln V by": ONE},
+                    lambda rows: rows[:, :-1].min(axis=1) - LN_V / 2,
+                ),
+                **_each(losses, {f"current token below {SOLVED} nats by": ONE}, lambda rows: SOLVED - rows[:, -1]),
+            },
         ),
         weighed(
             "Figure 1, right",
             "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly.",
-            {**_ends(losses, TWO), **_second_layer(losses)},
+            {
+                **_ends(losses, TWO),
+                **_paired(losses, {"first token, one layer minus two": (ONE, TWO)}, lambda rows: rows[:, 0]),
+            },
         ),
         weighed(
             "Figure 2",
@@ -160,92 +162,70 @@ def position_copy_findings(losses: Losses) -> list[Finding]:
         weighed(
             "Figure 2",
             "without residual the losses of the middle form a long plateau.",
-            _of_each(losses, STACKS, lambda rows: FLAT * blind_loss() - np.ptp(rows[:, MIDDLE], axis=1)),
+            _each(
+                losses, {str(each): each for each in STACKS}, lambda rows: FLAT * LN_V - np.ptp(rows[:, MIDDLE], axis=1)
+            ),
             quantity=f"range over targets 3 to 7 below {FLAT:g} ln V by",
         ),
         weighed(
             "Figure 3",
             "residual connections and MLPs destroy the plateau.",
-            _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1)),
+            _paired(losses, EXTENDED, lambda rows: -rows[:, 1:-1].mean(axis=1)),
             quantity="mean loss of targets 1 to 8, plain minus extended:",
         ),
         weighed(
             "Figure 3",
             "and replace it by a more spiky structure.",
-            _against_plain(losses, lambda rows: np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1)),
+            _paired(losses, EXTENDED, lambda rows: np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1)),
             quantity="largest step between neighbouring targets 1 to 8, extended minus plain:",
         ),
         weighed(
             "Comment",
             "stacked causal attention has an architectural bias towards losing the middle.",
             # Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone.
-            _of_each(
+            _each(
                 losses,
-                [configuration for configuration in losses if configuration.depth > 1],
+                {str(each): each for each in losses if each.depth > 1},
                 lambda rows: rows[:, 1:-1].mean(axis=1) - rows[:, [0, -1]].mean(axis=1),
             ),
             quantity="mean loss of targets 1 to 8 minus mean of the two ends:",
         ),
-        *[_numbers(losses, configuration) for configuration in read],
+        *[_numbers(losses, configuration) for configuration in CONFIGURATIONS if configuration in PUBLISHED],
     ]
 
 
-def _of_each(losses: Losses, networks: Iterable[Configuration], quantity: Quantity) -> dict[str, Difference]:
+def _each(losses: Losses, named: Mapping[str, Configuration], quantity: Quantity) -> dict[str, Difference]:
     """A quantity of every network that was trained."""
-    return {str(each): difference(np.asarray(quantity(losses[each].rows))) for each in networks if each in losses}
-
-
-def _one_layer(losses: Losses) -> dict[str, Difference]:
-    if ONE not in losses:
-        return {}
-    rows = losses[ONE].rows
-    return {
-        "easiest earlier token above half of ln V by": difference(rows[:, :-1].min(axis=1) - blind_loss() / 2),
-        f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
-    }
-
-
-def _second_layer(losses: Losses) -> dict[str, Difference]:
-    """What it gains at the first token, seed by seed."""
-    if TWO not in losses or ONE not in losses:
-        return {}
-    shallow, deep, alone = paired(losses[ONE], losses[TWO])
-    name = f"first token, one layer minus two{_left_out(alone)}"
-    return {name: difference(shallow[:, 0] - deep[:, 0])} if len(shallow) else {}
+    return {name: difference(quantity(losses[each].rows)) for name, each in named.items() if each in losses}
 
 
 def _ends(losses: Losses, *networks: Configuration) -> dict[str, Difference]:
     """Loss of the middle above that of the first and of the last target."""
-    tests = {}
+    tests: dict[str, Difference] = {}
     for each in networks:
-        if each in losses:
-            rows = losses[each].rows
-            middle = rows[:, MIDDLE].mean(axis=1)
-            tests[f"{each}: middle minus first"] = difference(middle - rows[:, 0])
-            tests[f"{each}: middle minus last"] = difference(middle - rows[:, -1])
+        first, last = {f"{each}: middle minus first": each}, {f"{each}: middle minus last": each}
+        tests |= _each(losses, first, lambda rows: rows[:, MIDDLE].mean(axis=1) - rows[:, 0])
+        tests |= _each(losses, last, lambda rows: rows[:, MIDDLE].mean(axis=1) - rows[:, -1])
     return tests
 
 
-def _against_plain(losses: Losses, quantity: Quantity) -> dict[str, Difference]:
-    """A quantity of the extended networks minus that of the plain one, seed by seed."""
+def _paired(
+    losses: Losses, named: Mapping[str, tuple[Configuration, Configuration]], quantity: Quantity
+) -> dict[str, Difference]:
+    """A quantity of one network minus that of another, seed by seed."""
     tests = {}
-    for configuration in (RESIDUAL, RESIDUAL_MLP):
-        if configuration in losses and THREE_WIDE in losses:
-            extended, plain, alone = paired(losses[configuration], losses[THREE_WIDE])
-            if len(plain):
-                tests[f"{configuration}{_left_out(alone)}"] = difference(quantity(extended) - quantity(plain))
+    for name, networks in named.items():
+        if all(each in losses for each in networks):
+            first, second, alone = paired(*(losses[each] for each in networks))
+            left_out = f" ({alone} seeds without their pair left out)" if alone else ""
+            if len(first):
+                tests[f"{name}{left_out}"] = difference(quantity(first) - quantity(second))
     return tests
-
-
-def _left_out(alone: int) -> str:
-    """Note on seeds that only one of two networks has."""
-    return f" ({alone} seeds without their pair left out)" if alone else ""
 
 
 def _numbers(losses: Losses, configuration: Configuration) -> Finding:
     """The values read off the figure against the mean and the best seed."""
-    published = published_losses(configuration)
-    assert published is not None
+    published = np.array(PUBLISHED[configuration])
     where = f"Numbers, {configuration}"
     reported = f"final losses {_listed(published)} (read off the figure, +-{READING_ERROR})."
     if configuration not in losses:
@@ -377,11 +357,11 @@ def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
         curves.append(
             Curve(str(configuration), targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0), emphasis=True)
         )
-        published = published_losses(configuration)
-        if published is not None:
+        if configuration in PUBLISHED:
+            published = np.array(PUBLISHED[configuration])
             name = f"{configuration}, published"
             curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
-    baselines = {"ln V: nothing known": (blind_loss(), "dot"), "all but the order known": (orderless_loss(), "dashdot")}
+    baselines = {"ln V: nothing known": (LN_V, "dot"), "all but the order known": (orderless_loss(), "dashdot")}
     for name, (level, dash) in baselines.items():
         curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
     return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
@@ -400,8 +380,7 @@ def losses_table(losses: Losses) -> Table:
         if len(rows) > 1:
             lines["95 %"] = [f"{a:.2f}, {b:.2f}" for a, b in zip(low, high, strict=True)]
         lines["best seed"] = [f"{value:.2f}" for value in rows.min(axis=0)]
-        published = published_losses(configuration)
-        if published is not None:
-            lines["published"] = [f"{value:.2f}" for value in published]
+        if configuration in PUBLISHED:
+            lines["published"] = [f"{value:.2f}" for value in PUBLISHED[configuration]]
         cells += [[str(configuration), str(len(rows)), name, *values] for name, values in lines.items()]
     return Table("Final loss (nats) by target position", header, cells)

@@ -22,7 +22,7 @@ from posbias.comparison.distance_intervals import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.report.tables import Table, number_text
+from posbias.report.tables import number_text
 from posbias.runs.records import plain
 from posbias.theory import predict
 from posbias_papers.reproduction import PAPERS, Columns, Experiment, Reproduction, Rows, tabled
@@ -122,24 +122,40 @@ REPRODUCED = 0.01
 """Two units of its last digit."""
 MEASURED_MODEL = "bloom-176b"
 SLOPES = ("published", "real")
-VARIANTS = ("attention_only", "residual", "content_published", "content_scaled")
-"""a, b, c with content as published, and c with content as the model adds it."""
-LABELS = {
-    "attention_only": "a attention only",
-    "residual": "b residual",
-    "content_published": "c content as published",
-    "content_scaled": "c content / sqrt(head_dim)",
+VARIANTS = {
+    "attention_only": ("a attention only", "attention_only", 0, Stroke(ORANGE, "dashdot")),
+    "residual": ("b residual", "rollout", 1, Stroke(VERMILION, "dash")),
+    "content_published": ("c content as published", "rollout_content", 2, Stroke(BLUE, "solid")),
+    "content_scaled": ("c content / sqrt(head_dim)", "rollout_content", 2, Stroke(YELLOW, "longdash")),
 }
-_COLUMN = {"attention_only": 0, "residual": 1, "content_published": 2, "content_scaled": 2}
-_STROKES = {
-    "attention_only": Stroke(ORANGE, "dashdot"),
-    "residual": Stroke(VERMILION, "dash"),
-    "content_published": Stroke(BLUE, "solid"),
-    "content_scaled": Stroke(YELLOW, "longdash"),
-}
+"""a, b, c with content as published, and c as the model adds it: label, theory, column of the table, stroke."""
 
 Profiles = dict[tuple[str, str, str], Profile]
 """By (model, slopes, variant)."""
+
+
+MEASURED_COLUMNS: Columns = {
+    "slopes": lambda row: row["slopes"],
+    "variant": lambda row: VARIANTS[row["variant"]][0],
+    "W1": lambda row: number_text(row["metrics"]["wasserstein"], 4),
+    "published": lambda row: number_text(row["published"], 2),
+    "flat line": lambda row: number_text(row["flat"]["wasserstein"], 4),
+    "rank": lambda row: number_text(row["metrics"]["spearman"]),
+    "log error": lambda row: number_text(row["metrics"]["log_error"]),
+    "first token": lambda row: number_text(row["first_token"], 4),
+    "last": lambda row: number_text(row["last_token"], 4),
+    "minimum": lambda row: number_text(row["minimum_position"], 0),
+}
+BOUND_COLUMNS: Columns = {
+    "model": lambda row: row["model"],
+    "slopes": lambda row: row["slopes"],
+    "variant": lambda row: VARIANTS[row["variant"]][0],
+    "published W1": lambda row: number_text(row["published"], 2),
+    "mean position": lambda row: number_text(row["mean_position"]),
+    "measured mean": lambda row: f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}",
+    "W1 at least": lambda row: number_text(row["bound"]) + (" > published" if row["contradicts_table"] else ""),
+    "flat line": lambda row: f"at least {row['flat_bound']:.3f}",
+}
 
 
 @PAPERS.register("rollout-2602.16837")
@@ -164,7 +180,14 @@ class Rollout(Experiment):
             title="Residual-aware rollout of five ALiBi models, 256 positions",
             rows=rows,
             statements=_statements(rows),
-            tables=[_measured_table(rows), _bound_table(rows)],
+            tables=[
+                tabled(
+                    "BLOOM-176B: W1 to its measured influence",
+                    [row for row in rows if "metrics" in row],
+                    MEASURED_COLUMNS,
+                ),
+                tabled("All models: the least W1 that the table's own measured mean allows", rows, BOUND_COLUMNS),
+            ],
             figures=[_figure(model, profiles, rows) for model in models],
             arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
             settings={"n_positions": 256, "source": models[0].source},
@@ -194,46 +217,31 @@ def rollout_profiles() -> Profiles:
     profiles: Profiles = {}
     for model in track(published_models(), "rollouts"):
         for variant in VARIANTS:
-            published = _profile(model, "published", variant)
-            equal_slopes = np.allclose(model.slopes_published, model.slopes_real, rtol=1e-12, atol=0)
-            profiles[model.name, "published", variant] = published
-            profiles[model.name, "real", variant] = published if equal_slopes else _profile(model, "real", variant)
+            for slopes in SLOPES:
+                profiles[model.name, slopes, variant] = _profile(model, slopes, variant)
     return profiles
 
 
-def measured_mean(model: PublishedModel, attention_only: Profile) -> tuple[float, float]:
-    """The range of the mean position of the measured curve, from the table's first column.
-
-    `attention_only` is the profile a that the table was made from, with the published slopes. By the triangle
-    inequality through a point mass on position 0, W1(a, measured) differs from the measured mean by at most the mean
-    of a. No W1 to the measured curve is smaller than the distance of a profile's mean to this range.
-    """
-    slack = TABLE_DIGIT + _mean(attention_only)
-    return TABLE_2[model.name][0] - slack, TABLE_2[model.name][0] + slack
-
-
 def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
-    content: Any = 0.0
-    if variant == "content_published":
-        content = model.content_unscaled
-    elif variant == "content_scaled":
-        content = model.content_scaled
+    contents = {"content_published": model.content_unscaled, "content_scaled": model.content_scaled}
     architecture = Architecture(
         depth=model.depth,
         heads=model.heads,
         encoding=Alibi(model.slopes_published if slopes == "published" else model.slopes_real),
         mixing=model.mixing,
-        content=content,
+        content=contents.get(variant, 0.0),
     )
-    theory = {"attention_only": "attention_only", "residual": "rollout"}.get(variant, "rollout_content")
-    return predict(architecture, model.n_positions, theory=theory).profile
+    return predict(architecture, model.n_positions, theory=VARIANTS[variant][1]).profile
 
 
 def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -> dict[str, Any]:
     profile = profiles[model.name, slopes, variant]
-    # The table was made with the published slopes, whatever the slopes of this row.
-    low, high = measured_mean(model, profiles[model.name, "published", "attention_only"])
-    published = TABLE_2[model.name][_COLUMN[variant]]
+    # The mean position of the measured curve follows from the table's first column: by the triangle inequality through
+    # a point mass on position 0, W1(a, measured) differs from it by at most the mean of a, and no W1 to the measured
+    # curve is smaller than a mean's distance to this range. The table was made with the published slopes.
+    slack = TABLE_DIGIT + _mean(profiles[model.name, "published", "attention_only"])
+    low, high = TABLE_2[model.name][0] - slack, TABLE_2[model.name][0] + slack
+    published = TABLE_2[model.name][VARIANTS[variant][2]]
     mean, flat = _mean(profile), _mean(Profile.uniform(model.n_positions))
     bound = max(low - mean, mean - high, 0.0)
     row: dict[str, Any] = {
@@ -261,41 +269,11 @@ def _mean(profile: Profile) -> float:
     return float(STATISTICS["mean_position"](profile.influence))
 
 
-def _measured_table(rows: Rows) -> Table:
-    columns: Columns = {
-        "slopes": lambda row: row["slopes"],
-        "variant": lambda row: LABELS[row["variant"]],
-        "W1": lambda row: number_text(row["metrics"]["wasserstein"], 4),
-        "published": lambda row: number_text(row["published"], 2),
-        "flat line": lambda row: number_text(row["flat"]["wasserstein"], 4),
-        "rank": lambda row: number_text(row["metrics"]["spearman"]),
-        "log error": lambda row: number_text(row["metrics"]["log_error"]),
-        "first token": lambda row: number_text(row["first_token"], 4),
-        "last": lambda row: number_text(row["last_token"], 4),
-        "minimum": lambda row: number_text(row["minimum_position"], 0),
-    }
-    return tabled("BLOOM-176B: W1 to its measured influence", [row for row in rows if "metrics" in row], columns)
-
-
-def _bound_table(rows: Rows) -> Table:
-    columns: Columns = {
-        "model": lambda row: row["model"],
-        "slopes": lambda row: row["slopes"],
-        "variant": lambda row: LABELS[row["variant"]],
-        "published W1": lambda row: number_text(row["published"], 2),
-        "mean position": lambda row: number_text(row["mean_position"]),
-        "measured mean": lambda row: f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}",
-        "W1 at least": lambda row: number_text(row["bound"]) + (" > published" if row["contradicts_table"] else ""),
-        "flat line": lambda row: f"at least {row['flat_bound']:.3f}",
-    }
-    return tabled("All models: the least W1 that the table's own measured mean allows", rows, columns)
-
-
 def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:
     """The paper's figure: the variants' profiles as published, and c as the model adds its content."""
     by_variant = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
     theories: Mapping[str, tuple[Profile, Stroke]] = {
-        LABELS[variant]: (profiles[model.name, "published", variant], _STROKES[variant]) for variant in VARIANTS
+        label: (profiles[model.name, "published", name], stroke) for name, (label, _, _, stroke) in VARIANTS.items()
     }
     means = [by_variant[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
     title = (

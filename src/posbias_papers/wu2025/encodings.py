@@ -21,7 +21,7 @@ from scipy.special import gammaln
 from posbias.architecture import Causal
 from posbias.theory.kernels import masked_softmax
 from posbias_papers.claims import CLAIMS, Claim, Finding
-from posbias_papers.kernels import Network, Run, decay_logits, rollouts, run_network
+from posbias_papers.kernels import Network, Run, Violation, decay_logits, random_runs, rollouts
 from posbias_papers.wu2025.masks import BOUNDED, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40
@@ -29,8 +29,8 @@ DEPTH = 8
 """T + 1 layers of theorem 4.5."""
 DECAYS = (0.05, 0.223, 1.0)
 """m in logits per position; 0.223 = -log 0.8 is the paper's own."""
-WEIGHT_BOUNDS = (0.2, 0.6)
-"""Norms of W_Q, W_K: nearly uniform attention, and moderate content."""
+SIZES = ((8, 0.2), (8, 0.6))
+"""Width d and norm of W_Q, W_K: nearly uniform attention, and moderate content."""
 LONG = 400
 """Positions of the uniform example: r^200 is below rounding for r = 0.8."""
 
@@ -73,17 +73,11 @@ def band_excess(kernels: Float64[np.ndarray, "layers query key"], band: Callable
 
 def decay_runs(generator: np.random.Generator, *, broken: bool) -> list[tuple[float, Run]]:
     """Networks with the decay mask: every strength and weight norm, a few draws each."""
-    runs = []
+    visible, runs = Causal().visible(N_POSITIONS), []
+    violation: Violation = "weights" if broken else "none"
     for strength in DECAYS:
-        for weight_bound in WEIGHT_BOUNDS:
-            network = Network(
-                visible=Causal().visible(N_POSITIONS),
-                mixing=np.ones(DEPTH),
-                weight_bound=weight_bound,
-                bias=decay_logits(N_POSITIONS, strength),
-                violation="weights" if broken else "none",
-            )
-            runs += [(strength, run_network(network, generator)) for _ in range(SEEDS)]
+        network = Network(visible, np.ones(DEPTH), bias=decay_logits(N_POSITIONS, strength), violation=violation)
+        runs += [(strength, run) for run in random_runs(network, generator, sizes=SIZES, draws=SEEDS)]
     return runs
 
 
@@ -249,7 +243,10 @@ def rope_run(pairs: int, generator: np.random.Generator, *, broken: bool) -> Rop
     states = generator.uniform(*NORMS, (ROPE_POSITIONS, pairs)) * np.exp(
         1j * generator.uniform(-CONE, CONE, (ROPE_POSITIONS, pairs))
     )
-    angle = _fastest_angle(states, speeds) * (BROKEN_TURNS if broken else 0.98)
+    # The angle condition: (delta + N - 1) theta_1 <= pi in lemma 4.6, in I.1 (delta pi / beta + 2 (N - 1) alpha_max)
+    # theta_1 <= 2 pi. The rotation takes what the content's own angle leaves of a half turn.
+    most_turned = (ROPE_POSITIONS - 1) * float(speeds.max())
+    angle = (np.pi - _segment_angle(states)) / most_turned * (BROKEN_TURNS if broken else 0.98)
     positions = np.arange(ROPE_POSITIONS)[:, None]
     kernels, logits, everything = [], [], []
     for _ in range(ROPE_DEPTH):
@@ -258,44 +255,32 @@ def rope_run(pairs: int, generator: np.random.Generator, *, broken: bool) -> Rop
         logits.append((turned @ turned.conj().T).real)
         kernels.append(masked_softmax(Causal().visible(ROPE_POSITIONS), logits[-1]))
         states = kernels[-1] @ (states * np.exp(1j * generator.uniform(-np.pi, np.pi, pairs)))
-    reach, share = _angles(np.stack(everything))
+    segment_angle = _segment_angle(np.stack(everything))
     norms = np.abs(np.stack(everything))
     return RopeRun(
         kernels=np.stack(kernels),
         logits=np.stack(logits),
         speeds=SPEEDS[pairs],
         angle=angle,
-        condition=_condition(reach, share, angle, speeds),
+        condition=(segment_angle + most_turned * angle) / np.pi,
         norms=(float((norms.min(axis=1) ** 2).min()), float((norms.max(axis=1) ** 2).max())),
-        segment_angle=reach if pairs == 1 else np.pi / 2 * reach / share,
+        segment_angle=segment_angle,
     )
 
 
-def _angles(states: np.ndarray) -> tuple[float, float]:
-    """Largest query-key angle delta theta_1 and smallest share beta of a segment in its vector's norm, all layers."""
-    layers = states.reshape((-1, *states.shape[-2:]))
+def _segment_angle(states: np.ndarray) -> float:
+    """The bound delta' theta_1 on a segment pair's angle before rotation, over all layers.
+
+    The largest query-key angle delta theta_1; with several pairs pi / (2 beta) times that, beta the smallest share of a
+    segment in its vector's norm.
+    """
     reach = 0.0
-    for layer in layers:
+    for layer in states.reshape((-1, *states.shape[-2:])):
         size = np.linalg.norm(layer, axis=1)
         cosine = (layer @ layer.conj().T).real / np.outer(size, size)
         reach = max(reach, float(np.arccos(np.clip(cosine, -1, 1)).max()))
-    return reach, float((np.abs(states) / np.linalg.norm(states, axis=-1, keepdims=True)).min())
-
-
-def _fastest_angle(states: np.ndarray, speeds: np.ndarray) -> float:
-    """The largest theta_1 that the angle condition allows for these first states."""
-    reach, share = _angles(states)
-    if len(speeds) == 1:
-        return float((np.pi - reach) / (ROPE_POSITIONS - 1))
-    return float((2 * np.pi - reach * np.pi / share) / (2 * (ROPE_POSITIONS - 1) * speeds.max()))
-
-
-def _condition(reach: float, share: float, angle: float, speeds: np.ndarray) -> float:
-    """Lemma 4.6: (delta + N - 1) theta_1 / pi. Lemma I.1: (delta pi / beta + 2 (N - 1) alpha_max) theta_1 / 2 pi."""
-    turned = (ROPE_POSITIONS - 1) * float(speeds.max()) * angle
-    if len(speeds) == 1:
-        return (reach + turned) / np.pi
-    return (reach * np.pi / share + 2 * turned) / (2 * np.pi)
+    share = float((np.abs(states) / np.linalg.norm(states, axis=-1, keepdims=True)).min())
+    return reach if states.shape[-1] == 1 else np.pi / 2 * reach / share
 
 
 def rope_constants(run: RopeRun) -> tuple[float, float]:
@@ -305,11 +290,6 @@ def rope_constants(run: RopeRun) -> tuple[float, float]:
     slack = pairs * run.segment_angle**2
     lower = pairs * low - high * slack - pairs * high - np.log(ROPE_POSITIONS)
     return lower, 2 * pairs * high + low * (2 / np.pi**2) * slack
-
-
-def _exponential_factor(run: RopeRun) -> float:
-    """The upper bound's exponential at the largest distance."""
-    return float(np.exp(-run.norms[0] / np.pi**2 * (ROPE_POSITIONS - 1) ** 2 * run.fall))
 
 
 def _share_beyond_printed(run: RopeRun) -> float:
@@ -369,16 +349,6 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
     return float(np.exp(minimize_scalar(spread, bounds=(0.0, 20.0), method="bounded").fun))
 
 
-def _peaks(pairs: int) -> tuple[int, float]:
-    """Distances at which the rollout of ROPE_DEPTH layers and the theorem's L(x) peak."""
-    n_positions = GROWTH_LENGTHS[1]
-    kernel, fall = constant_rope_kernel(n_positions, pairs)
-    rollout = np.linalg.matrix_power(kernel, ROPE_DEPTH)[-1, ::-1]
-    # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
-    predicted = brentq(lambda x: np.log((ROPE_DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
-    return int(np.argmax(rollout)), float(predicted)
-
-
 class RopeLayer(Claim):
     """A statement on one layer, for one or two feature pairs (frequencies 1 and 2)."""
 
@@ -406,7 +376,9 @@ class RopeLayer(Claim):
                 "share_outside_printed": max(printed),
                 "excess_over_corrected_bounds": max(bounds),
                 "condition": max(run.condition for run in runs),
-                "least_exponential_factor": min(_exponential_factor(run) for run in runs),
+                "least_exponential_factor": min(
+                    float(np.exp(-run.norms[0] / np.pi**2 * (ROPE_POSITIONS - 1) ** 2 * run.fall)) for run in runs
+                ),
             },
             instances=len(runs),
         )
@@ -432,7 +404,10 @@ class RopeStack(Claim):
         least = least_squared_steps(ROPE_POSITIONS - 1, ROPE_DEPTH)
         spreads = [envelope_spread(n_positions, self.pairs) for n_positions in GROWTH_LENGTHS]
         growth = float(np.polyfit(np.log(GROWTH_LENGTHS), np.log(spreads), 1)[0])
-        peak, predicted = _peaks(self.pairs)
+        kernel, fall = constant_rope_kernel(GROWTH_LENGTHS[1], self.pairs)
+        peak = np.argmax(np.linalg.matrix_power(kernel, ROPE_DEPTH)[-1, ::-1])
+        # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
+        predicted = brentq(lambda x: np.log((ROPE_DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
         corrected = excess <= SLACK
         return Finding(
             value=growth,
@@ -447,7 +422,7 @@ class RopeStack(Claim):
                 "least_sum_of_squared_steps": least,
                 "envelope_spread_shortest": spreads[0],
                 "envelope_spread_longest": spreads[-1],
-                "envelope_peak": predicted,
+                "envelope_peak": float(predicted),
                 "rollout_peak": float(peak),
             },
             instances=len(runs),

@@ -23,6 +23,7 @@ from posbias_papers.kernels import (
     Run,
     centre_nodes,
     closed_positions,
+    random_runs,
     reachable,
     rollouts,
     run_network,
@@ -47,20 +48,10 @@ LIMIT_REST = 1e-3
 """A mass counts as gone when less than this is left after all layers."""
 
 
-def instances(mask: Mask, generator: np.random.Generator, *, broken: bool, depth: int = DEPTH) -> Iterator[Run]:
+def instances(mask: Mask, generator: np.random.Generator, *, broken: bool, depth: int = DEPTH) -> list[Run]:
     """Attention-only networks under `mask`: three widths and weight norms, three draws each."""
-    for width, weight_bound in SETTINGS:
-        for _ in range(SEEDS):
-            yield run_network(
-                Network(
-                    visible=mask.visible(N_POSITIONS),
-                    mixing=np.ones(depth),
-                    width=width,
-                    weight_bound=weight_bound,
-                    violation="weights" if broken else "none",
-                ),
-                generator,
-            )
+    network = Network(mask.visible(N_POSITIONS), np.ones(depth), violation="weights" if broken else "none")
+    return random_runs(network, generator, sizes=SETTINGS, draws=SEEDS)
 
 
 @CLAIMS.register("wu2025/lemma-A.1")
@@ -76,7 +67,7 @@ class EntriesBoundedBelow(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Smallest entry over all layers, divided by the bound from the promised constants."""
-        runs = list(instances(Causal(), generator, broken=broken))
+        runs = instances(Causal(), generator, broken=broken)
         bounds = [np.exp(-2 * run.content_bound) / N_POSITIONS for run in runs]
         ratios = [run.smallest_entry / bound for run, bound in zip(runs, bounds, strict=True)]
         return Finding(
@@ -88,20 +79,26 @@ class EntriesBoundedBelow(Claim):
 
 
 def bound_ratio(
-    rolled: Float64[np.ndarray, "layers query key"], *, epsilon: float, first: int, stride: int = 1
+    rolled: Float64[np.ndarray, "layers query key"],
+    *,
+    epsilon: float,
+    first: int,
+    offset: int | None = None,
+    stride: int = 1,
 ) -> float:
-    """Largest P_ij / (1 - (j - first + 1) eps)^(t / stride) for keys j >= first and 0-based layers t.
+    """Largest P_ij / (1 - (j - offset) eps)^(t / stride) for keys j >= first and 0-based layers t.
 
     Args:
         rolled: The cumulative attention after every layer.
         epsilon: The base of the bound: eps, or eps^M for a window.
         first: 0-based key that is bounded first.
+        offset: first - 1 by default.
         stride: The exponent is t / stride.
 
     Returns:
         The smallest constant C with which the bound holds.
     """
-    drains = np.arange(1, rolled.shape[-1] - first + 1)
+    drains = np.arange(first, rolled.shape[-1]) - (first - 1 if offset is None else offset)
     log_base = np.log1p(-np.minimum(drains * epsilon, 1 - 1e-16)) / stride
     return worst_ratio(rolled[:, :, first:], np.arange(len(rolled))[:, None, None] * log_base)
 
@@ -138,18 +135,18 @@ class CausalCollapse(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The bound with C = 1 - eps, as in the proof, and the mass left outside position 0."""
-        runs = list(instances(Causal(), generator, broken=broken))
-        rolled = [rollouts(list(run.kernels))[1:] for run in runs]
+        runs = instances(Causal(), generator, broken=broken)
+        rolled = [run.rolled for run in runs]
         # The proof's constant is C = 1 - eps.
-        ratios = [
+        ratio = max(
             bound_ratio(each, epsilon=run.smallest_entry, first=1) / (1 - run.smallest_entry)
             for run, each in zip(runs, rolled, strict=True)
-        ]
+        )
         mass_left = max(rest_outside(each, first=1) for each in rolled)
         rate, diagonal = rates(runs[0], rolled[0])
         return Finding(
-            value=max(ratios),
-            as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
+            value=ratio,
+            as_stated=ratio <= SLACK and mass_left < LIMIT_REST,
             numbers={
                 "layers": DEPTH,
                 "mass_left": mass_left,
@@ -179,8 +176,8 @@ class WindowCollapse(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The smallest C that works, and the mass left outside position 0."""
         hops = -(-(N_POSITIONS - 1) // (WINDOW - 1))
-        runs = list(instances(SlidingWindow(WINDOW), generator, broken=broken))
-        rolled = [rollouts(list(run.kernels))[1:] for run in runs]
+        runs = instances(SlidingWindow(WINDOW), generator, broken=broken)
+        rolled = [run.rolled for run in runs]
         constant = max(
             bound_ratio(each, epsilon=run.smallest_entry**hops, first=1, stride=2 * hops)
             for run, each in zip(runs, rolled, strict=True)
@@ -224,7 +221,7 @@ class WindowReachesEverything(Claim):
         hops = -(-(N_POSITIONS - 1) // (WINDOW - 1))
         fewer = N_POSITIONS // WINDOW
         causal = np.tril(np.ones((N_POSITIONS, N_POSITIONS), dtype=bool))
-        runs = list(instances(SlidingWindow(WINDOW), generator, broken=broken, depth=8 * hops))
+        runs = instances(SlidingWindow(WINDOW), generator, broken=broken, depth=8 * hops)
         lowest, bounds, short = [], [], []
         for run in runs:
             kernels = list(run.kernels)
@@ -262,12 +259,12 @@ class PrefixCollapse(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Bound with C = 1 - eps, mass outside the prefix, and the smallest share against its explicit kappa."""
-        runs = list(instances(Prefix(PREFIX), generator, broken=broken))
+        runs = instances(Prefix(PREFIX), generator, broken=broken)
         ratios, sharp, shares, floors, rests = [], [], [], [], []
         for run in runs:
-            rolled, epsilon = rollouts(list(run.kernels))[1:], run.smallest_entry
+            rolled, epsilon = run.rolled, run.smallest_entry
             ratios.append(bound_ratio(rolled, epsilon=epsilon, first=PREFIX) / (1 - epsilon))
-            sharp.append(_sharper_prefix(rolled, epsilon))
+            sharp.append(bound_ratio(rolled, epsilon=epsilon, first=PREFIX, offset=0) / (1 - epsilon))
             shares.append(float(rolled[-1, -1, :PREFIX].min()))
             rests.append(rest_outside(rolled, first=PREFIX))
             # kappa from the proof: the worst ratio of two prefix entries of the first layer, over K.
@@ -286,13 +283,6 @@ class PrefixCollapse(Claim):
             },
             instances=len(runs),
         )
-
-
-def _sharper_prefix(rolled: Float64[np.ndarray, "layers query key"], epsilon: float) -> float:
-    """Largest P_ij over (1 - eps)(1 - j eps)^t for 0-based j >= K."""
-    keys = np.arange(PREFIX, N_POSITIONS)
-    log_bound = np.log1p(-epsilon) + np.arange(len(rolled))[:, None] * np.log1p(-keys * epsilon)
-    return worst_ratio(rolled[:, :, PREFIX:], log_bound[:, None, :])
 
 
 LARGEST_MASK = 256
@@ -338,7 +328,11 @@ class CentreNodes(Claim):
         """
         masks = [self.visible] if self.visible is not None else list(example_masks(generator))
         if broken:
-            masks = [_two_groups(mask) for mask in masks]
+            sides = [np.arange(len(mask)) < len(mask) // 2 for mask in masks]
+            masks = [
+                (mask & (side[:, None] == side)) | np.eye(len(mask), dtype=bool)
+                for mask, side in zip(masks, sides, strict=True)
+            ]
         factors, closed_factors, left = [], [], []
         for visible in masks:
             depth = max(64, 2 * len(visible))
@@ -383,23 +377,11 @@ def spelled_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
     """A mask from its literal spelling at `n_positions`.
 
     Raises:
-        UsageError: an unknown mask, a file, or a length out of range.
+        UsageError: an unknown mask, or a length out of range.
     """
-    if text.endswith((".npy", ".csv", ".txt")):
-        raise UsageError(
-            f"--mask takes a spelling such as prefix(length=4), got the file {text!r}; for a matrix of your own: "
-            "posbias_papers.verify_mask(numpy.load('mask.npy').astype(bool)).as_text()"
-        )
     if not 2 <= n_positions <= LARGEST_MASK:
         raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
     return np.asarray(MASKS.parse(text).visible(n_positions))
-
-
-def _two_groups(visible: Bool[np.ndarray, "n n"]) -> Bool[np.ndarray, "n n"]:
-    """The mask cut into two halves that do not see each other; every query keeps itself."""
-    side = np.arange(len(visible)) < len(visible) // 2
-    cut: Bool[np.ndarray, "n n"] = (visible & (side[:, None] == side[None, :])) | np.eye(len(visible), dtype=bool)
-    return cut
 
 
 def outside_trail(

@@ -12,7 +12,7 @@ contexts: the query's class and the right label stand at the asked place alone.
 Source: Wu et al., arXiv 2502.01951, section 5 and appendices J-L, after Reddy 2024.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -204,48 +204,64 @@ class RetrievalStack(TaskStack):
 
 
 @dataclass(frozen=True)
-class Contexts:
-    """Novel contexts of one evaluation batch, still without a query."""
+class Novel:
+    """Novel classes for the sequences of one evaluation batch."""
 
-    slots: Int64[Tensor, "member batch pair"]
-    """Number of the sequence's class that stands at each place."""
-    labels: Int64[Tensor, "member batch pair"]
-    items: Float32[Tensor, "member batch pair feature"]
-    label_vectors: Float32[Tensor, "member batch pair feature"]
+    stack: RetrievalStack
     centres: Float32[Tensor, "member batch class feature"]
     """Class vectors without within-class noise."""
-    query_noise: Float32[Tensor, "member batch feature"]
+    noise: Float32[Tensor, "member batch pair_or_query feature"]
+    """Of the item at every place, and of the query."""
 
-    def inputs(
-        self, place: int | Int64[Tensor, "member batch one"], *, overwritten: int | None = None
-    ) -> Float32[Tensor, "member batch position feature"]:
-        """Item, label, item, label ..., query: an item of the class at the place asked for, with noise of its own.
+    @classmethod
+    def drawn(
+        cls, stack: RetrievalStack, index: int, size: int, *, classes: int, extra: int
+    ) -> tuple["Novel", Int64[Tensor, "member batch draw"]]:
+        """`classes` classes per sequence, and whole numbers: a permutation of places, then `extra`."""
+        task, draws = stack.tasks[0], stack.draws
+        integers, normals = (size, task.pairs + extra), (size, classes + task.pairs + 1, task.features)
+        raw, vectors = draws.mixed(Purpose.EVALUATION, index, integers=integers, normals=normals)
+        scales = [member.deviation / (1 + member.noise**2) ** 0.5 for member in stack.tasks]
+        centres = vectors[:, :, :classes] * per_member(scales, draws.device)[..., None] + stack.shared[:, None, None]
+        return cls(stack, centres, vectors[:, :, classes:] * stack.noise_scale[..., None]), raw
 
-        The overwritten place holds a copy of the item at the place asked for, which is a number then.
+    def asked(
+        self,
+        predict: Predict,
+        slots: Int64[Tensor, "member batch pair"],
+        labels: Int64[Tensor, "member batch class"],
+        place: int | Int64[Tensor, "member batch one"],
+        overwritten: int | None = None,
+    ) -> Float64[Tensor, "member"]:
+        """Right answers where the query is of the class at a place, with noise of its own.
+
+        Args:
+            predict: The models.
+            slots: Number of the sequence's class that stands at each place.
+            labels: Of the sequence's classes.
+            place: That holds the right label.
+            overwritten: The place that holds a copy of the item at `place`, which is a number then.
         """
-        slot = self.slots[..., place : place + 1] if isinstance(place, int) else self.slots.gather(2, place)
-        query = self.centres.take_along_dim(slot[..., None], dim=2) + self.query_noise[:, :, None]
-        items = self.items.clone()
+        if isinstance(place, int):
+            place = torch.full_like(slots[..., :1], place)
+        items = self.centres.take_along_dim(slots[..., None], dim=2) + self.noise[:, :, :-1]
+        query = self.centres.take_along_dim(slots.gather(2, place)[..., None], dim=2) + self.noise[:, :, -1:]
         if overwritten is not None:
-            items[:, :, overwritten] = items[:, :, place]
-        return torch.cat((torch.stack((items, self.label_vectors), dim=3).flatten(2, 3), query), dim=2)
+            items[:, :, overwritten] = items.take_along_dim(place[..., None], dim=2)[:, :, 0]
+        placed = labels.gather(2, slots)
+        beside = rows_of(self.stack.vectors, placed + self.stack.tasks[0].classes)
+        inputs = torch.cat((torch.stack((items, beside), dim=3).flatten(2, 3), query), dim=2)
+        return right_answers(predict(inputs), placed.gather(2, place)[..., 0])
 
 
 def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
     """Accuracy on the paper's sets, and on the same contexts with nothing overwritten."""
     task = stack.tasks[0]
-    chosen = task.distinct_classes
-    raw, contexts = _drawn(stack, index, size, classes=chosen, extra=chosen + 1)
-    novel = contexts(ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels)
-    anywhere = raw[..., -1:] % task.pairs
-    yield (
-        "accuracy_novel_classes",
-        right_answers(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0]),
-    )
-    right = []
-    for place, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
-        logits = predict(novel.inputs(place, overwritten=overwritten))
-        right.append(right_answers(logits, novel.labels[..., place]))
+    chosen, named = task.distinct_classes, task.named_places
+    novel, raw = Novel.drawn(stack, index, size, classes=chosen, extra=chosen + 1)
+    slots, labels = ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels
+    yield "accuracy_novel_classes", novel.asked(predict, slots, labels, raw[..., -1:] % task.pairs)
+    right = [novel.asked(predict, slots, labels, named[place], named[other]) for place, other in CONTRASTS]
     yield "contrast_accuracy", torch.stack(right, -1)
 
 
@@ -253,39 +269,13 @@ def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) ->
     """Right answers for each place, the query's class and its label standing there alone."""
     task = stack.tasks[0]
     classes = 1 + -(-(task.pairs - 1) // task.burstiness)
-    raw, contexts = _drawn(stack, index, size, classes=classes, extra=classes)
+    novel, raw = Novel.drawn(stack, index, size, classes=classes, extra=classes)
     order = ranks(raw[..., : task.pairs])
     first = raw[..., task.pairs : task.pairs + 1] % task.labels
     later = raw[..., task.pairs + 1 :] % (task.labels - 1)
     labels = torch.cat((first, later + (later >= first)), dim=-1)  # the asked one's stands nowhere else
-    right = []
-    for place in range(task.pairs):
-        novel = contexts(_alone(order, place, task.burstiness), labels)
-        right.append(right_answers(predict(novel.inputs(place)), novel.labels[..., place]))
+    right = [novel.asked(predict, _alone(order, place, task.burstiness), labels, place) for place in range(task.pairs)]
     return torch.stack(right, -1)
-
-
-def _drawn(
-    stack: RetrievalStack, index: int, size: int, *, classes: int, extra: int
-) -> tuple[Int64[Tensor, "member batch draw"], Callable[[Tensor, Tensor], Contexts]]:
-    """Whole numbers (a permutation of places, then `extra`), and contexts of `classes` novel classes per sequence."""
-    task, device = stack.tasks[0], stack.draws.device
-    raw, normals = stack.draws.mixed(
-        Purpose.EVALUATION,
-        index,
-        integers=(size, task.pairs + extra),
-        normals=(size, classes + task.pairs + 1, task.features),
-    )
-    scales = [member.deviation / (1 + member.noise**2) ** 0.5 for member in stack.tasks]
-    centres = normals[:, :, :classes] * per_member(scales, device)[..., None] + stack.shared[:, None, None]
-    noise = normals[:, :, classes:] * stack.noise_scale[..., None]
-
-    def contexts(slots: Tensor, labels: Tensor) -> Contexts:
-        items = centres.take_along_dim(slots[..., None], dim=2) + noise[:, :, :-1]
-        placed = labels.gather(2, slots)
-        return Contexts(slots, placed, items, rows_of(stack.vectors, placed + task.classes), centres, noise[:, :, -1])
-
-    return raw, contexts
 
 
 def _alone(
