@@ -285,13 +285,8 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
     )
 
 
-@dataclass(frozen=True)
-class _Long:
-    """A document at least one window long."""
-
-    token_ids: Int64[np.ndarray, "_"]
-    offset: int
-    """Begin of the first of its non-overlapping windows."""
+_Long = tuple[Int64[np.ndarray, "_"], int]
+"""A document at least one window long, and the begin of the first of its non-overlapping windows."""
 
 
 @dataclass
@@ -342,32 +337,32 @@ class WindowDrawer:
         documents = self.tokenise(read, self.groups[group].name)
         self.longest = max([self.longest, *map(len, documents)])
         long = [
-            _Long(token_ids, int(generator.integers(len(token_ids) % self.length + 1)))
+            (token_ids, int(generator.integers(len(token_ids) % self.length + 1)))
             for token_ids in documents
             if len(token_ids) >= self.length
         ]
         self._long.setdefault(group, []).extend(long)
         order = generator.permutation(len(long)).tolist()
         if self.starts_only:
-            yield from (long[k].token_ids[: self.length] for k in order)
+            yield from (long[k][0][: self.length] for k in order)
             return
-        blocks = {k: generator.permutation(len(long[k].token_ids) // self.length) for k in order}
-        yield from take_turns(self._cut(long[k], long[k].offset + self.length * blocks[k]) for k in order)
+        blocks = {k: generator.permutation(len(long[k][0]) // self.length) for k in order}
+        yield from take_turns(self._cut(long[k][0], long[k][1] + self.length * blocks[k]) for k in order)
 
     def _others(self, group: int) -> Iterator[Window]:
         """The windows `_disjoint` left out, in random order within each document."""
 
-        def starts(long: _Long, number: int) -> Int64[np.ndarray, "_"]:
-            every = self._generator(3, group, number).permutation(len(long.token_ids) - self.length + 1)
-            steps, offsets = np.divmod(every - long.offset, self.length)
-            used = (offsets == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
-            return np.asarray(every[~used], dtype=np.int64)
+        def windows(number: int, token_ids: Int64[np.ndarray, "_"], begin: int) -> Iterator[Window]:
+            every = self._generator(3, group, number).permutation(len(token_ids) - self.length + 1)
+            steps, offsets = np.divmod(every - begin, self.length)
+            used = (offsets == 0) & (steps >= 0) & (steps < len(token_ids) // self.length)
+            return self._cut(token_ids, every[~used])
 
         documents = [] if self.starts_only else self._long.get(group, [])
-        return take_turns(self._cut(long, starts(long, number)) for number, long in enumerate(documents))
+        return take_turns(windows(number, *long) for number, long in enumerate(documents))
 
-    def _cut(self, long: _Long, starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:
-        return (long.token_ids[start : start + self.length] for start in starts.tolist())
+    def _cut(self, token_ids: Int64[np.ndarray, "_"], starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:
+        return (token_ids[start : start + self.length] for start in starts.tolist())
 
 
 def take_turns(sources: Iterable[Iterator[Item]], limit: int | None = None) -> Iterator[Item]:

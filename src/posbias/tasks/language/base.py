@@ -249,11 +249,6 @@ class LanguageTask(ABC):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
 
-    @property
-    def measured_samples(self) -> int:
-        """Samples whose prompts are measured to find how many items make a length."""
-        return MEASURED_SAMPLES
-
     def with_items(self, items: int) -> "LanguageTask":
         """This task with another number of items."""
         counted: dict[str, Any] = {self.counted: items}
@@ -262,7 +257,7 @@ class LanguageTask(ABC):
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "LanguageTask":
         """This task with as many items as fit into prompts of so many tokens.
 
-        The longest prompt of `measured_samples` decides; one of another sample may be a few tokens longer.
+        The longest prompt of `MEASURED_SAMPLES` decides; one of another sample may be a few tokens longer.
 
         Raises:
             UsageError: a task or tokenizer with which no length can be asked for, a length below the shortest prompt,
@@ -271,6 +266,7 @@ class LanguageTask(ABC):
         if type(getattr(self, self.counted)) is not int or tokenizer is None:
             why = "has a fixed number of items" if tokenizer is not None else "counts no tokens without a tokenizer"
             raise UsageError(f"{self.name} {why}, so its prompts cannot be made {tokens} tokens long")
+        measured = min(MEASURED_SAMPLES, self.samples_there or MEASURED_SAMPLES)
         lengths: dict[int, int | None] = {}
         reasons: list[str] = []
 
@@ -278,8 +274,7 @@ class LanguageTask(ABC):
             """Tokens of the longest prompt; None if there are not so many items."""
             if items not in lengths:
                 try:
-                    task = self.with_items(items)
-                    prompts = task.examples(tokenizer, count=self.measured_samples, positions=[0], seed=seed)
+                    prompts = self.with_items(items).examples(tokenizer, count=measured, positions=[0], seed=seed)
                     lengths[items] = max(int(prompt.n_tokens or 0) for prompt in prompts)
                 except UsageError as error:
                     lengths[items] = None

@@ -28,7 +28,6 @@ from posbias.files import parsed_json, read_lines
 from posbias.prompts.tokens import DESCRIPTIONS, Message
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
-    MEASURED_SAMPLES,
     MOST_EXAMPLES,
     Draft,
     LanguageTask,
@@ -310,11 +309,6 @@ class Items(LanguageTask):
         if self.template is None:
             return "", "\n\nQuestion: {question}\nAnswer:"
         return around(self.name, self.template, "units")
-
-    @property
-    def measured_samples(self) -> int:
-        """All that there are, at most the usual number."""
-        return min(MEASURED_SAMPLES, self.samples_there)
 
     @property
     def samples_there(self) -> int:

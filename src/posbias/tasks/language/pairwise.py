@@ -39,14 +39,8 @@ LINE = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
 """What a line of a file holds, for messages."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A question with its responses, the better one first."""
-
-    question: str
-    responses: tuple[str, str]
-    cluster: str = ""
-    """See `Example.cluster`."""
+Judged = tuple[str, tuple[str, str], str]
+"""A question, its responses, the better one first, and the name of its cluster (`Example.cluster`)."""
 
 
 @LANGUAGE_TASKS.register("pairwise")
@@ -116,23 +110,24 @@ class Pairwise(LanguageTask):
 
     def draft(self, sample: Judged, position: int) -> Draft:
         """The question, the responses in one of the orders, and what is asked."""
+        question, responses, cluster = sample
         words = self._own_words if self.template is not None else ("", "")
         if self.template is not None:
-            head, tail = (part.replace("{question}", sample.question) for part in words)
+            head, tail = (part.replace("{question}", question) for part in words)
         else:
             criteria = "" if self.rubric is None else f"Criteria:\n{self.rubric}\n\n"
             head = "Two responses to a question are given. Decide which one is better.\n\n"
-            head += f"{criteria}Question:\n{sample.question}\n\n"
+            head += f"{criteria}Question:\n{question}\n\n"
             tail = "\n\nAnswer with one letter, A or B." + ("" if self.chat else f"\n\n{self.lead_in}")
-        responses = sample.responses[:: -1 if position else 1]
-        listing = listed(responses, head=head, between="\n\n", tail=tail, form="Response {letter}:\n{text}")
+        ordered = responses[:: -1 if position else 1]
+        listing = listed(ordered, head=head, between="\n\n", tail=tail, form="Response {letter}:\n{text}")
         return Draft(
             listing.text,
             (LETTERS[position],),
             listing.items[position],
             passages=listing.passages,
             template="".join(words),
-            cluster=sample.cluster,
+            cluster=cluster,
         )
 
     @cached_property
@@ -155,7 +150,7 @@ def _read(record: dict[str, Any], where: str, cluster: str) -> Judged:
             raise UsageError(f"{where}: field 'label' must be 'A>B' or 'B>A', got {label!r:.80}")
         first, second = (text_field(record, f"response_{letter}", where) for letter in "AB")
         responses = (first, second) if label == "A>B" else (second, first)
-        return Judged(text_field(record, "question", where), responses, cluster)
+        return text_field(record, "question", where), responses, cluster
     except UsageError as error:
         raise UsageError(f"{error}; a line holds {LINE}") from None
 
@@ -167,4 +162,4 @@ def _drawn(seed: int, index: int) -> Judged:
     right = documents.answers[0]
     wrong = random.Random(f"pairwise {seed} {index}").choice([town for town in CITIES if town != right])
     told = [f"{documents.gold.title} was born in {town}." for town in (right, wrong)]
-    return Judged(f"{documents.gold.text}\n{question}", (told[0], told[1]))
+    return f"{documents.gold.text}\n{question}", (told[0], told[1]), ""

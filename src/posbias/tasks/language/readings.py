@@ -104,10 +104,6 @@ _COPIED = re.compile(r"^\W*([A-J])[.):]\s[^\n]*\n\W*([A-J])\W*\Z", re.MULTILINE)
 _OUTCOMES = {"A": "A", "B": "B", "C": TIE, "TIE": TIE, "DRAW": TIE}
 _SENTENCE = re.compile(r"[.;!?\n]")
 _QUOTES = str.maketrans("", "", '"#')
-_Named = list[tuple[int, int, Any]]
-"""What a text names, in order: begin, end, and the value, or NaN if it may be meant but cannot be read."""
-_Levels = Callable[[str], list[list[Any]]]
-"""What a text tells, most explicit forms first."""
 
 
 def _plain(text: str) -> str:
@@ -142,8 +138,11 @@ def _agreed(told: Sequence[Any]) -> Any | None:
     return told[0] if told and all(value == told[0] for value in told) else None
 
 
-def _certain(text: str, levels: _Levels, named: Callable[[str], Sequence[Any]]) -> Any | None:
-    """The one value of the first level that tells any, unless a turn in the text may take it back."""
+def _certain(text: str, levels: Callable[[str], list[list[Any]]], named: Callable[[str], Sequence[Any]]) -> Any | None:
+    """The one value of the first level that tells any, unless a turn in the text may take it back.
+
+    `levels` tells what a text tells, most explicit forms first; `named` finds all values that it names.
+    """
     marks, *others = levels(text)
     value = _agreed(marks or next(filter(None, others), []))
     for turn in list(_TURN.finditer(text))[-1:]:
@@ -190,7 +189,8 @@ def number_in(text: str) -> float | None:
     return _certain(_plain(text), levels, _numbers)
 
 
-def _numbers(text: str) -> _Named:
+def _numbers(text: str) -> list[tuple[int, int, float]]:
+    """What a text names, in order: begin, end, and the number, or NaN if it may be meant but cannot be read."""
     return [(*match.span(), _number(match)) for match in _NUMBER.finditer(text) if not match["not"]]
 
 
