@@ -17,7 +17,7 @@ from scipy.signal import lfilter
 
 from posbias.architecture import Architecture, GammaKey, KeyBias
 from posbias.designing.exact import key_bias_for, telescoping_alphas
-from posbias.theory.rollout import rollout_profile, rollout_rows
+from posbias.theory.rollout import Rollout, rollout_profile
 
 N_POSITIONS = 48
 GAIN = 0.6
@@ -59,7 +59,8 @@ def relative_means(layers, mask):
     stack = Architecture(
         depth=len(layers), mixing=mixing, mask=mask, encoding=[GammaKey(float(alpha)) for alpha in alphas]
     )
-    rows = rollout_rows(stack, np.arange(N_POSITIONS), n_positions=N_POSITIONS)
+    rollout = Rollout(stack, N_POSITIONS)
+    rows = np.stack([rollout.pull(rollout.unit(position)) for position in range(N_POSITIONS)])
     positions = np.arange(N_POSITIONS)
     return ((rows @ positions) / (positions * np.prod(1 - mixing / (alphas + 1))).clip(1e-300))[1:]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posbias import Architecture, UsageError
-from posbias.theory import Rollout, rollout_profile, rollout_rows
+from posbias.theory import Rollout, rollout_profile
 from posbias.theory.kernels import dense_heads
 
 MIXED = Architecture(
@@ -41,9 +41,9 @@ def test_rows_are_those_of_the_product() -> None:
     n_positions = 33
     dense = product(dense_layers(MIXED, n_positions))
     np.testing.assert_allclose(rollout_profile(MIXED, n_positions=n_positions), dense[-1], rtol=1e-12)
-    np.testing.assert_allclose(
-        rollout_rows(MIXED, [0, 17, -2], n_positions=n_positions), dense[[0, 17, -2]], rtol=1e-12
-    )
+    rollout = Rollout(MIXED, n_positions)
+    for position in (0, 17, -2):
+        np.testing.assert_allclose(rollout.pull(rollout.unit(position)), dense[position], rtol=1e-12)
 
 
 def test_mixing_zero_is_the_identity() -> None:
@@ -107,8 +107,3 @@ def test_decay_away_from_the_start_is_negative_binomial() -> None:
 def test_bad_lengths_are_named(n_positions: object) -> None:
     with pytest.raises(UsageError, match=f"whole number >= 1, got {n_positions}"):
         Rollout(Architecture(depth=1), n_positions)
-
-
-def test_positions_outside_the_context_are_named() -> None:
-    with pytest.raises(UsageError, match=r"0 ... 9, got 10"):
-        rollout_rows(Architecture(depth=1), [10], n_positions=10)

@@ -27,7 +27,6 @@ from posbias.runs.parts import below
 from posbias.runs.records import MEASURED_PART, RECORD_FILE, Record, read_record
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
-from posbias.theory.rollout import rollout_rows
 
 TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]
@@ -217,8 +216,6 @@ OFF_MIXING = 0.002
 """A free mixing below this is at the lower end of what is searched: attention is off."""
 STORED = ("exact", "parameters", "residual")
 """Fields that a record holds as they are."""
-DRAWN_ROWS = 512
-"""Contexts whose rows are all kept, for the heat map."""
 Profiles = Float64[np.ndarray, "networks n_positions"]
 
 
@@ -252,8 +249,7 @@ class Design(Result):
     """An architecture for a target, and what it does at several lengths.
 
     Arrays of the record, by length: `profile/N`, `before/N` and `target/N` [n_positions];
-    `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions];
-    `rows` [n_positions n_positions], every row of a short rollout at the longest length asked for.
+    `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions].
     """
 
     target: Target
@@ -330,7 +326,7 @@ class Design(Result):
                 for n, (after, before) in self.distances.items()
             ],
         }
-        arrays: dict[str, np.ndarray] = {} if self.rows is None else {"rows": self.rows}
+        arrays: dict[str, np.ndarray] = {}
         for n, profile in self.profiles.items():
             arrays |= {f"profile/{n}": profile.influence, f"before/{n}": self.before[n].influence}
             arrays[f"target/{n}"] = self.targets[n]
@@ -382,14 +378,6 @@ class Design(Result):
         """
         off = "mixing" in self.over and bool((self.architecture.layer_mixing <= OFF_MIXING).all())
         return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
-
-    @cached_property
-    def rows(self) -> Float64[np.ndarray, "n_positions n_positions"] | None:
-        """Every row of the designed rollout at the longest length asked for, for the heat map; None if that is long."""
-        longest = max(self.lengths)
-        if self.theory != "rollout" or longest > DRAWN_ROWS:
-            return None
-        return rollout_rows(self.architecture, np.arange(longest), n_positions=longest)
 
     @property
     def intervention(self) -> KeyBiased:

@@ -1,9 +1,7 @@
-"""A design in pictures: target, before and after, every row of the designed rollout, and how it carries to lengths."""
+"""A design in pictures: target, before and after, and how it carries to other lengths."""
 
 import math
 from collections.abc import Mapping
-
-import numpy as np
 
 from posbias.designing import Design
 from posbias.designing.result import TOLERANCE
@@ -13,7 +11,6 @@ from posbias.display.figures import (
     ORANGE,
     VERMILION,
     Figure,
-    HeatMap,
     Stroke,
     profile_curve,
     profile_figure,
@@ -37,16 +34,15 @@ EQUAL = 1e-9
 @REPORTS.register("design")
 def design_report(run: Design) -> Report:
     """What was aimed at, what was found, and what it does at other lengths."""
-    statements, figures, tables = _statements(run), _figures(run), _tables(run)
+    statements, tables = _statements(run), _tables(run)
     return Report(
         f"Design: {run.record.resolved['title']}",
         kicker="posbias · an architecture with a chosen position bias",
         verdict=[*statements[:1], *statements[-1:]] if run.measured else statements[:2],
-        picture=figures[:1],
+        picture=[_figure(run)],
         summary=tables[:1],
         statements=statements,
         caveats=caveats_of(run.record),
-        figures=figures[1:],
         note=NOTE.format(apart="" if run.target.whole else APART),
         tables=tables[1:],
         record=run.record,
@@ -122,7 +118,7 @@ def _cell(distance: float, spec: str) -> str:
     return MISSING if math.isnan(distance) else format(distance, spec)
 
 
-def _figures(run: Design) -> list[Figure | HeatMap]:
+def _figure(run: Design) -> Figure:
     length = max(run.lengths)
     curves = [
         profile_curve("as it was", run.before[length], BEFORE),
@@ -134,22 +130,4 @@ def _figures(run: Design) -> list[Figure | HeatMap]:
         ),
         profile_curve("target", Profile.normalised(run.targets[length]), TARGET),  # on top of what meets it
     ]
-    figures: list[Figure | HeatMap] = [
-        profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)
-    ]
-    if run.rows is not None:
-        shown = np.where(run.rows > 0, run.rows, np.nan)
-        figures.append(
-            HeatMap(
-                "rows",
-                "Every output position: where its influence comes from in the designed rollout",
-                "input position",
-                "output position",
-                "influence",
-                {"": shown},
-                x=(0.0, float(length - 1)),
-                y=(0.0, float(length - 1)),
-                floor=max(float(np.nanmin(shown)), float(np.nanmax(shown)) * 1e-5),
-            )
-        )
-    return figures
+    return profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)

@@ -11,10 +11,4 @@ from posbias.theory.predict import (
     predict,
     predictions_record,
 )
-from posbias.theory.rollout import (
-    ProfileGradient,
-    Rollout,
-    profile_gradient,
-    rollout_profile,
-    rollout_rows,
-)
+from posbias.theory.rollout import ProfileGradient, Rollout, profile_gradient, rollout_profile

@@ -10,14 +10,14 @@ exponents), whatever the query subtracts, so dA v = A (f v) - (A f) (A v): the c
 attention. No matrix is formed: one walk for all causal heads, a few pushes for each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from scipy.special import digamma
 
 from posbias.architecture import Architecture, GammaKey, HeadGroup, KeyEncoding
@@ -97,13 +97,7 @@ class Rollout:
         return row
 
     def unit(self, position: int) -> Float64[np.ndarray, "n_positions"]:
-        """1 at a position (0-based; negative counts from the end), 0 elsewhere.
-
-        Raises:
-            UsageError: the position is outside the context.
-        """
-        if not -self.n_positions <= position < self.n_positions:
-            raise UsageError(f"position must lie in 0 ... {self.n_positions - 1}, got {position}")
+        """1 at a position (0-based; negative counts from the end), 0 elsewhere."""
         vector = np.zeros(self.n_positions)
         vector[position] = 1.0
         return vector
@@ -129,20 +123,6 @@ def rollout_profile(architecture: Architecture, *, n_positions: int) -> Float64[
     """
     rollout = Rollout(architecture, n_positions)
     return rollout.pull(rollout.unit(-1))
-
-
-def rollout_rows(
-    architecture: Architecture, positions: Sequence[int] | Int64[np.ndarray, "rows"], *, n_positions: int
-) -> Float64[np.ndarray, "rows n_positions"]:
-    """Rows of the rollout: influence of every input position on each of the chosen output positions.
-
-    Args:
-        architecture: The same as for `rollout_profile`.
-        positions: Output positions, 0-based; negative counts from the end.
-        n_positions: Context length N in positions, >= 1.
-    """
-    rollout = Rollout(architecture, n_positions)
-    return np.array([rollout.pull(rollout.unit(int(position))) for position in positions]).reshape(-1, n_positions)
 
 
 Vector = Float64[np.ndarray, "n_positions"]

@@ -17,9 +17,6 @@ BLOCK = 64
 TINY = 1e-300
 """Running sums below this count as zero: it keeps slow denormal numbers out; entries above it are unaffected."""
 
-REFINED = 2**14
-"""Positions from which a reciprocal is refined from that of the position beside it."""
-
 
 @njit(cache=True, nogil=True)
 @no_type_check
@@ -156,22 +153,8 @@ def carry_heads(signal, tables, weights, carried, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def _reciprocal(value, near):
-    """1 / value from the reciprocal of a neighbour: a third-order step, four products in place of a division.
-
-    At neighbouring positions its relative error, about j^-4, is below rounding from `REFINED` on.
-    """
-    error = 1.0 - value * near
-    return near + near * error * (1.0 + error * (1.0 + error))
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-@no_type_check
 def sweep_gamma(signal, alphas, weights, out, backward):
-    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables.
-
-    From `REFINED` on the reciprocal of j + alpha is refined from its neighbour's.
-    """
+    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables."""
     heads = weights.size
     scaled = weights * alphas
     carried = np.zeros(heads)
@@ -181,12 +164,8 @@ def sweep_gamma(signal, alphas, weights, out, backward):
         value = signal[t]
         position = float(t)
         total = 0.0
-        if t < REFINED or step == 0:
-            for head in range(heads):
-                inverse[head] = 1.0 / (position + alphas[head])
-        else:
-            for head in range(heads):
-                inverse[head] = _reciprocal(position + alphas[head], inverse[head])
+        for head in range(heads):
+            inverse[head] = 1.0 / (position + alphas[head])
         if backward:
             for head in range(heads):
                 part = (carried[head] + value) * inverse[head]

@@ -394,46 +394,20 @@ def relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
 
     Source: arc-cosine kernels of degree 1 and 0 (Cho and Saul 2009).
     """
-    scale, cosine, angle = _angles(covariance)
-    forward = scale * _first_order(cosine, angle)
+    deviation = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE))
+    cosine = np.clip(covariance.block / deviation[:, None] / deviation[None, :], -1.0, 1.0)  # round-off only
+    angle = np.arccos(cosine)
+    first_order = (np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine) / (2 * np.pi)
+    forward = deviation[:, None] * deviation[None, :] * first_order
     backward = (np.pi - angle) / (2 * np.pi)
     return Kernel(forward, covariance.same / 2), Kernel(backward, np.full_like(covariance.same, 0.5))
 
 
-def squared_relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
-    """Kernels of max(x, 0)^2: F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times F of relu.
-
-    Source: arc-cosine kernels of degree 2 and 1 (Cho and Saul 2009).
-    """
-    scale, cosine, angle = _angles(covariance)
-    second_order = 3 * np.sqrt(1 - cosine**2) * cosine + (np.pi - angle) * (1 + 2 * cosine**2)
-    forward = scale**2 * second_order / (2 * np.pi)
-    backward = 4 * scale * _first_order(cosine, angle)
-    return Kernel(forward, 1.5 * covariance.same**2), Kernel(backward, 2 * covariance.same)
-
-
-def _angles(covariance: Kernel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """sqrt(q q'), cos t and t."""
-    deviation = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE))
-    cosine = np.clip(covariance.block / deviation[:, None] / deviation[None, :], -1.0, 1.0)  # round-off only
-    return deviation[:, None] * deviation[None, :], cosine, np.arccos(cosine)
-
-
-def _first_order(cosine: Values, angle: Values) -> Values:
-    """(sin t + (pi - t) cos t) / 2 pi."""
-    return np.asarray((np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine) / (2 * np.pi))
-
-
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(lambda x: np.asarray(np.maximum(x, 0.0)), relu_kernels),
-    "relu2": Activation(lambda x: np.asarray(np.maximum(x, 0.0) ** 2), squared_relu_kernels),
     "gelu": Activation(lambda x: np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))),
     "gelu_tanh": Activation(lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))),
-    "quick_gelu": Activation(lambda x: np.asarray(x * expit(1.702 * x))),
     "silu": Activation(lambda x: np.asarray(x * expit(x))),
-    "tanh": Activation(np.tanh),
-    "sigmoid": Activation(lambda x: np.asarray(expit(x))),
-    "identity": Activation(lambda x: x),
 }
 """Activations by name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""
 PROBE_POINTS = np.linspace(-4.0, 4.0, 81)
