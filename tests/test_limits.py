@@ -86,11 +86,11 @@ def test_a_design_that_would_fill_memory_or_take_days_is_refused(options: dict[s
         design("u_shape(middle=4.0)", over="gamma_key", options=DesignOptions(**options))
 
 
-def test_a_grid_of_more_members_than_can_be_trained_is_refused_when_it_is_meant_too():
+def test_a_grid_of_more_members_than_can_be_trained_is_refused():
     points = {f"axis {number}": [(value, {}) for value in range(100)] for number in range(8)}
     study = Study("s", {}, {}, {}, TrainingSchedule(steps=1), points)
     with pytest.raises(UsageError, match=r"study 's': the grid times the seeds: 10\^16 or more members; at most"):
-        study.members(confirmed=True)
+        study.members()
 
 
 def test_positions_times_width_has_the_limit_of_an_array():

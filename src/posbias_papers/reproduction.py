@@ -285,7 +285,7 @@ class StudyExperiment(Experiment):
         """
         studies = self.studies(settings)
         below = None if settings.run.directory is None else settings.run.directory / "studies"
-        options = {name: replace(settings.run, directory=below and below / name, confirmed=True) for name in studies}
+        options = {name: replace(settings.run, directory=below and below / name) for name in studies}
         # All are checked before the first trains; finished ones are not read a second time.
         runs: dict[str, StudyRun | None] = {name: planned(study, options[name])[1] for name, study in studies.items()}
         members: list[TrainedMember] = []

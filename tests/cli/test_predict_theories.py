@@ -69,7 +69,10 @@ def test_one_prompt_has_no_interval(posbias, tiny_llama, tmp_path):
     ("theory", "complaint"),
     [
         ("power_rollout(form=round)", "parameters of power_rollout: key_path, target"),
-        ("power_rollout(target=logits)", "unknown target 'logits' of the power rollout; known: jacobian"),
+        (
+            "power_rollout(target=logits)",
+            "power_rollout: target must be one of jacobian, probability, logprob, got 'logits'",
+        ),
         ("mean_field(level=last)", "unknown mean-field level 'last'"),
         ("rollout(mixing=1)", "theory rollout takes no parameters"),
         ("astrology(sign=leo)", "unknown theory 'astrology'"),

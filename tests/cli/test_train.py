@@ -79,7 +79,6 @@ def test_the_table_has_a_row_per_point_with_an_interval_over_seeds(posbias, stud
 
 def test_bad_use_is_one_line_and_leaves_nothing(posbias, tmp_path):
     for change, flags, message in (
-        (("seeds: 2", "seeds: 600"), [], "has 1200 members; more than 1000 must be confirmed with --yes"),
         (("target: [0, 5]", "target: [0, 6]"), [], "target must lie in the context, 0 ... 5, got 6"),
         (("depth: 1", "deep: 1"), [], "model has no field 'deep'"),
         (("", ""), ["--engine", "cloud"], "unknown engine 'cloud'; known: local, ray"),

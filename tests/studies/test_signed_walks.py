@@ -160,7 +160,10 @@ def test_without_a_direction_the_last_position_alone_keeps_its_gradient(walks) -
 def test_exact_where_all_positions_share_their_direction(walks) -> None:
     """Every map a multiple of the identity: gradients have rank one, and the rollout is the truth."""
     architecture = Architecture(3, mixing=0.5)
-    model = ReferenceTransformer(ReferenceConfig(architecture, width=32, vocabulary_size=10, dtype="float64"))
+    sizes = {"width": 32, "vocabulary_size": 10, "dtype": "float64"}
+    model = ReferenceTransformer(ReferenceConfig(architecture, values="gaussian", output_map=False, **sizes))
+    for block in model.network.blocks:
+        block.get_parameter("value").data.copy_(torch.eye(32))
     prompts = load_prompts("synthetic", model, n_positions=9, count=1)
     truth = pb.predict(architecture, 9, theory="rollout").profile.influence
     trace = trace_model(model, prompts.token_ids[0])

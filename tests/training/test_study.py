@@ -121,16 +121,6 @@ def test_what_makes_no_study_is_one_line_that_names_it(document, message):
     assert "\n" not in str(caught.value)
 
 
-def test_thousands_need_to_be_meant():
-    study = study_of({**GOOD, "seeds": 1001}, name="s")
-    with pytest.raises(UsageError, match=r"study 's' has 1001 members; more than 1000 must be confirmed with --yes"):
-        study.members()
-    huge = study_of({**GOOD, "grid": {f"axis {n}": {str(v): {} for v in range(100)} for n in range(8)}}, name="s")
-    assert huge.n_members == 100**8
-    with pytest.raises(UsageError, match="10000000000000000 members"):
-        huge.members()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -23,7 +23,6 @@ def train(
     device: options.Device = options.AUTO,
     engine: options.EngineFlags,
     stack_size: Annotated[int, typer.Option(help="Most members in one program.", min=1)] = 64,
-    yes: Annotated[bool, typer.Option("--yes", help="Train a study of more than 1000 members.")] = False,
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
@@ -42,7 +41,6 @@ def train(
             resume=resume,
             overwrite=flags.overwrite,
             stack_size=stack_size,
-            confirmed=yes,
         )
         trained = train_study(load_study(study), options=settings)
         run.finish(trained.record)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
@@ -23,7 +22,7 @@ def training_report(run: StudyRun) -> Report:
     for outcome in trained.members:
         point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
         points.setdefault(point, []).append(outcome)
-    figure, endings = _loss_figure(points, list(run.axes), window=trained.schedule.window), _endings(trained)
+    figure, endings = _loss_figure(run), _endings(trained)
     header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
     title = f"{run.title}: mean loss at the end (nats) with its 95 % interval over seeds"
     rows = [[*point, *_last_losses(members)] for point, members in points.items()]
@@ -38,32 +37,19 @@ def training_report(run: StudyRun) -> Report:
     )
 
 
-def _loss_figure(points: dict[Point, list[TrainedMember]], axes: list[str], *, window: int) -> Figure | None:
-    """Mean loss over the seeds of each point, by step, with its interval; None if no member has a loss."""
-    longest = max(len(member.losses) for members in points.values() for member in members)
-    drawn = {point: rows for point, members in points.items() if len(rows := _kept_to_the_end(members, longest))}
+def _loss_figure(run: StudyRun) -> Figure | None:
+    """Mean loss over the seeds of each point, by step, with its interval; None if no member ended well."""
+    drawn = run.loss_curves()
     if not drawn:
         return None
-    curves = []
-    for (point, rows), stroke in zip(drawn.items(), RUNS, strict=False):
-        values = zip((axis.rpartition(".")[2] for axis in axes), point, strict=True)
-        name = ", ".join(f"{axis}={value}" for axis, value in values) or "all seeds"
-        steps = window * np.arange(1.0, longest + 1)
-        curves.append(Curve(name, steps, rows.mean(0), stroke, *mean_ends(rows, least=0.0)))
+    curves = [
+        Curve(name, run.steps, rows.mean(0), stroke, *mean_ends(rows, least=0.0))
+        for (name, rows), stroke in zip(drawn.items(), RUNS, strict=False)
+    ]
     cut = len(drawn) > len(curves)
     shown = f" (the first {len(curves)} of {len(drawn)} points of the grid)" if cut else ""
     title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{shown}"
     return Figure("losses", title, "step", "loss (nats)", tuple(curves))
-
-
-def _kept_to_the_end(members: Sequence[TrainedMember], longest: int) -> Float[np.ndarray, "seed entry"]:
-    """Loss curves of the members that have one, their missing ends repeating the last loss there is."""
-    losses = np.full((len(members), longest), np.nan)
-    for row, member in zip(losses, members, strict=True):
-        row[: len(member.losses)] = member.losses
-    losses = losses[np.isfinite(losses[:, :1]).any(axis=1)]
-    last = np.maximum.accumulate(np.where(np.isfinite(losses), np.arange(longest), 0), axis=1)
-    return np.asarray(np.take_along_axis(losses, last, axis=1))
 
 
 def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -426,19 +426,6 @@ def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:
     return np.ones(architecture.depth) if model.config.residual == "none" else architecture.layer_mixing
 
 
-def measured_mixing(model: Any, prompts: Any) -> Float64[np.ndarray, "layers"]:
-    """Mean over tokens, then over prompts, of |a| / (|x| + |a|) in every layer; 1 without a residual connection.
-
-    Raises:
-        UsageError: no family description.
-        RunError: norms of stream and branch are not finite, or both vanish.
-
-    Source: arXiv 2602.16837, their code's definition.
-    """
-    norms = (model.branch_norms(model.token_tensor([row.tolist()])) for row in prompts.token_ids)
-    return np.asarray(np.mean([of_prompt.share().mean(axis=1) for of_prompt in norms], axis=0))
-
-
 def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     """The architecture that was given, or a model's own, with its mixing known or measured on the prompts.
 
@@ -447,6 +434,7 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
 
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
+        RunError: norms of stream and branch are not finite, or both vanish.
     """
     from posbias.models.reference.network import ReferenceTransformer
 
@@ -468,7 +456,10 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     if theory == "attention_only":
         return Architecture.from_model(subject)
     if prompts is not None:
-        return Architecture.from_model(subject, mixing=measured_mixing(subject, prompts), content=content)
+        # As arXiv 2602.16837 defines it in its code: the mean over tokens, then over prompts.
+        norms = (subject.branch_norms(subject.token_tensor([row.tolist()])) for row in prompts.token_ids)
+        mixing = np.mean([of_prompt.share().mean(axis=1) for of_prompt in norms], axis=0)
+        return Architecture.from_model(subject, mixing=mixing, content=content)
     mixing = known_mixing(subject)
     if mixing is None:
         raise UsageError(f"theory {theory} of a model measures its residual share: give prompts=load_prompts(...)")

@@ -128,8 +128,6 @@ class TrainOptions:
     chunk: Count | None = None
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
     every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
-    confirmed: bool = False
-    """True permits a study of more than 1000 members."""
 
 
 OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})

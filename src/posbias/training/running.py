@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from posbias.checks import checked
 from posbias.display.showing import FILES, Series, Shown
@@ -94,16 +95,9 @@ class StudyRun(Result):
 
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
-        longest = max(len(outcome.losses) for outcome in self.trained.members)
-        curves: dict[str, list[np.ndarray]] = {}
-        for outcome in self.trained.members:
-            if outcome.status in ENDED_WELL:  # a member that stopped early keeps its last loss
-                losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
-                coordinates = outcome.member.coordinates.items()
-                point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
-                curves.setdefault(point or "all seeds", []).append(losses)
+        curves = self.loss_curves()
         series = tuple(
-            Series(point, np.mean(rows, axis=0), *mean_ends(np.stack(rows), least=0.0), drawn=index < DRAWN)
+            Series(point, rows.mean(axis=0), *mean_ends(rows, least=0.0), drawn=index < DRAWN)
             for index, (point, rows) in enumerate(curves.items())
         )
         facts = {
@@ -113,8 +107,24 @@ class StudyRun(Result):
         }
         counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in self.trained.counts().items())
         title = f"{self.title}, {len(self.trained.members)} members: {counts}"
-        steps = self.trained.schedule.window * np.arange(1, longest + 1)
-        return Shown(title, series, "training loss", "step", steps, unit="nats", facts=facts)
+        return Shown(title, series, "training loss", "step", self.steps, unit="nats", facts=facts)
+
+    @property
+    def steps(self) -> Float64[np.ndarray, "window"]:
+        """Updates at the end of every window of the loss curves."""
+        longest = max(len(outcome.losses) for outcome in self.trained.members)
+        return self.trained.schedule.window * np.arange(1.0, longest + 1)
+
+    def loss_curves(self) -> dict[str, Float64[np.ndarray, "seed window"]]:
+        """Losses (nats) of the seeds that ended well by point of the grid; one that stopped early keeps its last."""
+        longest, curves = len(self.steps), dict[str, list[np.ndarray]]()
+        for outcome in self.trained.members:
+            if outcome.status in ENDED_WELL:
+                losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
+                coordinates = outcome.member.coordinates.items()
+                point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
+                curves.setdefault(point or "all seeds", []).append(losses)
+        return {point: np.stack(rows) for point, rows in curves.items()}
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending, or complete the run directory with its record; see `Showing.save`.
@@ -266,10 +276,10 @@ def _trained(study: Study, members: list[Member], options: TrainOptions) -> Stud
 
 def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun | None]:
     """The members of a study, and its run if the directory holds it finished. Errors as `train`, before training."""
-    members, directory = study.members(confirmed=options.confirmed), options.directory
-    if directory is None:
+    members = study.members()
+    if options.directory is None or not options.resume:
         return members, None
-    return members, finished_training(members, study.schedule, directory) if options.resume else None
+    return members, finished_training(members, study.schedule, options.directory)
 
 
 def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path | None:

@@ -34,14 +34,12 @@ from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
 from posbias.training.members import OPTIMISERS, STOPPING, Member, TrainingSchedule
 
-MANY = 1000
-"""Members beyond which a study must be confirmed."""
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
 YAML_BYTES = 1_000_000
 """Bytes of a study; it is read at about 2 MB a second."""
 MOST_MEMBERS = 100_000
-"""Members of a study, whatever is confirmed."""
+"""Most members of a study."""
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "attention": "content",
     "values": "gaussian",
@@ -96,12 +94,8 @@ class Study(Showing):
         """Number of points of the grid times number of seeds."""
         return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
 
-    def members(self, *, confirmed: bool = False) -> list[Member]:
-        """Every point of the grid, in its order, with every seed; more than 1000 are refused unless `confirmed`."""
-        if self.n_members > MANY and not confirmed:
-            raise UsageError(
-                f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
-            )
+    def members(self) -> list[Member]:
+        """Every point of the grid, in its order, with every seed."""
         check_most(f"study {self.name!r}: the grid times the seeds", self.n_members, MOST_MEMBERS, "members")
         members = []
         for points in itertools.product(*self.axes.values()):

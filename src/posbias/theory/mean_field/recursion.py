@@ -165,7 +165,8 @@ class _Expansion(Level):
             else:
                 output = smooth(operator.average(grams.value.averaged(setting.bins)))
             outputs.append(output.scaled(share))
-        return attention.output.forward(attention.heads * attention.value_dim, _total(outputs))
+        total = sum(outputs[1:], outputs[0])
+        return attention.output.forward(attention.heads * attention.value_dim, total)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         bins, features = setting.bins, attention.heads * attention.value_dim
@@ -178,7 +179,7 @@ class _Expansion(Level):
                 gathered = from_mass(operator.gather(arriving.mass(bins)), bins)
                 path = gathered.scaled(attention.value.variance)
             paths.append(path.scaled(share))
-        return _total(paths)
+        return sum(paths[1:], paths[0])
 
 
 def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, width: int) -> Kernel:
@@ -198,10 +199,6 @@ def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, 
         + key_path.scaled(attention.key.variance)
         + query_path.scaled(attention.query.variance * attention.scale**2 * attention.head_dim)
     )
-
-
-def _total(kernels: list[Kernel]) -> Kernel:
-    return sum(kernels[1:], kernels[0])
 
 
 @LEVELS.register("value")
@@ -376,7 +373,7 @@ class SampledHeads(Level):
         for batch in _batches(attention, x, count, setting):
             total += _outer(batch.attention @ value, batch.attention)
         factor = attention.output.variance * attention.heads * attention.value_dim / count
-        return smooth(_symmetric(total)).scaled(factor, offset=attention.output.bias)
+        return smooth((total + total.T) / 2).scaled(factor, offset=attention.output.bias)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """The gradient kernel at the branch's input, by sampling."""
@@ -393,7 +390,7 @@ class SampledHeads(Level):
             paths[1] += _outer(queries, queries)
             paths[2] += _outer(keys, keys)
         # The score paths carry their features explicitly.
-        by_value, by_query, by_key = (smooth(_symmetric(path * (attention.heads / count))) for path in paths)
+        by_value, by_query, by_key = (smooth((path + path.T) * (attention.heads / count / 2)) for path in paths)
         total = by_value.scaled(attention.value_dim).scaled(attention.value.variance)
         return total + by_query.scaled(attention.query.variance) + by_key.scaled(attention.key.variance)
 
@@ -515,7 +512,3 @@ def _outer(
     n_positions = rows.shape[1]
     joined = [side.transpose(1, 0, 2).reshape(n_positions, -1) for side in (rows, columns)]
     return np.asarray(joined[0] @ joined[1].T, dtype=np.float64)
-
-
-def _symmetric(matrix: Float64[np.ndarray, "p p"]) -> Float64[np.ndarray, "p p"]:
-    return np.asarray((matrix + matrix.T) / 2)

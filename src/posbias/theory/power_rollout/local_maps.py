@@ -316,9 +316,9 @@ def _pull_blocks(
             continue
         value = state.value[:, block.keys]
         through = _centred(rows, value, weights @ value, power).mul_(first)
-        slope = softcap_slope(state, block)
-        if slope is not None:
-            through.mul_(slope.pow(power))
+        if state.softcap is not None:  # d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2
+            logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
+            through.mul_((1 - (logits * (scale / state.softcap)).tanh().square()).pow(power))
         if walk.key:
             _collect(keys, block.keys, through, query[:, :, block.queries].flatten(-3, -2).pow(power), walk)
         if walk.query:
@@ -354,14 +354,6 @@ def _centred(
     of_row, of_key = torch.cat([received, -2 * weighted], -1), torch.cat([value.square(), value], -1)
     constant = (weighted * output).sum(-1, keepdim=True)
     return (of_row @ of_key.transpose(1, 2)).add_(constant).clamp_min_(0)  # a sum of squares, below 0 only by round-off
-
-
-def softcap_slope(state: AttentionState, block: AttentionBlock) -> Float[Tensor, "key_head row key"] | None:
-    """d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2; None if logits are not capped."""
-    if state.softcap is None:
-        return None
-    logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
-    return 1 - (logits * (state.scale / state.softcap)).tanh().square()
 
 
 def _unprepared(

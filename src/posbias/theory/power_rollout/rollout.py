@@ -11,13 +11,14 @@ is back-propagation.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.checks import OneOf
 from posbias.errors import RunError
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -34,10 +35,10 @@ from posbias.theory.power_rollout.local_maps import (
     norm_pull,
 )
 from posbias.theory.power_rollout.trace import (
+    TARGETS,
     Description,
     Factor,
     Trace,
-    check_target,
     describe_model,
     describe_reference,
     trace_prompt,
@@ -136,11 +137,8 @@ class PowerRollout(ModelTheory):
 
     key_path: bool = True
     """Let keys, which move the attention weights, carry influence beside the values."""
-    target: str = "jacobian"
+    target: Annotated[str, OneOf(*TARGETS)] = "jacobian"
     """Output of the last position, one of TARGETS: the whole final state, or the predicted token's score."""
-
-    def __post_init__(self) -> None:
-        check_target(self.target)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with its interval."""

@@ -8,8 +8,8 @@ logits by position are any matrix, and residuals have factors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -43,12 +43,6 @@ TARGETS = ("jacobian", "probability", "logprob")
 NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 """A block's norms, by role."""
 Factor = float | Float[Tensor, ""]
-
-
-def check_target(target: str) -> None:
-    """Refuse an output of the last position that is not among TARGETS."""
-    if target not in TARGETS:
-        raise UsageError(f"unknown target {target!r} of the power rollout; known: {', '.join(TARGETS)}")
 
 
 @dataclass(frozen=True)
@@ -136,18 +130,6 @@ class Trace:
     """Gradient of the target's score by the last position's final state; None for the target "jacobian"."""
 
 
-@dataclass
-class _Caught:
-    """Activations that the hooks caught so far."""
-
-    layers: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    """Activations by block and by field of `LayerTrace`."""
-    attention: list[KeptAttention] = field(default_factory=list)
-    """What the attention modules read, in the order of the blocks."""
-    final_stream: Tensor | None = None
-    state: Tensor | None = None
-
-
 def describe_model(model: Model, *, n_positions: int) -> Description:
     """Take a Hugging Face model apart for prompts of `n_positions` tokens.
 
@@ -208,21 +190,44 @@ def trace_prompt(
     Raises:
         RunError: an activation is not finite.
     """
-    caught, scored = _Caught(), target != "jacobian"
-    embeddings = model.embed(token_ids[None]).detach()
-    with torch.set_grad_enabled(scored), _hooks(model, description, caught, leaf=scored):
+    dtype, scored = description.dtype, target != "jacobian"
+    caught: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    final: dict[str, Tensor] = {}
+
+    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        # OPT flattens batch and position before its MLP.
+        caught[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
+
+    def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
+        final["stream"] = args[0][0, -1].detach().to(dtype)
+
+    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        final["state"] = args[0].detach().requires_grad_(scored)  # the leaf of a new graph
+        return (final["state"],) if scored else None
+
+    embeddings, network = model.embed(token_ids[None]).detach(), model.network
+    with torch.set_grad_enabled(scored), ExitStack() as hooks:
+        for index, layer in enumerate(description.layers):
+            for name, module in layer.inputs.items():
+                hook = partial(keep_input, index, name)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        attention = hooks.enter_context(kept_attention(network))
+        final_norm = network.get_submodule(model.family.final_norm)
+        hooks.callback(final_norm.register_forward_pre_hook(keep_final).remove)
+        unembedding = network.get_output_embeddings()  # type: ignore[operator]
+        hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
         output = model.last(embeddings)
-        assert caught.state is not None
-        gradient = score_gradient(output.logits[0], caught.state, target) if scored else None
+        gradient = score_gradient(output.logits[0], final["state"], target) if scored else None
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
     layers = []
-    for index, kept in enumerate(caught.attention):
-        values = caught.layers[index]
+    for index, kept in enumerate(attention):
+        values = caught[index]
         values.setdefault("middle", values["stream"])
         layers.append(LayerTrace(**values, kept=kept))
-    state = caught.state[0, -1].detach().to(description.dtype)
-    return Trace(embeddings[0].to(description.dtype), layers, caught.final_stream, state, gradient)
+    state = final["state"][0, -1].detach().to(dtype)
+    return Trace(embeddings[0].to(dtype), layers, final.get("stream"), state, gradient)
 
 
 def score_gradient(
@@ -234,35 +239,6 @@ def score_gradient(
     (gradient,) = torch.autograd.grad(score, state)
     last: Tensor = gradient[0, -1]
     return last
-
-
-@contextmanager
-def _hooks(model: HuggingFaceModel, description: Description, caught: _Caught, *, leaf: bool) -> Iterator[None]:
-    """Catch block activations and the final state, which becomes the leaf of a new graph on demand."""
-    dtype, final = description.dtype, model.network.get_submodule(model.family.final_norm)
-
-    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = args[0] if args else kwargs["hidden_states"]
-        # OPT flattens batch and position before its MLP.
-        caught.layers[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
-
-    def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
-        caught.final_stream = args[0][0, -1].detach().to(dtype)
-
-    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        caught.state = args[0].detach().requires_grad_(leaf)
-        return (caught.state,) if leaf else None
-
-    with ExitStack() as hooks:
-        for index, layer in enumerate(description.layers):
-            for name, module in layer.inputs.items():
-                hook = partial(keep_input, index, name)
-                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        caught.attention = hooks.enter_context(kept_attention(model.network))
-        hooks.callback(final.register_forward_pre_hook(keep_final).remove)
-        unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
-        hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
-        yield
 
 
 def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Description:
