@@ -19,6 +19,7 @@ from posbias.evaluation.curve import (
 )
 from posbias.runs.records import plain
 from posbias.runs.results import from_stored
+from posbias.statistics import detectable
 
 RUNS = 400
 """Simulated studies; a rate of 5 % then has a standard error of 1.1 %."""
@@ -124,8 +125,7 @@ def test_samples_that_all_agree_count_no_more_than_their_number() -> None:
     agreed = np.tile([1.0, 0.0, 0.0, 0.0, 1.0], (6, 1))
     found = shape_of(agreed)
     assert found.label == "flat", "2^-5 for each of two contrasts, twice that after Holm"
-    assert found.quadratic is not None
-    assert found.quadratic.p == 2.0**-5
+    assert found.p_flat == 2.0**-4
     assert shape_of(np.tile(agreed, (2, 1))).label == "u"
     flat = shape_of(np.full((20, 5), 0.1))
     assert (flat.label, flat.p_flat) == ("flat", 1.0)
@@ -198,7 +198,7 @@ def test_wrong_requests_are_refused() -> None:
 
 
 def test_numbers_stay_within_what_scores_can_be() -> None:
-    """Log-probabilities end at 0; of shares no difference above 1 is called detectable, and what would do is said."""
+    """Log-probabilities end at 0; of a flat curve it is said how many samples would decide."""
     generator = np.random.default_rng(4)
     nats = -generator.exponential(size=(6, 3)) * 3
     curve = position_curve(nats, positions=[0, 1, 2], highest=0.0)
@@ -206,11 +206,9 @@ def test_numbers_stay_within_what_scores_can_be() -> None:
     assert max(mean.high for mean in position_curve(nats, positions=[0, 1, 2]).means) > 0
     answers = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], dtype=np.float64)
     curve = position_curve(answers, positions=[0, 1, 2])
-    assert curve.middle_loss.detectable == np.inf
-    assert "with so few samples none would be found with 80 % power" in curve.findings[1]
     again = from_stored(PositionCurve, json.loads(json.dumps(plain(asdict(curve)), allow_nan=False)))
     assert again.findings == curve.findings
     difference, samples = curve.deciding
-    many = np.tile(answers, (int(np.ceil(samples / 6)), 1))
-    assert middle_loss(many).detectable == pytest.approx(difference, rel=0.1)
+    losses = np.tile(answers, (int(np.ceil(samples / 6)), 1)) @ [0.5, -1, 0.5]
+    assert detectable(float(losses.std(ddof=1)), len(losses)) == pytest.approx(difference, rel=0.1)
     assert position_curve(np.tile([1.0, 0, 0], (9, 1)), positions=[0, 1, 2]).deciding is None

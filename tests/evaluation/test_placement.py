@@ -44,7 +44,7 @@ numbers = some.floats(0, 1, allow_nan=False).map(lambda value: round(value, 3))
 def test_sorting_passages_and_slots_alike_is_best_among_all_orders(pairs):
     relevance, curve = (np.array(side) for side in zip(*pairs, strict=True))
     falling = np.sort(relevance)[::-1]
-    slots = order_by_curve(curve[None])[0]
+    slots = order_by_curve(curve[None], np.ones(1))[0]
     best = max(falling @ curve[list(order)] for order in itertools.permutations(range(len(curve))))
     assert falling @ curve[slots] == pytest.approx(best, abs=1e-12)
 
@@ -202,13 +202,13 @@ def test_few_samples_never_raise():
 @pytest.mark.parametrize(
     ("relevance", "complaint"),
     [
-        ([], "at least 1 number"),
-        ([0.0, 0.0], "0 for every passage"),
-        ([0.5, -1.0], "relevance of passage 1 is -1.0"),
-        ([float("nan")], "relevance of passage 0 is nan"),
-        ([float("inf"), 1], "relevance of passage 0 is inf"),
-        (["high"], "list of numbers"),
-        ([[1, 2], [3]], "list of numbers"),
+        ([], "one of them above 0"),
+        ([0.0, 0.0], "one of them above 0"),
+        ([0.5, -1.0], "relevance must be a list, each a finite number >= 0"),
+        ([float("nan")], "relevance must be a list, each a finite number >= 0"),
+        ([float("inf"), 1], "relevance must be a list, each a finite number >= 0"),
+        (["high"], "relevance must be a list, each a finite number >= 0"),
+        ([[1, 2], [3]], "relevance must be a list, each a finite number >= 0"),
     ],
 )
 def test_wrong_relevances_are_refused(relevance, complaint):

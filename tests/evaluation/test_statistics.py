@@ -158,9 +158,8 @@ def test_detectable_effect_is_detected_with_the_promised_power() -> None:
     assert detectable(1.0, 1) == np.inf
 
 
-def test_nothing_seen_does_not_mean_that_anything_is_detectable() -> None:
+def test_nothing_seen_does_not_mean_that_nothing_is_there() -> None:
     same = np.ones((20, 4))
-    assert 0.05 < middle_loss(same).detectable < 0.5
     found = compare_to_best(same)
     assert all(difference.interval.low < 0 < difference.interval.high for difference in found.differences)
     assert all(difference.adjusted_p == 1.0 for difference in found.differences)

@@ -11,7 +11,7 @@ from behaviour_runs import measured
 from posbias import DesignOptions, Record, design, place
 from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
-from posbias.evaluation.curve import Contrast, PositionCurve, Shape
+from posbias.evaluation.curve import PositionCurve, Shape
 from posbias.evaluation.place import Placement
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
@@ -61,8 +61,7 @@ def test_a_placement_that_rests_on_nothing_says_so() -> None:
 
 def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) -> Record:
     ends = tuple(Interval(value, value - 0.1, value + 0.1) for value in values)
-    trend = Contrast(Interval(0.4, 0.1, 0.7), 0.01)
-    shape = Shape("rising", 0.01, 0.5, 0.5, trend, trend, trend, trend)
+    shape = Shape("rising", 0.01, 0.5)
     curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, shape=shape)
     scalars = {"curves": {"accuracy": plain(asdict(curve))}, "n_items": 10}
     scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}

@@ -119,20 +119,13 @@ class GateFlags:
             show_default=False,
         ),
     ] = None
-    by_estimate: Annotated[
-        bool, typer.Option("--by-estimate", help="Let --require judge the estimate, not the interval.")
-    ] = False
 
     @property
     def requirement(self) -> "Requirement | None":
         """The bound, if there is one."""
         from posbias.evaluation.levels import Requirement
 
-        if self.require is None:
-            if self.by_estimate:
-                raise UsageError("--by-estimate goes with --require")
-            return None
-        return Requirement.parse(self.require, by_estimate=self.by_estimate)
+        return None if self.require is None else Requirement.parse(self.require)
 
     def judge(self, check: "RequirementCheck", *, quiet: bool) -> None:
         """Say that the bound is met, or fail."""

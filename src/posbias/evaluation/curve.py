@@ -27,7 +27,6 @@ from posbias.statistics import (
     Interval,
     StoredInterval,
     StoredNumber,
-    detectable,
     estimate,
     holm,
     mean_of,
@@ -54,7 +53,7 @@ SHAPES = {
     "flat": "no dependence on the position is established",
 }
 """Labels of shapes, in words. `rising` and `falling` do not say that every step goes that way; `flat` says that nothing
-is established, so read it beside the detectable effect."""
+is established, so read it beside how many samples would decide."""
 
 Scores = Float64[np.ndarray, "n_samples n_positions"]
 Independent = Float64[np.ndarray, "n_independent n_positions"]
@@ -198,11 +197,6 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
     return Contrast(interval if p < alpha else interval.including(0.0), p)
 
 
-def spread_of(scores: Scores, weights: Weights) -> float:
-    """Standard deviation of a contrast over samples, as `contrast_of` takes it."""
-    return float(_mean_contrast(scores, weights).error * np.sqrt(len(scores)))
-
-
 def _deciding(scores: Scores) -> tuple[float, int]:
     """A difference of ends and middle, or of two positions, and about how many samples find it with 80 % power.
 
@@ -213,8 +207,9 @@ def _deciding(scores: Scores) -> tuple[float, int]:
     n_positions = scores.shape[1]
     weights = end_weights(n_positions).mean(axis=0) if n_positions > 2 else np.array([-1.0, 1.0])
     difference = max(DECIDING, abs(float((scores @ weights).mean())))
+    spread = float(_mean_contrast(scores, weights).error) * math.sqrt(len(scores))
     quantiles = ndtri((1 + CONFIDENCE) / 2) + ndtri(POWER)
-    return difference, math.ceil((quantiles * spread_of(scores, weights) / difference) ** 2)
+    return difference, math.ceil((quantiles * spread / difference) ** 2)
 
 
 def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
@@ -247,29 +242,6 @@ class Shape:
     """Holm-corrected p-value of the null hypothesis that the curve is flat: the smaller of trend's and bend's."""
     p_u: float
     """p-value against every curve that is not a U: the larger of the two one-sided ones; 1 with 2 positions."""
-    p_inverted_u: float
-    """p-value against every curve that is not an inverted U; 1 with 2 positions."""
-    linear: Contrast
-    """Trend: fitted change of the score from the first position to the last."""
-    quadratic: Contrast | None
-    """Bend: fitted height of the ends over the centre; None with 2 positions."""
-    first_end: Contrast | None
-    """Mean of the first end minus mean of the middle; None with 2 positions, as `last_end`."""
-    last_end: Contrast | None
-
-
-@dataclass(frozen=True)
-class MiddleLoss:
-    """How much is lost in the middle."""
-
-    value: StoredInterval
-    """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly if `p` is below 1 - the
-    confidence."""
-    p: float
-    """Two-sided p-value of no loss, as of any `Contrast`."""
-    detectable: StoredNumber
-    """Smallest true loss that so many samples of this spread find with 80 % power; at 5 %, or 1 - the confidence.
-    Infinite (NaN in a record) if not even the largest possible one would be found."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -289,7 +261,7 @@ class PositionCurve(Showing):
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
     """U, monotone or flat; None below 2 positions or 6 complete samples."""
-    middle_loss: MiddleLoss | None = None
+    middle_loss: Contrast | None = None
     """Ends minus middle; None below 3 positions or 6 complete samples."""
     deciding: tuple[float, int] | None = None
     """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
@@ -320,10 +292,7 @@ class PositionCurve(Showing):
         tested = f"p for a trend or bend {self.shape.p_flat:.2g}, for a U {self.shape.p_u:.2g}"
         findings = [f"{SHAPES[self.shape.label]} ({tested})"]
         if (loss := self.middle_loss) is not None:
-            found = "with so few samples none would be found with 80 % power"
-            if np.isfinite(loss.detectable):
-                found = f"{loss.detectable:.3f} would be found with 80 % power"
-            findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {found})")
+            findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g})")
         if self.comparison is not None:
             worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
             best = self.positions[self.comparison.best]
@@ -401,7 +370,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     trend = "rising" if linear.value.value > 0 else "falling"
     if n_positions == 2:
         label = trend if linear.p <= alpha else "flat"
-        return Shape(label, linear.p, 1.0, 1.0, linear, None, None, None)
+        return Shape(label, linear.p, 1.0)
     quadratic = contrast_of(complete, weights[1], alpha)
     first, last = (contrast_of(complete, row, alpha) for row in end_weights(n_positions))
     adjusted = holm(np.array([linear.p, quadratic.p]))
@@ -415,19 +384,13 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
         label = "inverted_u"
     else:
         label = trend if p_trend <= alpha else "unclear"
-    return Shape(label, p_flat, p_u, p_inverted, linear, quadratic, first, last)
+    return Shape(label, p_flat, p_u)
 
 
-def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:
+def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> Contrast:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
     complete = complete_samples(scores, "a middle", n_positions=3)
-    n_samples, n_positions = complete.shape
-    weights = end_weights(n_positions).mean(axis=0)
-    tested = contrast_of(complete, weights, 1 - confidence)
-    smallest = detectable(spread_of(complete, weights), n_samples, alpha=1 - confidence)
-    if smallest > _limits(complete, weights)[1]:
-        smallest = math.inf
-    return MiddleLoss(tested.value, tested.p, smallest)
+    return contrast_of(complete, end_weights(complete.shape[1]).mean(axis=0), 1 - confidence)
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:

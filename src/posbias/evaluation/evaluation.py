@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float64
 from pydantic import InstanceOf
 
 from posbias.checks import checked
@@ -49,8 +48,7 @@ from posbias.files import write_atomically
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
-from posbias.statistics import Interval, StoredInterval, StoredNumber, bounded_mean
-from posbias.tasks.language.base import NOTICES
+from posbias.statistics import Interval, StoredInterval, StoredNumber
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -237,14 +235,6 @@ class Evaluation(Result):
         curve = next(iter(self.curves.values())).shown()
         return replace(curve, title=f"{self.task}; {curve.title}", facts=self.facts())
 
-    def facts(self) -> Mapping[str, str]:
-        """Oddities of the samples in a few words, and the verdict."""
-        noticed = [
-            f"{NOTICES[name]}, in {len(notice['samples'])} of {self.count} samples"
-            for name, notice in self.notices.items()
-        ]
-        return {**{f"notice {number}": text for number, text in enumerate(noticed, 1)}, **super().facts()}
-
     @cached_property
     def measures(self) -> dict[str, Scores]:
         """Tables that the curves are drawn of, in units in which more is better."""
@@ -355,10 +345,6 @@ def load_evaluation(run: Result | str | Path, purpose: str) -> Evaluation:
     return evaluation
 
 
-MOST_SAMPLES = 10_000
-"""Samples up to which it is looked how many would decide."""
-
-
 @dataclass(frozen=True)
 class LengthLevel:
     """Accuracy at one length."""
@@ -401,8 +387,6 @@ class EffectiveLength:
     """The length after it, if its worst depth is established to lie below the threshold."""
     undecided: int | None
     """The length after it, if the samples decide neither."""
-    samples_needed: int | None = None
-    """Samples that would decide about `undecided` if its worst depth stays as it is; None: more than MOST_SAMPLES."""
 
 
 @RESULTS.register(LENGTHS)
@@ -473,10 +457,6 @@ class LengthEvaluation(Result):
         """Accuracy of every length and depth, each with its own interval."""
         return {length: position_means(evaluation.right) for length, evaluation in self.at.items()}
 
-    def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
-        """Mean accuracy of every cell; NaN if nothing was answered there."""
-        return np.array([[cell.value for cell in cells] for cells in self.cells.values()])
-
     def shown(self) -> Shown:
         """The effective length."""
         return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens", facts=self.facts())
@@ -523,7 +503,6 @@ def length_evaluation(
     }
     found = LengthEvaluation.from_record(record)
     record.scalars |= {
-        "too_long": {str(length): samples for length, samples in found.too_long.items()},
         "levels": [plain(asdict(level)) for level in found.levels],
         "effective_length": plain(asdict(found.effective_length)),
     }
@@ -558,28 +537,13 @@ def effective_length(levels: Sequence[LengthLevel], threshold: float) -> Effecti
     following = levels[n_reached] if n_reached < len(levels) else None
     fails = following is not None and following.reaches(threshold) is False
     lengths = [0, *(level.length for level in levels)]
-    undecided = following if following is not None and not fails else None
     return EffectiveLength(
         threshold=threshold,
         at_least=lengths[n_reached],
         by_estimate=lengths[n_likely],
         below=following.length if following is not None and fails else None,
-        undecided=None if undecided is None else undecided.length,
-        samples_needed=None if undecided is None else _samples_needed(undecided, threshold),
+        undecided=None if following is None or fails else following.length,
     )
-
-
-def _samples_needed(level: LengthLevel, threshold: float) -> int | None:
-    """Samples, more than there are, with which its worst depth would be told from the threshold."""
-    count = max(SAMPLES_FOR_CLAIM, level.n_complete + 1)
-    while count <= MOST_SAMPLES:
-        answers = np.zeros(count)
-        answers[: int(level.worst.value * count)] = 1.0
-        interval = bounded_mean(answers)
-        if interval.low >= threshold or interval.high < threshold:
-            return count
-        count += max(1, count // 10)
-    return None
 
 
 def depths_of(positions: Mapping[int, tuple[int, ...]], n_items: Mapping[int, int]) -> tuple[float, ...]:

@@ -85,16 +85,14 @@ class Requirement:
     """One of BOUNDED."""
     at_least: bool
     number: float
-    by_estimate: bool = False
-    """True judges the estimate; False the safe end of its interval."""
 
     @classmethod
-    def parse(cls, text: str, *, by_estimate: bool = False) -> "Requirement":
+    def parse(cls, text: str) -> "Requirement":
         """Read a requirement from text: `worst>=0.6`, `mean>=.5`, `spread<=0.2` or `effective_length>=4096`."""
         match = GRAMMAR.fullmatch(text)
         if match is None or match["what"] not in BOUNDED:
             raise UsageError(f"requirement {text!r}: allowed: {', '.join(BOUNDED)}, >= or <=, and a number: worst>=0.6")
-        return cls(match["what"], match["sign"] == ">=", float(match["number"]), by_estimate)
+        return cls(match["what"], match["sign"] == ">=", float(match["number"]))
 
     def check_possible(self, *, generated: bool) -> None:
         """Refuse a bound that lies outside what it bounds: accuracies, or log-probabilities if nothing is generated."""
@@ -107,9 +105,8 @@ class Requirement:
         raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {allowed}")
 
     def met(self, value: Interval) -> bool:
-        """True if the safe end of the interval meets it, or the estimate if that is to judge."""
-        judged = value.value if self.by_estimate else value.low if self.at_least else value.high
-        return judged >= self.number if self.at_least else judged <= self.number
+        """True if the safe end of the interval meets it."""
+        return value.low >= self.number if self.at_least else value.high <= self.number
 
     def __str__(self) -> str:
         return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
@@ -128,7 +125,6 @@ class RequirementCheck:
     """Ends of its interval; None: not known."""
     high: float | None
     measure: str
-    by_estimate: bool = False
     arm: str = ""
     """The model, or the arm of a trial."""
     withheld: str = ""
@@ -142,7 +138,7 @@ class RequirementCheck:
         told = UNKNOWN if withheld else value
         low, high = (end if np.isfinite(end) else None for end in (told.low, told.high))
         met = require.met(value) and not withheld
-        return cls(str(require), met, told.value, low, high, measure, require.by_estimate, arm, withheld)
+        return cls(str(require), met, told.value, low, high, measure, arm, withheld)
 
     @property
     def interval(self) -> Interval:
@@ -303,8 +299,9 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     scores, n_positions = np.hstack([before, after]), before.shape[1]
     joint = ALPHA / n_positions
     if is_binary(scores):
-        pairs = [[_numbers(paired_difference(new, old, joint)) for old in before.T] for new in after.T]
-        value, low, high, p = np.moveaxis(np.array(pairs), 2, 0)
+        pairs = [paired_difference(new, old, joint) for new in after.T for old in before.T]
+        numbers = [[pair.value.value, pair.value.low, pair.value.high, pair.p] for pair in pairs]
+        value, low, high, p = np.array(numbers).T.reshape(4, n_positions, n_positions)
         weights = np.repeat([-1.0, 1.0], n_positions) / n_positions
         whole = change_between(after[:, 0], before[:, 0]) if n_positions == 1 else contrast_of(scores, weights)
     elif np.array_equal(before, after):
@@ -396,11 +393,6 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
         middle = (low + high) // 2
         low, high = (low, middle) if found(middle) else (middle, high)
     return rise, high
-
-
-def _numbers(compared: Contrast) -> tuple[float, float, float, float]:
-    """Estimate, ends and p-value."""
-    return compared.value.value, compared.value.low, compared.value.high, compared.p
 
 
 def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -> Change:

@@ -10,16 +10,15 @@ is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: wi
 of holding the answer, the difference in expected accuracy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
-from posbias.checks import CELLS, Natural, checked
+from posbias.checks import CELLS, Natural, NonNegative, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
@@ -114,12 +113,6 @@ class Placement(Result):
     interpolated: bool = False
     """True if the slots differ from the positions that were measured."""
     measure: str = "accuracy"
-    count: int | None = None
-    """Samples of the run that it rests on, if that is known."""
-    local: bool = False
-    """True if that run's model ran in the same process."""
-    notices: Mapping[str, Any] = field(default_factory=dict)
-    """Oddities of that run's samples, as `Evaluation.notices`."""
 
     @classmethod
     def from_record(cls, record: Record) -> "Placement":
@@ -142,7 +135,7 @@ class Placement(Result):
 
 @checked
 def place(
-    relevance: Sequence[Any],
+    relevance: Sequence[NonNegative],
     run: Evaluation | str | Path,
     *,
     options: PlaceOptions | None = None,
@@ -164,7 +157,9 @@ def place(
             fewer than 6 complete samples, or a single position.
     """
     options = options or PlaceOptions()
-    weights = _checked(relevance)
+    weights = np.array(relevance, dtype=np.float64)
+    if not weights.any():
+        raise UsageError("relevance needs a number for each passage, one of them above 0")
     check_most("passages x resamples", len(weights) * DRAWS, CELLS)
     ranks = np.argsort(-weights, kind="stable")
     evaluation = load_evaluation(run, "placing")
@@ -172,14 +167,24 @@ def place(
     positions, n_items = evaluation.positions, evaluation.n_items
     measured = complete_samples(scores, "placing")
     spread = slot_weights(positions, n_items=n_items, n_slots=len(weights))
-    passages = Passages(measured, spread, weights[ranks])
     curves, shares, p_flat = shrink_to_flat(measured, np.ones((1, len(measured))))
-    slots, decided = passages.slots(curves, shares)[0], bool(shares[0] > 0)
-    names = (*REFERENCES, SHUFFLED)
-    gains = [_gain(name, passages, slots, ranks, decided=decided, seed=options.seed) for name in names]
-    advice = _advice(gains, ranks)
+    slots, best_first = order_by_curve(curves @ spread, shares)[0], np.arange(len(weights))
+    gains = []
+    for name, usual in [*REFERENCES.items(), (SHUFFLED, None)]:
+        against = None if usual is None else usual(len(weights))
+        if against is not None and np.array_equal(slots, against):
+            gain = Interval(0.0, 0.0, 0.0)
+        elif shares[0] > 0:
+            gain = held_out_gain(measured, spread, weights[ranks], against=against, seed=options.seed)
+        else:
+            gain = mean_of(_gain(measured @ spread, slots, against, weights[ranks])).interval()
+        raises = len(measured) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0
+        gains.append(Gain(name, gain, () if against is None else _arranged(ranks, against), raises))
+    advice = LEAVE if np.array_equal(ranks, best_first) else BEST_FIRST
+    if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
+        advice = REORDER
     scalars = {
-        "order": _arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots))),
+        "order": _arranged(ranks, slots if advice == REORDER else best_first),
         "estimated": _arranged(ranks, slots),
         "curve": (curves[0] @ spread).tolist(),
         "kept": float(shares[0]),
@@ -189,9 +194,6 @@ def place(
         "n_samples": len(measured),
         "interpolated": positions != tuple(range(len(weights))) or n_items != len(weights),
         "measure": measure,
-        "count": evaluation.count,
-        "local": evaluation.local,
-        "notices": evaluation.notices,
         "method": evaluation.responder.get("method") or "",
     }
     title = f"{evaluation.title}: order of {len(weights)} passages"
@@ -217,54 +219,19 @@ def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Scores]:
     return measure, scores[measure]
 
 
-@dataclass(frozen=True, eq=False)
-class Passages:
-    """What an order is chosen by."""
+def _gain(
+    by_slot: Float64[np.ndarray, "draws n_slots"],
+    slots: Int64[np.ndarray, "..."],
+    against: Slots | None,
+    weights: Relevance,
+) -> Float64[np.ndarray, "draws"]:
+    """Gain of an order over another, by expected uses of the slots; None: over the mean of all orders.
 
-    scores: Scores
-    """Of complete samples, without NaN."""
-    spread: Float64[np.ndarray, "n_positions n_slots"]
-    """As of `slot_weights`."""
-    weights: Relevance
-    """Relevance of every passage, the most relevant one first."""
-
-    def slots(
-        self, curves: Float64[np.ndarray, "draws n_positions"], shares: Float64[np.ndarray, "draws"]
-    ) -> Int64[np.ndarray, "draws n_slots"]:
-        """For every draw the slot of each passage, the most relevant one first; best first if no curve is decided."""
-        slots = order_by_curve(curves @ self.spread)
-        return np.where(shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
-
-    def gain(
-        self,
-        curves: Float64[np.ndarray, "draws n_positions"],
-        slots: Int64[np.ndarray, "..."],
-        against: Slots | None,
-    ) -> Float64[np.ndarray, "draws"]:
-        """Gain of an order over another, by curves; None: over the mean of all orders."""
-        by_slot = curves @ self.spread
-        worth = np.take_along_axis(by_slot, np.broadcast_to(slots, by_slot.shape), axis=1) @ self.weights
-        usual = by_slot.mean(axis=1) * self.weights.sum() if against is None else by_slot[:, against] @ self.weights
-        return np.asarray((worth - usual) / self.weights.sum())
-
-
-def _advice(gains: Sequence[Gain], ranks: Slots) -> str:
-    if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
-        return REORDER
-    return LEAVE if np.array_equal(ranks, np.arange(len(ranks))) else BEST_FIRST
-
-
-def _gain(over: str, passages: Passages, slots: Slots, ranks: Slots, *, decided: bool, seed: int) -> Gain:
-    """The gain of an order over a usual one."""
-    against = REFERENCES[over](len(slots)) if over in REFERENCES else None
-    if against is not None and np.array_equal(slots, against):
-        gain = Interval(0.0, 0.0, 0.0)
-    elif decided:
-        gain = held_out_gain(passages, against=against, seed=seed)
-    else:
-        gain = mean_of(passages.gain(passages.scores, slots, against)).interval()
-    raises = bool(len(passages.scores) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0)
-    return Gain(over, gain, () if against is None else _arranged(ranks, against), raises)
+    `weights` are the relevances, the largest first.
+    """
+    worth = np.take_along_axis(by_slot, np.broadcast_to(slots, by_slot.shape), axis=1) @ weights
+    usual = by_slot.mean(axis=1) * weights.sum() if against is None else by_slot[:, against] @ weights
+    return np.asarray((worth - usual) / weights.sum())
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
@@ -274,31 +241,16 @@ def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
     return tuple(int(index) for index in order)
 
 
-def _checked(relevance: Sequence[Any]) -> Relevance:
-    try:
-        weights = np.asarray(list(relevance), dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UsageError(f"relevance must be a list of numbers, got {relevance!r:.80}") from None
-    if weights.ndim != 1 or weights.size == 0:
-        raise UsageError("relevance must be a list of at least 1 number, one for each passage")
-    wrong = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
-    if wrong.size:
-        raise UsageError(
-            f"relevance of passage {wrong[0]} is {weights[wrong[0]]}; allowed: finite numbers >= 0 (turn logits into "
-            "probabilities first)"
-        )
-    if not weights.any():
-        raise UsageError("relevance is 0 for every passage, so no order is better than another; give at least one > 0")
-    return weights
-
-
-def order_by_curve(curves: Float64[np.ndarray, "draws n_slots"]) -> Int64[np.ndarray, "draws n_slots"]:
-    """For every curve the slots from the best to the worst; equal slots from the front.
+def order_by_curve(
+    curves: Float64[np.ndarray, "draws n_slots"], shares: Float64[np.ndarray, "draws"]
+) -> Int64[np.ndarray, "draws n_slots"]:
+    """For every curve the slots from the best to the worst, equal ones from the front; as they stand if a share is 0.
 
     Sum_r s_r c_slots[r] with s falling is then largest among all orders (rearrangement inequality; Hardy, Littlewood
     and Polya 1934, theorem 368).
     """
-    return np.argsort(-curves, axis=1, kind="stable")
+    slots = np.argsort(-curves, axis=1, kind="stable")
+    return np.where(shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
 
 
 def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Float64[np.ndarray, "n_positions n_slots"]:
@@ -349,7 +301,14 @@ def shrink_to_flat(
     return level + shares[:, None] * deviations, shares, p_flat
 
 
-def held_out_gain(passages: Passages, *, against: Slots | None, seed: int) -> Interval:
+def held_out_gain(
+    scores: Scores,
+    spread: Float64[np.ndarray, "n_positions n_slots"],
+    weights: Relevance,
+    *,
+    against: Slots | None,
+    seed: int,
+) -> Interval:
     """Gain of the order made from one half of the samples on the other half, both ways, averaged over random halvings.
 
     The whole procedure, shrinking and its retreat to best-first included, is repeated on resampled samples; copies of
@@ -357,17 +316,17 @@ def held_out_gain(passages: Passages, *, against: Slots | None, seed: int) -> In
     gain of the order that all samples give, too (in 91 to 100 of 100 cases); the same samples' own estimate of that
     gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
-    `against` None: the mean over all orders.
+    `scores` are complete, `spread` is of `slot_weights`, `weights` and `against` as for `_gain`.
     """
-    generator, n_samples = np.random.default_rng(seed), len(passages.scores)
+    generator, n_samples = np.random.default_rng(seed), len(scores)
 
     def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
         """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
-        curves, shares, _ = shrink_to_flat(passages.scores, choosing)
-        slots, sizes = passages.slots(curves, shares), judging.sum(axis=1, keepdims=True)
-        none = np.full((len(sizes), passages.scores.shape[1]), np.nan)
-        judged = np.divide(judging @ passages.scores, sizes, out=none, where=sizes > 0)
-        return passages.gain(judged, slots, against)
+        curves, shares, _ = shrink_to_flat(scores, choosing)
+        sizes = judging.sum(axis=1, keepdims=True)
+        none = np.full((len(sizes), scores.shape[1]), np.nan)
+        judged = np.divide(judging @ scores, sizes, out=none, where=sizes > 0)
+        return _gain(judged @ spread, order_by_curve(curves @ spread, shares), against, weights)
 
     def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
         parts = counts * first, counts * (1 - first)

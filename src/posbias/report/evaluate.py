@@ -29,12 +29,6 @@ NOTE = (
     "positions and are corrected for the number of comparisons. A position that is missing was too long for the "
     "model, or refused."
 )
-BATCHES = {
-    "nothing": "no prompts were answered together, which takes longer: in a batch the logits would have been others",
-    "equal lengths": "only prompts of one length were answered together, which takes longer: with padding the logits "
-    "would have been others",
-}
-"""What a model does not run together, by `LocalResponder.together`."""
 SHAPES = {
     "u": "It loses answers in the middle",
     "inverted_u": "It uses the middle better than either end",
@@ -291,8 +285,10 @@ def _reasons(evaluation: Evaluation) -> list[str]:
             f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
             "tell where they begin"
         )
-    if responder.get("together") in BATCHES:
-        reasons.append(BATCHES[responder["together"]])
+    if responder.get("together") == "nothing":
+        reasons.append(
+            "no prompts were answered together, which takes longer: in a batch the logits would have been others"
+        )
     if apart := responder.get("answers_apart"):
         reasons.append(
             f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"
@@ -385,14 +381,13 @@ def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Fi
 def requirement_text(check: RequirementCheck) -> str:
     """Whether a requirement is met, and the number that it bounds, or why answers decide nothing."""
     verb = "is met" if check.met else "is not met"
-    judged = " (judged by the estimate)" if check.by_estimate else ""
     of = ", ".join(filter(None, (label(MEASURES, check.measure), check.arm)))
     told = f"{check.interval} ({of})"
     if check.withheld:
         told = f"{check.withheld} ({check.arm})" if check.arm else check.withheld
     elif check.measure == EFFECTIVE_LENGTH:
         told = f"at least {check.low or 0:.0f} tokens are established, {check.value:.0f} tokens estimated"
-    return f"Required {check.text} {verb}{judged}: {told}."
+    return f"Required {check.text} {verb}: {told}."
 
 
 def _judge_findings(verdicts: Verdicts) -> list[str]:
@@ -491,10 +486,7 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         return [f"{length} tokens are not decided: {level.withheld}."]
     if effective.below is not None:
         return [f"At {length} tokens accuracy is lower: {numbers}."]
-    more = "more samples than are practical"
-    if effective.samples_needed is not None:
-        more = f"about {effective.samples_needed} samples (`--count`)"
-    return [f"{length} tokens are not decided: accuracy {numbers}; {more} would decide."]
+    return [f"{length} tokens are not decided: accuracy {numbers}; more samples (`--count`) decide."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
@@ -505,7 +497,7 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
         "depth of the answer (0 begin, 1 end)",
         "tokens",
         "accuracy",
-        {"": evaluation.accuracy()},
+        {"": np.array([[cell.value for cell in row] for row in cells.values()])},
         (evaluation.depths[0], evaluation.depths[-1]),
         (1, len(cells)),
         rows=tuple(map(str, cells)),

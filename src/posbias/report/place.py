@@ -6,7 +6,6 @@ import numpy as np
 
 from posbias.display.figures import MEASURED, Curve, Figure
 from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
-from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
@@ -55,7 +54,6 @@ def placement_report(placement: Placement) -> Report:
         placement.record.title,
         kicker="posbias · where relevant passages should stand",
         verdict=statements,
-        notices=notice_sentences(placement.notices, count=placement.count, here=placement.local),
         picture=[_placement_figure(placement)],
         summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
         record=placement.record,

@@ -21,6 +21,7 @@ from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response, opens_thoughts
 from posbias.evaluation.responders.passes import (
+    NOT_FINITE,
     EncodedRequest,
     Ending,
     Kept,
@@ -106,16 +107,6 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     return encoded
 
 
-def end_tokens_of(*settings: Any) -> frozenset[int]:
-    """The tokens that end an answer: each setting, checked by nothing else yet, is one, several or none."""
-    ends: list[Any] = []
-    for setting in settings:
-        ends += [] if setting is None else setting if isinstance(setting, list | tuple) else [setting]
-    for token in ends:
-        checked_value("eos_token_id of the model", token, Natural)
-    return frozenset(ends)
-
-
 @checked
 class LocalResponder(Presented, Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
@@ -128,14 +119,18 @@ class LocalResponder(Presented, Responder):
         self.options = options or LocalOptions()
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
-        self._runner, self._trust = Runner(model), Trust()
-        self._tried = False
+        self._runner = Runner(model)
+        self._trust: Trust | None = None
         self._apart = 0
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
-        settings = getattr(model.network, "generation_config", None)
-        end_tokens = end_tokens_of(getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id)
-        self._ending = Ending(model.tokenizer, end_tokens)
+        ends: list[Any] = []
+        for settings in (getattr(model.network, "generation_config", None), model.tokenizer):
+            named = getattr(settings, "eos_token_id", None)  # one, several or none
+            ends += [] if named is None else named if isinstance(named, list | tuple) else [named]
+        for token in ends:
+            checked_value("eos_token_id of the model", token, Natural)
+        self._ending = Ending(model.tokenizer, frozenset(ends))
         self._lengths = AngleLengths.of(model.network)
 
     def shown(self) -> Shown:
@@ -145,7 +140,7 @@ class LocalResponder(Presented, Responder):
     @property
     def together(self) -> str | None:
         """The prompts that are run together (TOGETHER); None before the first request, on which the model is tried."""
-        return TOGETHER[self._trust.together] if self._tried else None
+        return None if self._trust is None else TOGETHER[self._trust.together]
 
     @property
     def reading(self) -> tuple[int, ...]:
@@ -214,7 +209,8 @@ class LocalResponder(Presented, Responder):
         largest = 0
         for reading in sorted(readings, key=lambda reading: reading.order):
             largest, rows = max(largest, reading.room), len(portions[-1])
-            if rows and (rows >= (self.options.batch or MOST_ROWS) or (rows + 1) * largest > slots):
+            full = rows >= (self.options.batch or MOST_ROWS) or (rows + 1) * largest > slots
+            if rows and (full or reading.angles != portions[-1][0].angles):
                 portions.append([])
                 largest = reading.room
             portions[-1].append(reading)
@@ -235,7 +231,7 @@ class LocalResponder(Presented, Responder):
                     "--device"
                 ) from None
         except RunError:
-            if not self._trust.together:
+            if self._trust is None or not self._trust.together:
                 raise
             self._trust = replace(self._trust, together=False)
             return self._replies(portion, generate=generate)
@@ -251,17 +247,17 @@ class LocalResponder(Presented, Responder):
         generated: dict[int, list[int]] = {}
         kept: dict[int, Kept] = {}
         states: list[Kept] = []
+        trust, accelerated = self.tried(portion[0].encoded.prompt), self.model.device.type != "cpu"
         passes = [([reading], 0) for reading in portion]
-        if self._trust.cached:
-            accelerated = self.model.device.type != "cpu"
-            passes = [*passes_of(portion, together=self._trust.together, accelerated=accelerated)]
+        if trust.cached:
+            passes = [*passes_of(portion, together=trust.together, accelerated=accelerated)]
         for group, shared in passes:
             self._runner.reading = tuple(reading.index for reading in group)
             logits, states = self._runner.read(
                 [reading.token_ids for reading in group],
                 first(states[0], shared) if shared else None,
                 rows=max(reading.rows for reading in group),
-                keep=self._trust.cached and (generate or len(group) == 1),
+                keep=trust.cached and (generate or len(group) == 1),
             )
             for row, reading in enumerate(group):
                 wanted = logits[row, -reading.rows :]
@@ -272,7 +268,12 @@ class LocalResponder(Presented, Responder):
                     kept[reading.index] = first(states[row], len(reading.encoded.prompt))
         if generate:
             states = []
-            self._decode(portion, kept, generated)
+            batched = [reading for reading in portion if reading.index in kept]
+            for batch in [batched] if trust.together else [[reading] for reading in batched]:
+                self._decode_batch(batch, kept, generated)
+            for reading in portion:
+                if reading not in batched:
+                    self._decode_whole(reading, generated[reading.index])
         return {
             each.index: Reply(
                 self._ending.response(generated[each.index], each.request, each.encoded) if generate else None,
@@ -281,28 +282,14 @@ class LocalResponder(Presented, Responder):
             for each in portion
         }
 
-    def _decode(
-        self,
-        readings: Sequence[Reading],
-        kept: dict[int, Kept],
-        generated: dict[int, list[int]],
-    ) -> None:
-        """Continue prompts behind their first tokens: from what was kept of them, or whole for every token."""
-        batches: dict[Any, list[Reading]] = {}
-        whole = [reading for reading in readings if reading.index not in kept]
-        for reading in readings:
-            if reading.index in kept:
-                batches.setdefault(reading.angles if self._trust.together else reading.index, []).append(reading)
-        for batch in batches.values():
-            self._decode_batch(batch, kept, generated)
-        for reading in whole:
-            self._runner.reading, tokens = (reading.index,), generated[reading.index]
-            if reading.angles != self._lengths.angles(len(reading.encoded.prompt)):
-                # With its answer behind it the prompt was turned by other angles.
-                tokens[:] = [int(self._runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
-            while not self._ending.reached(tokens, reading.request, reading.encoded):
-                logits, _ = self._runner.read([np.array([*reading.encoded.prompt, *tokens])])
-                tokens.append(int(logits[0, -1].argmax()))
+    def _decode_whole(self, reading: Reading, tokens: list[int]) -> None:
+        """Continue a prompt behind its first token, read whole for every token."""
+        self._runner.reading = (reading.index,)
+        if not reading.steady:  # with its answer behind it the prompt may have been turned by other angles
+            tokens[:] = [int(self._runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
+        while not self._ending.reached(tokens, reading.request, reading.encoded):
+            logits, _ = self._runner.read([np.array([*reading.encoded.prompt, *tokens])])
+            tokens.append(int(logits[0, -1].argmax()))
 
     def _decode_batch(self, rows: Sequence[Reading], kept: dict[int, Kept], generated: dict[int, list[int]]) -> None:
         """Continue prompts together, greedily, from the keys and values that were kept of them and are given up."""
@@ -325,7 +312,11 @@ class LocalResponder(Presented, Responder):
                 rows = list(active.values())
             self._runner.reading = tuple(reading.index for reading in rows)
             last = [generated[reading.index][-1] for reading in rows]
-            choices = self._runner.step(last, cache, padding, wanted=len(active))
+            best = self._runner.step(last, cache, padding, wanted=len(active)).max(dim=-1)
+            # Both in one transfer: an accelerator waits for each.
+            choices, finite = torch.stack([best.indices, best.values.isfinite().long()]).tolist()
+            if not all(finite):
+                raise RunError(NOT_FINITE.format(1))
             for reading, choice in zip(rows, choices, strict=True):
                 if reading.index in active:
                     generated[reading.index].append(choice)
@@ -345,8 +336,9 @@ class LocalResponder(Presented, Responder):
 
     def tried(self, prompt: TokenIds) -> Trust:
         """What the model is trusted with, found out on the first prompt."""
-        if not self._tried:
-            self._trust, self._tried = self._runner.trusted(prompt), True
+        if self._trust is None:
+            before = self._runner.processed
+            self._trust, self._runner.processed = self._runner.trusted(prompt), before
         return self._trust
 
 

@@ -4,7 +4,6 @@ answer ends, and the text that its tokens hold.
 What goes together or goes on from a cache is held first against the sequence run alone (`Runner.trusted`).
 """
 
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -135,7 +134,7 @@ class Reading:
     alike: int
     """First tokens that read the same in every sequence that begins with them."""
     angles: tuple[int, int]
-    """Name of the rotary angles of a pass of this length: sequences under other ones share neither pass nor keys."""
+    """Name of the rotary angles of a pass of this length: sequences under other ones are in no portion with it."""
     steady: bool
     """True if a prompt alone and the longest text that may be generated behind it have these angles, too."""
 
@@ -145,9 +144,9 @@ class Reading:
         return np.concatenate([self.encoded.prompt, self.encoded.answer[: -1 if self.scored else 0]])
 
     @cached_property
-    def order(self) -> bytes:
+    def order(self) -> tuple[tuple[int, int], bytes]:
         """What sorts readings lexicographically, so that each stands behind the one that it shares most with."""
-        return self.token_ids.astype(">i8").tobytes()
+        return self.angles, self.token_ids.astype(">i8").tobytes()
 
     @property
     def rows(self) -> int:
@@ -163,17 +162,16 @@ class Reading:
         """First tokens whose keys and values another one can go on from."""
         shorter = min(self.alike, other.alike, len(self.token_ids), len(other.token_ids) - other.rows)
         different = np.flatnonzero(self.token_ids[:shorter] != other.token_ids[:shorter])
-        return 0 if self.angles != other.angles else int(different[0]) if len(different) else shorter
+        return int(different[0]) if len(different) else shorter
 
 
 def passes_of(readings: Sequence[Reading], *, together: bool, accelerated: bool) -> Iterator[tuple[list[Reading], int]]:
-    """Readings of each pass, and how many tokens a lone one goes on from of the pass before.
+    """Readings, by `Reading.order`, of each pass, and how many tokens a lone one goes on from of the pass before.
 
-    Going on from the one before it, by `Reading.order`, pays only beyond the tokens that a pass of its own costs
+    Going on from the one before it pays only beyond the tokens that a pass of its own costs
     whatever it runs; nor may padding cost more than that.
     """
     fixed, most = (FIXED_ACCELERATED, FULL_ACCELERATED) if accelerated else (FIXED, FULL)
-    readings = sorted(readings, key=lambda reading: reading.order)
     chains: list[list[tuple[Reading, int]]] = []
     for place, reading in enumerate(readings):
         shared = readings[place - 1].shared(reading) if place else 0
@@ -186,10 +184,10 @@ def passes_of(readings: Sequence[Reading], *, together: bool, accelerated: bool)
             yield from (([reading], shared) for reading, shared in chain)
     group: list[Reading] = []
     lone = [chain[0][0] for chain in chains if len(chain) == 1]
-    for reading in sorted(lone, key=lambda reading: (reading.angles, -len(reading.token_ids))):
+    for reading in sorted(lone, key=lambda reading: -len(reading.token_ids)):
         longest = len(group[0].token_ids) if group else 0
         full = not together or (len(group) + 1) * longest > most
-        if group and (full or longest - len(reading.token_ids) > fixed or reading.angles != group[0].angles):
+        if group and (full or longest - len(reading.token_ids) > fixed):
             yield group, 0
             group = []
         group.append(reading)
@@ -207,10 +205,6 @@ class Trust:
     """Sequences of any lengths may go together."""
     position_bytes: float = 0.0
     """Bytes of one position's keys and values in all layers."""
-
-
-_PROVED: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Trust]] = weakref.WeakKeyDictionary()
-"""What was found of networks that nothing had changed, by what a trial depends on."""
 
 
 class Runner:
@@ -242,18 +236,10 @@ class Runner:
             raise RunError(NOT_FINITE.format(longest - begin))
         return logits, [cut(cache, row, begins) for row, begins in enumerate(padding)] if keep else []
 
-    def step(self, token_ids: Sequence[int], cache: DynamicCache, padding: Sequence[int], *, wanted: int) -> list[int]:
-        """The most probable token after one more of every row of a cache, of which so many count."""
-        best = self._stepped(token_ids, cache, padding, wanted).max(dim=-1)
-        # Both in one transfer: an accelerator waits for each.
-        choices, finite = torch.stack([best.indices, best.values.isfinite().long()]).tolist()
-        if not all(finite):
-            raise RunError(NOT_FINITE.format(1))
-        return list(choices)
-
-    def _stepped(
-        self, token_ids: Sequence[int], cache: DynamicCache, padding: Sequence[int], wanted: int
+    def step(
+        self, token_ids: Sequence[int], cache: DynamicCache, padding: Sequence[int], *, wanted: int
     ) -> Float[Tensor, "row vocabulary"]:
+        """Logits after one more token of every row of a cache, of which so many count."""
         return self._logits([np.array([token]) for token in token_ids], 1, cache, padding, wanted)[:, 0]
 
     def _logits(
@@ -265,9 +251,10 @@ class Runner:
         return self.model.logits(tokens, list(range(new - rows, new)), cache=cache, padding=slots)
 
     def trusted(self, token_ids: TokenIds) -> Trust:
-        """What proves right, tried once on a network as it was loaded; each time on one with a hook or a method in it.
+        """What gives the logits of each sequence run alone; the trial takes as long as a few short prompts.
 
-        A trial takes as long as a few short prompts, whose tokens do not count.
+        The tokens are run, cut back to the half and continued with the second half reversed, one token at the last
+        step; then both as a batch with the second half alone, and each a token further.
         """
         config = self.model.config
         window = getattr(config, "sliding_window", None)
@@ -276,23 +263,6 @@ class Runner:
         angles = AngleLengths.of(self.model.network)
         turns = [*angles.switches, *([] if angles.moving_from is None else [angles.moving_from])]
         probe = probe[: min(turns, default=len(probe))]  # beyond, a pass of another length is another one
-        proved: dict[tuple[Any, ...], Trust] = {}
-        if self.model.intervention is None and _as_loaded(self.model.network):
-            proved = _PROVED.setdefault(self.model.network, {})
-        attending = getattr(config, "_attn_implementation", None)
-        key = (len(probe), window, self.model.dtype, self.model.device, attending)
-        if key not in proved:
-            before = self.processed
-            proved[key] = self._trial(probe)
-            self.processed = before
-        return proved[key]
-
-    def _trial(self, probe: TokenIds) -> Trust:
-        """What gives the logits of each sequence run alone.
-
-        The tokens are run, cut back to the half and continued with the second half reversed, one token at the last
-        step; then both as a batch with the second half alone, and each a token further.
-        """
         length, half = len(probe), len(probe) // 2
         turned, tail = np.concatenate([probe[:half], probe[half:][::-1]]), probe[half - 1 :]
         near = max(torch.finfo(self.model.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
@@ -306,7 +276,7 @@ class Runner:
             rows = min(COMPARED, min(map(len, sequences)) - 1 - (0 if past is None else half))
             logits, kept = self.read([sequence[:-1] for sequence in sequences], past, rows=max(rows, 1), keep=True)
             cache, padding = joined([list(each) for each in kept], room=1)
-            last = self._stepped([int(row[-1]) for row in sequences], cache, padding, len(sequences))
+            last = self.step([int(row[-1]) for row in sequences], cache, padding, wanted=len(sequences))
             for sequence, before, behind in zip(sequences, logits, last, strict=True):
                 compare(before, sequence[:-1])
                 compare(behind[None], sequence)
@@ -325,13 +295,6 @@ class Runner:
         except Exception:
             return Trust(cached=True, position_bytes=position_bytes)
         return Trust(cached=True, together=True, position_bytes=position_bytes)
-
-
-def _as_loaded(network: nn.Module) -> bool:
-    """Tell whether no module has a hook, or a forward pass of its own."""
-    return not any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in network.modules()
-    )
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]

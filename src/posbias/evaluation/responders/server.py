@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 from pydantic_core import from_json
@@ -73,42 +73,45 @@ CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
 """Reasons for the end of an answer at the most tokens; small letters."""
 MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
 """Far more than any answer has, than any log-probability is below 0, and how far rounding may lift one above it."""
+OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
+"""How servers speak of what they refuse of `structured`."""
+WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
+"""What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
+not count."""
+LISTED = 5
+"""More probable tokens that are requested at each place; a rank beyond them is not known."""
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors of reading an answer that is not what the interface promises."""
 
 
 @dataclass(frozen=True)
-class Generated:
-    """A prompt's continuation, or an answer in a conversation."""
+class Answer:
+    """What a server answered: a prompt's continuation, a message, or a repeated prompt with log-probabilities."""
 
-    text: str
-    """The text; calls of tools stand in it, as text."""
-    finish: str
     prompt_tokens: int | None
     tokens: int | None
     """Generated tokens, as the server counts them."""
+    text: str = ""
+    """The text; calls of tools stand in it, as text."""
+    finish: str = UNKNOWN
     thoughts: str | None = None
     """Thoughts that the server told apart from the answer; None if it told none apart."""
+    repeated: bool = False
+    """True if the server repeats log-probabilities of the prompt."""
+    score: AnswerScore | None = None
+    """Score of the right answer at the end of the repeated prompt."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """What a repeated prompt says of the answer at its end."""
-
-    score: AnswerScore | None
-    repeated: bool
-    """False if the server repeats no log-probabilities."""
-    prompt_tokens: int | None
-    tokens: int | None
-
-
-def read_text(document: Any) -> Generated:
+def read_text(document: Any) -> Answer:
     """The continuation of a text."""
     choice = document["choices"][0]
     if not isinstance(choice.get("text"), str):
         raise ValueError("choices.0.text: no text")
-    return Generated(choice["text"], _finish(choice), *_usage(document))
+    return Answer(*_usage(document), choice["text"], _finish(choice))
 
 
-def read_message(document: Any) -> Generated:
+def read_message(document: Any) -> Answer:
     """The answer in a conversation."""
     choice = document["choices"][0]
     message = choice.get("message")
@@ -119,16 +122,16 @@ def read_message(document: Any) -> Generated:
     named = _as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")) or ""
     calls = _calls(message.get("tool_calls"))
     whole = "\n".join(part for part in (text, calls) if part) if calls else text
-    return Generated(whole, _finish(choice), *_usage(document), thoughts=named + parts or None)
+    return Answer(*_usage(document), whole, _finish(choice), named + parts or None)
 
 
-def read_score(document: Any, answer: str, n_listed: int) -> Scored:
+def read_score(document: Any, answer: str, n_listed: int) -> Answer:
     """The score of the answer at the end of a repeated prompt, before what was generated after it."""
     counts = _usage(document)
     logprobs = document["choices"][0].get("logprobs")
     tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
     if not tokens:
-        return Scored(None, False, *counts)
+        return Answer(*counts)
     values, listed = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or [None] * len(tokens)
     if not all(isinstance(part, list) and len(part) == len(tokens) for part in (tokens, values, listed)):
         raise ValueError("lists of log-probabilities have different lengths")
@@ -137,10 +140,11 @@ def read_score(document: Any, answer: str, n_listed: int) -> Scored:
     place = _place(tokens, answer, 1 if counts[1] is None else counts[1])
     found = [_logprob(value) for value in values[place]] if place else [None]
     if place is None or None in found:
-        return Scored(None, True, *counts)
+        return Answer(*counts, repeated=True)
     given = [value for value in found if value is not None]
     ranks = tuple(_rank(value, others, n_listed) for value, others in zip(given, listed[place], strict=True))
-    return Scored(AnswerScore(tuple(min(0.0, value) for value in given), ranks), True, *counts)
+    score = AnswerScore(tuple(min(0.0, value) for value in given), ranks)
+    return Answer(*counts, repeated=True, score=score)
 
 
 def _place(tokens: list[str], answer: str, n_generated: int) -> slice | None:
@@ -184,13 +188,10 @@ def _logprob(value: Any) -> float | None:
 def _usage(document: Any) -> tuple[int | None, int | None]:
     """Tokens of the prompt and of the answer; None where a server gives something else than their number."""
     usage = document.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
-
-
-def _count(value: Any) -> int | None:
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else None
+    given = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
+    whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in given]
+    prompt, answer = (value if type(value) is int and 0 <= value <= MOST_TOKENS else None for value in whole)
+    return prompt, answer
 
 
 def _finish(choice: Mapping[str, Any]) -> str:
@@ -241,20 +242,6 @@ def _calls(calls: Any) -> str | None:
             raise ValueError("choices.0.message.tool_calls: a call needs 'function' with 'name'")
         texts.append(call_text(function["name"], function.get("arguments")))
     return "\n".join(texts) or None
-
-
-OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
-"""How servers speak of what they refuse of `structured`."""
-WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
-"""What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
-not count."""
-LISTED = 5
-"""More probable tokens that are requested at each place; a rank beyond them is not known."""
-
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
-"""Errors of reading an answer that is not what the interface promises."""
-
-Answer = TypeVar("Answer", Generated, Scored)
 
 
 @checked
@@ -315,11 +302,15 @@ class ServerResponder(Presented, Responder):
         options = asdict(self.options)
         options.pop("cache")  # a path of this machine
         options.pop("reuse")
+        vocabulary = None
+        if self.tokenizer is not None:  # tells one tokenizer from another
+            parts = [sorted(self.tokenizer.get_vocab().items()), getattr(self.tokenizer, "chat_template", None)]
+            vocabulary = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return {
             "address": self._client.address,
             # Some servers know a model by a path of their machine.
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
-            "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
+            "tokenizer": vocabulary,
             **options,
             "key_in_clear": self._key_in_clear,
             **self.counts(),
@@ -401,7 +392,7 @@ class ServerResponder(Presented, Responder):
             parsed = replace(parsed, answer=" > ".join(value) if isinstance(value, list) else str(value))
         return self._response(generated, parsed)
 
-    def _response(self, generated: Generated, parsed: Told) -> Response:
+    def _response(self, generated: Answer, parsed: Told) -> Response:
         return Response(
             parsed.answer,
             STOPPED if parsed.stopped else generated.finish,
@@ -412,7 +403,7 @@ class ServerResponder(Presented, Responder):
             thinking=parsed.thinking,
         )
 
-    async def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
+    async def _told(self, body: dict[str, Any], request: Request) -> tuple[Answer, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
         generated = await self._answer(body, read_message if self.options.kind == "chat" else read_text)
         # Some servers call every end a stop, or give no reason: then the count of tokens tells.
@@ -450,6 +441,7 @@ class ServerResponder(Presented, Responder):
         if self.scores is False or request.answer is None or not isinstance(request.prompt, str):
             return None
         text = request.prompt + request.answer
+        reason = "the server repeats no log-probabilities"
         # One token more than nothing: not every server accepts 0.
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
         try:
@@ -459,74 +451,44 @@ class ServerResponder(Presented, Responder):
             of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTER in str(refusal)
             if of_the_prompt or refusal.status not in (400, 404, 422):
                 raise
-            self._note_scores(str(refusal))
-            return None
-        self._note_scores(None if scored.repeated else "the server repeats no log-probabilities")
+            scored, reason = Answer(None, None), str(refusal)
+        if scored.repeated or not self.scores:  # once it has worked, a single refusal does not end it
+            self.scores, self._no_scores = scored.repeated, None if scored.repeated else reason
         return scored.score
-
-    def _note_scores(self, reason: str | None) -> None:
-        """Note that scoring works, or the reason against it; once it has worked, a single refusal does not end it."""
-        if reason is None or not self.scores:
-            self.scores, self._no_scores = reason is None, reason
 
     async def _answer(self, body: dict[str, Any], read: Callable[[Any], Answer]) -> Answer:
         """What is read of the answer to a request, which is made unless its answer is kept."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         if self.options.template_options:
             whole[TEMPLATE_FIELD] = dict(self.options.template_options)
-        path = KINDS[self.options.kind]
+        path, cache = KINDS[self.options.kind], self.options.cache
         named = json.dumps({"address": f"{self._client.address}/{path}", "body": whole}, sort_keys=True)
         key = hashlib.sha256(named.encode()).hexdigest()
+        file = None if cache is None else Path(cache) / key[:2] / f"{key}.json"
+        in_memory = file is None or not self.options.reuse
         async with self._turns[key]:  # the same request twice at once is made once
             with suppress(OSError, *UNREADABLE):  # damaged, or none
-                found = read(from_json(self._read(key)))
-                self._count(found, reused=True)
+                found = read(from_json(self._kept.get(key, b"") if file is None or in_memory else file.read_bytes()))
+                self._work["reused"] += 1
+                self._work["uncounted"] += found.prompt_tokens is None or found.tokens is None
                 return found
             content = await self._client.request(path, whole)
             try:
                 found = read(from_json(content))
             except UNREADABLE as error:
                 raise RunError(f"server {self._client.address}: malformed answer ({error})") from None
-            self._keep(key, content)
-        self._count(found, reused=False)
-        return found
-
-    def _read(self, key: str) -> bytes:
-        """An answer that is kept (FileNotFoundError: none that counts)."""
-        if key in self._kept:
-            return self._kept[key]
-        if self.options.cache is None or not self.options.reuse:
-            raise FileNotFoundError
-        return self._file(self.options.cache, key).read_bytes()
-
-    def _keep(self, key: str, content: bytes) -> None:
-        """Keep an answer, whole or not at all (RunError: the disk is full)."""
-        if self.options.cache is None or not self.options.reuse:
-            self._kept[key] = content
-        if self.options.cache is None:
-            return
-        path = self._file(self.options.cache, key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            raise RunError(f"cannot write to {str(self.options.cache)!r}: {error.strerror or error}") from None
-
-    @staticmethod
-    def _file(cache: str | Path, key: str) -> Path:
-        return Path(cache) / key[:2] / f"{key}.json"
-
-    def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
-        """Add an answer to the work of the server, or to what was kept."""
-        self._work["reused" if reused else "requests"] += 1
-        if answer.prompt_tokens is None or answer.tokens is None:
+            if in_memory:
+                self._kept[key] = content
+            try:
+                if file is not None:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(file, content)
+            except OSError as error:
+                raise RunError(f"cannot write to {str(cache)!r}: {error.strerror or error}") from None
+        self._work["requests"] += 1
+        if found.prompt_tokens is None or found.tokens is None:
             self._work["uncounted"] += 1
-        elif not reused:
-            self._work["prompt_tokens"] += answer.prompt_tokens
-            self._work["generated_tokens"] += answer.tokens
-
-
-def vocabulary_sha256(tokenizer: Any) -> str:
-    """Hash that tells one tokenizer from another: of its tokens with their numbers, and its chat template."""
-    parts = [sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        else:
+            self._work["prompt_tokens"] += found.prompt_tokens
+            self._work["generated_tokens"] += found.tokens
+        return found
