@@ -27,7 +27,7 @@ def library(tiny_llama):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=3, seed=1)
     options = AttentionOptions((0.1, 0.5))
-    return pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)
+    return pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)[0]
 
 
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
@@ -43,8 +43,8 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "distance/low": statistics.distance.low,
         "content/published/per_prompt": statistics.content.published.per_prompt,
         "sinks/high": statistics.sinks.high,
-        "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
-        "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
+        "rollouts/norm_weighted/per_prompt": rollouts["norm_weighted"],
+        "rollouts/rollout/high": pb.Profile.mean_of(rollouts["rollout"]).high,
     }
     for name, values in expected.items():
         np.testing.assert_allclose(record.arrays[name], values, rtol=1e-4, atol=1e-7, err_msg=name)

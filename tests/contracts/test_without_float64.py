@@ -54,7 +54,7 @@ def test_influence(kind):
 THEORIES = {
     "power rollout": lambda model: pb.predict(model, theory="power_rollout", prompts=PROMPTS).profile.influence,
     "rollout of attention": lambda model: attention_rollout_prompt(model, PROMPTS.token_ids[0], 0.5),
-    "all rollouts": lambda model: np.stack(list(attention_rollouts(model, PROMPTS).rollouts.values())),
+    "all rollouts": lambda model: np.stack(list(attention_rollouts(model, PROMPTS)[0].values())),
     "mean field": lambda model: pb.predict(model, theory="mean_field", prompts=PROMPTS).profile.influence,
 }
 

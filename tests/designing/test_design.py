@@ -211,7 +211,7 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
         ({"theory": "mean_field"}, "needs a model"),
         ({"n_positions": 1}, "n_positions"),
         ({"depth": None, "architecture": Architecture(depth=2, mask="sliding_window(width=4)")}, "designed for causal"),
-        ({"over": "residual_scale"}, r"mixing s / \(1 \+ s\); ask for over='mixing'"),
+        ({"over": "residual_scale"}, r"mixing s / \(1 \+ s\)"),
         ({"over": "norm_placement"}, "free parameter norm_placement left posbias"),
         ({"over": "spline"}, "free parameter spline left posbias after 0.1.0: key_bias is exact"),
         ({"over": "alibi", "architecture": Architecture(2, mask="full")}, "masks that do not look ahead; got full"),

@@ -52,19 +52,27 @@ def test_hermite_kernels_equal_quadrature(name, first, second, correlation):
     assert backward.same[1] == pytest.approx(quadrature(slope, second, second, 1.0), abs=tolerance)
 
 
+RELUS = {
+    # name: (phi, its slope, E[phi^2] and E[slope^2] by variance)
+    "relu": (lambda x: np.maximum(x, 0), lambda x: 1.0 * (x > 0), lambda q: q / 2, lambda q: 0.5),
+    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0), lambda q: 1.5 * q**2, lambda q: 2 * q),
+}
+
+
+@pytest.mark.parametrize("name", RELUS)
 @pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.8])
-def test_kernels_of_relu_equal_monte_carlo(correlation):
+def test_kernels_of_relu_and_its_square_equal_monte_carlo(name, correlation):
+    value, slope, power, power_of_slope = RELUS[name]
     first, second = 0.4, 1.5
     generator = np.random.default_rng(0)
     x, z = generator.standard_normal((2, 2_000_000))
     a, b = np.sqrt(first) * x, np.sqrt(second) * (correlation * x + np.sqrt(1 - correlation**2) * z)
-    forward, backward = ACTIVATIONS["relu"].kernels(pair(first, second, correlation))
-    relu = np.maximum(a, 0) * np.maximum(b, 0)
-    for kernel, products in ((forward, relu), (backward, 1.0 * ((a > 0) & (b > 0)))):
+    forward, backward = ACTIVATIONS[name].kernels(pair(first, second, correlation))
+    for kernel, products in ((forward, value(a) * value(b)), (backward, slope(a) * slope(b))):
         tolerance = 5 * products.std() / np.sqrt(len(products))
         assert kernel.block[0, 1] == pytest.approx(products.mean(), abs=tolerance)
-    assert forward.same == pytest.approx([first / 2, second / 2])
-    assert backward.same == pytest.approx([0.5, 0.5])
+    assert forward.same == pytest.approx([power(first), power(second)])
+    assert backward.same == pytest.approx([power_of_slope(first), power_of_slope(second)])
 
 
 def test_activations_are_recognised_by_their_values():

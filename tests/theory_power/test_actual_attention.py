@@ -75,13 +75,13 @@ def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> list[np.ndarr
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     model, prompts = _model(kind), _prompts(2)
-    found = attention_rollouts(model, prompts)
-    assert list(found.rollouts) == list(ROLLOUTS)
+    found, left_out = attention_rollouts(model, prompts)
+    assert not left_out
+    assert list(found) == list(ROLLOUTS)
     identity = np.eye(N_POSITIONS)
     for index, ids in enumerate(prompts.token_ids):
         seen = _forward(model, ids)
         mixing = mixing_of_layers(model, ids, prompt=index).tokens
-        np.testing.assert_allclose(found.mixing[index], mixing)
         mean = list(seen["attention"].mean(1))
         weighted = _transitions(model, seen)
         transitions = {
@@ -91,7 +91,7 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
         }
         for name, layers in transitions.items():
             row = np.linalg.multi_dot(layers[::-1])[-1]
-            np.testing.assert_allclose(found.rollouts[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
+            np.testing.assert_allclose(found[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
 
 
 def test_lengths_of_sums_over_heads_are_equal_by_pairs_of_heads_and_by_keys() -> None:
@@ -131,16 +131,16 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
 @pytest.mark.parametrize("kind", ["bloom", "gpt2"])
 def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> None:
     model, ids = _model(kind), _prompts(1).token_ids[0]
-    measured = attention_rollouts(model, _prompts(1))
-    row = attention_rollout_prompt(model, ids, measured.mixing[0].tolist())
-    np.testing.assert_allclose(row, measured.rollouts["rollout"][0])
+    measured, _ = attention_rollouts(model, _prompts(1))
+    row = attention_rollout_prompt(model, ids, mixing_of_layers(model, ids, prompt=0).tokens.tolist())
+    np.testing.assert_allclose(row, measured["rollout"][0])
     alone = attention_rollout_prompt(model, ids, 1.0)
-    np.testing.assert_allclose(alone, measured.rollouts["attention_only"][0])
+    np.testing.assert_allclose(alone, measured["attention_only"][0])
 
 
 def test_one_token_is_all_there_is() -> None:
-    found = attention_rollouts(_model("gpt2"), Prompts(np.array([[5]])))
-    assert all(rows.tolist() == [[1.0]] for rows in found.rollouts.values())
+    found, _ = attention_rollouts(_model("gpt2"), Prompts(np.array([[5]])))
+    assert all(rows.tolist() == [[1.0]] for rows in found.values())
 
 
 def test_wrong_input_and_broken_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,6 @@ SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
 KEYED = (GammaKeys.name, SlopedGammaKeys.name)
 """Free key biases that are defined at every length; mean field searches them alone."""
-RESIDUAL_SCALE = "residual_scale"
 Vector = Float64[np.ndarray, "n_positions"]
 
 
@@ -126,8 +125,6 @@ def _checked_names(over: str | Sequence[str]) -> tuple[str, ...]:
     names = tuple(split_literals(over) if isinstance(over, str) else over)
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
-    if RESIDUAL_SCALE in names:
-        raise UsageError(f"over {RESIDUAL_SCALE}: a branch added s times is mixing s / (1 + s); ask for over='mixing'")
     for name in set(names) - {KEY_BIAS}:
         _ = FREE[name]
     return names

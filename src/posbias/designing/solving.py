@@ -26,6 +26,7 @@ from posbias.theory.rollout import ProfileGradient, Rollout, profile_gradient, r
 LEFT = {
     "spline": "key_bias is exact at one length, gamma_key is defined at every length",
     "sinks": "they could only switch attention off; predict has them: --sinks",
+    "residual_scale": "mixing: a branch added s times is mixing s / (1 + s)",
     "norm_placement": "a design for each configuration, --model config:PATH",
 }
 """Free parameters that posbias had."""

@@ -7,8 +7,6 @@ from posbias.training.members import (
     AdamW,
     Below,
     Member,
-    Never,
-    StoppingRule,
     TrainedMember,
     TrainingSchedule,
     TrainOptions,

@@ -5,7 +5,6 @@ PyTorch for many models at once, with settings of each member's own, since a gri
 stack: all operations are elementwise, so a member's update does not depend on who else is in the stack.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,40 +25,22 @@ from posbias.registry import Registry
 from posbias.runs.engines import Engine, Local
 from posbias.tasks.synthetic import SyntheticTask
 
-STOPPING: Registry["StoppingRule"] = Registry("stopping rule", left={"plateau": "below"})
+STOPPING: Registry["Below"] = Registry("stopping rule", left={"plateau": "below"})
 
 Curve = Float32[np.ndarray, "window"]
 """Mean losses (nats) over successive windows of steps, oldest first; all finite."""
 
 
-class StoppingRule(ABC):
-    """A rule that says when a member has learnt enough."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def stops(self, curve: Curve) -> bool:
-        """True if training ends after the last window of this curve, which has at least one."""
-
-    def __str__(self) -> str:
-        return STOPPING.spell(self)
-
-
-@STOPPING.register("never")
-@dataclass(frozen=True)
-class Never(StoppingRule):
-    """All steps are trained."""
-
-    def stops(self, curve: Curve) -> bool:
-        """Always false."""
-        return False
+NEVER = "never"
+"""How studies and records spell that all steps are trained."""
 
 
 @STOPPING.register("below")
 @dataclass(frozen=True)
-class Below(StoppingRule):
+class Below:
     """A member ends once the mean loss of each of the last `windows` windows is below `loss`."""
 
+    name: ClassVar[str]
     loss: Positive
     """Nats, > 0."""
     windows: Steps = 3
@@ -68,6 +49,14 @@ class Below(StoppingRule):
     def stops(self, curve: Curve) -> bool:
         """True if the end of the curve is low enough."""
         return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
+
+    def __str__(self) -> str:
+        return STOPPING.spell(self)
+
+
+def stopping_rule(text: str) -> Below | None:
+    """The rule that a study or a record spells; None for "never"."""
+    return None if text == NEVER else STOPPING.parse(text)
 
 
 @checked
@@ -85,7 +74,8 @@ class TrainingSchedule:
     """Evaluate when this many steps are done, and every as many again: a multiple of `window`. 0: only at the end."""
     examples: CountOrZero = 1000
     """Sequences per evaluation set, >= 1; 0 evaluates nothing."""
-    stopping: StoppingRule = field(default_factory=Never)
+    stopping: Below | None = None
+    """Ends a member that has learnt enough; None: all steps are trained."""
     diverged_above: Annotated[Positive, AllowInfNan(True)] = 100.0
     """A mean loss (nats) over a window that is not finite or above this ends the member as diverged."""
 
@@ -102,7 +92,7 @@ class TrainingSchedule:
 
     def describe(self) -> dict[str, object]:
         """Plain values for a record and for the fingerprint of checkpoints."""
-        return {**vars(self), "stopping": str(self.stopping)}
+        return {**vars(self), "stopping": str(self.stopping or NEVER)}
 
 
 @checked

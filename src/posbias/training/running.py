@@ -32,11 +32,11 @@ from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
 from posbias.training.members import (
     OPTIMISERS,
     STATUSES,
-    STOPPING,
     Member,
     TrainedMember,
     TrainingSchedule,
     TrainOptions,
+    stopping_rule,
 )
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, train_members
@@ -66,7 +66,7 @@ class StudyRun(Result):
     def from_record(cls, record: Record) -> "StudyRun":
         """The members that a record holds, those of a run in which none ended well too."""
         stored, resolved = record.resolved["options"], record.resolved
-        schedule = TrainingSchedule(**{**stored, "stopping": STOPPING.parse(stored["stopping"])})
+        schedule = TrainingSchedule(**{**stored, "stopping": stopping_rule(stored["stopping"])})
         described = zip(resolved["members"], record.scalars["members"], strict=True)
         members = tuple(
             _outcome(_member(settings), index, entry, record, schedule.window)

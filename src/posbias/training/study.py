@@ -32,7 +32,7 @@ from posbias.files import read_whole
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
-from posbias.training.members import OPTIMISERS, STOPPING, Member, TrainingSchedule
+from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopping_rule
 
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
@@ -144,7 +144,7 @@ def study_of(document: Any, *, name: str) -> Study:
             raise UsageError(f"study {name!r} has no section {section!r}; sections: {', '.join(SECTIONS)}")
     train = _mapping(document["train"], "train", TRAIN_FIELDS)
     if "stopping" in train:
-        train["stopping"] = STOPPING.parse(str(train["stopping"]))
+        train["stopping"] = stopping_rule(str(train["stopping"]))
     if "steps" not in train:
         raise UsageError(f"study {name!r}: train has no steps")
     return Study(

@@ -382,8 +382,9 @@ class StackTrainer:
             return "diverged", f"its parameters are not finite after step {self._step - 1}"
         if self._step == self.schedule.steps:
             return "done", ""
-        if self.schedule.stopping.stops(state.losses):
-            return "stopped_early", str(self.schedule.stopping)
+        rule = self.schedule.stopping
+        if rule is not None and rule.stops(state.losses):
+            return "stopped_early", str(rule)
         return "training", ""
 
     def _evaluate(self, crew: "Crew", *, due: bool) -> None:

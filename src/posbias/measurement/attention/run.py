@@ -50,9 +50,8 @@ def attention(
         loaded = as_model(model)
         statistics = statistics_of(loaded, prompts, options)
         if options.rollouts:
-            rolled_out = attention_rollouts(loaded, prompts)
-            left_out = (*statistics.left_out, *rolled_out.left_out)
-            statistics = replace(statistics, rollouts=rolled_out.rollouts, left_out=left_out)
+            rollouts, left_out = attention_rollouts(loaded, prompts)
+            statistics = replace(statistics, rollouts=rollouts, left_out=(*statistics.left_out, *left_out))
         described = loaded.describe()
         about = {
             "title": str(described["source"]),

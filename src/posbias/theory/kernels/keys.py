@@ -33,7 +33,7 @@ class KeyKernel(Kernel):
         if not isinstance(group.encoding, KeyEncoding):
             raise UsageError(f"encoding {group.encoding} is no key bias")
         self.n_positions = n_positions
-        self._group, self.encoding = group, group.encoding
+        self._group, self.encoding, self.n_heads = group, group.encoding, group.n_heads
         self._window = group.mask.reach(n_positions) - 1
         self._prefix = group.mask.mutual_prefix(n_positions)
         parameters = self.encoding.parameters(group.n_heads)[group.heads]
@@ -65,7 +65,8 @@ class KeyKernel(Kernel):
         if self.walked is not None:
             sweep_gamma(vector, self.walked, self.weights, out, pull)
             return out
-        chunks = list(self._chunks())
+        length = max(CHUNK // len(self.weights), 1)
+        chunks = [(low, min(low + length, self.n_positions)) for low in range(0, self.n_positions, length)]
         for low, high in reversed(chunks) if pull else chunks:
             share, remainder, earlier, itself = self._tables(low, high)
             tables = (share, remainder, earlier, itself) if pull else (earlier, remainder, share, itself)
@@ -83,11 +84,6 @@ class KeyKernel(Kernel):
             yield members, single
 
     @property
-    def n_heads(self) -> int:
-        """Heads of the whole layer."""
-        return self._group.n_heads
-
-    @property
     def _causal(self) -> bool:
         return self._window >= self.n_positions - 1 and self._prefix < 2
 
@@ -95,11 +91,6 @@ class KeyKernel(Kernel):
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
         """Key biases of the unique heads."""
         return np.asarray(self.encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
-
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        length = max(CHUNK // len(self.weights), 1)
-        for low in range(0, self.n_positions, length):
-            yield low, min(low + length, self.n_positions)
 
     def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
         """Tables by position and unique head: r, 1 - r, and a query's attention to earlier keys and to itself."""

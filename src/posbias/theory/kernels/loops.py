@@ -31,13 +31,6 @@ def _advance(carry, spill, factor, addend):
     return total, lost
 
 
-@njit(cache=True, nogil=True)
-@no_type_check
-def _advance_heads(carry, spill, powers, length, local):
-    for head in range(carry.size):
-        carry[head], spill[head] = _advance(carry[head], spill[head], powers[length, head], local[head])
-
-
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
 def scan_heads(signal, inside, outside, rates, powers, carry, spill, out):
@@ -63,7 +56,9 @@ def scan_heads(signal, inside, outside, rates, powers, carry, spill, out):
                 total += outside[outside_row, head] * (state + powers[t - start, head] * carry[head])
                 local[head] = rates[head] * state + inside[inside_row, head] * value
             out[t] = total
-        _advance_heads(carry, spill, powers, stop - start, local)
+        for head in range(heads):
+            factor = powers[stop - start, head]
+            carry[head], spill[head] = _advance(carry[head], spill[head], factor, local[head])
 
 
 @njit(cache=True, nogil=True)

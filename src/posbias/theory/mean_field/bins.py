@@ -10,13 +10,13 @@ matrix P_ab = mean over queries in bin a of their attention to bin b.
 An activation has two Gaussian averages, F = E[phi(a) phi(b)] and F' = E[phi'(a) phi'(b)], (a, b) jointly Gaussian.
 Smooth ones by normalised Hermite expansion: phi(sqrt(q) z) = sum_k c_k(q) h_k(z) gives
 F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt(q) z) h_k] = sqrt((k+1)/q) c_{k+1};
-relu by the arc-cosine kernels.
+relu and its square by the arc-cosine kernels.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -389,22 +389,27 @@ class Activation:
         return np.asarray(coefficients[: max(needed, 2)])
 
 
-def relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
-    """Kernels of max(x, 0), t the angle: F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi.
+def relu_kernels(covariance: Kernel, *, squared: bool = False) -> tuple[Kernel, Kernel]:
+    """Kernels of max(x, 0), or of its square, t the angle.
 
-    Source: arc-cosine kernels of degree 1 and 0 (Cho and Saul 2009).
+    F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi; of the square
+    F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times F of relu.
+
+    Source: arc-cosine kernels of degree 0 to 2 (Cho and Saul 2009).
     """
-    deviation = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE))
+    deviation, same = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE)), covariance.same
     cosine = np.clip(covariance.block / deviation[:, None] / deviation[None, :], -1.0, 1.0)  # round-off only
-    angle = np.arccos(cosine)
-    first_order = (np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine) / (2 * np.pi)
-    forward = deviation[:, None] * deviation[None, :] * first_order
-    backward = (np.pi - angle) / (2 * np.pi)
-    return Kernel(forward, covariance.same / 2), Kernel(backward, np.full_like(covariance.same, 0.5))
+    scale, sine, rest = deviation[:, None] * deviation[None, :], np.sqrt(1 - cosine**2), np.pi - np.arccos(cosine)
+    first_order = scale * ((sine + rest * cosine) / (2 * np.pi))
+    if not squared:
+        return Kernel(first_order, same / 2), Kernel(rest / (2 * np.pi), np.full_like(same, 0.5))
+    second_order = scale**2 * (3 * sine * cosine + rest * (1 + 2 * cosine**2)) / (2 * np.pi)
+    return Kernel(second_order, 1.5 * same**2), Kernel(4 * first_order, 2 * same)
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(lambda x: np.asarray(np.maximum(x, 0.0)), relu_kernels),
+    "relu2": Activation(lambda x: np.asarray(np.maximum(x, 0.0) ** 2), partial(relu_kernels, squared=True)),
     "gelu": Activation(lambda x: np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))),
     "gelu_tanh": Activation(lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))),
     "silu": Activation(lambda x: np.asarray(x * expit(x))),

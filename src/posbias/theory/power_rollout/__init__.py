@@ -2,7 +2,6 @@
 
 from posbias.theory.power_rollout.actual_attention import (
     ROLLOUTS,
-    AttentionRollouts,
     attention_rollout_of,
     attention_rollout_prompt,
     attention_rollouts,

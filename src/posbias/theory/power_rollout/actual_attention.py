@@ -160,25 +160,19 @@ ROLLOUTS = {"rollout": mean_transition, "attention_only": mean_transition, "norm
 """By name. `rollout` and `norm_weighted` stand still with the share 1 - m, m the layer's measured mixing."""
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionRollouts:
-    """All rollouts of the same attention."""
-
-    rollouts: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Each prompt's own, by the names of ROLLOUTS; rows sum to 1."""
-    mixing: Float64[np.ndarray, "count layers"]
-    """Measured on each prompt: mean over tokens of |a| / (|x| + |a|)."""
-    left_out: tuple[str, ...]
-    """Rollouts that do not apply to this model, and why."""
-
-
 @checked
-def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
+def attention_rollouts(
+    model: Model, prompts: Prompts
+) -> tuple[dict[str, Float64[np.ndarray, "count n_positions"]], tuple[str, ...]]:
     """Every rollout of a model's own attention, from one forward pass and one recomputation per prompt and layer.
 
     There are none if something else mixes positions in some layer, or nothing does. A prompt takes layers x N x d
     numbers, the inputs of the attention modules. With the norms of stream and branch measured on the same pass, every
     prompt has its own mixing.
+
+    Returns:
+        Each prompt's own profile by the names of ROLLOUTS, rows summing to 1; and which do not apply to this model, and
+        why.
 
     Raises:
         UsageError: attention or its branches cannot be seen.
@@ -189,26 +183,18 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing.
     """
     if isinstance(model, HuggingFaceModel) and beyond_attention(model.network):
-        return AttentionRollouts(
-            {},
-            np.empty((prompts.count, 0)),
-            ("rollouts of attention: in some layers linear layers mix positions too, or nothing does",),
-        )
+        return {}, ("rollouts of attention: in some layers linear layers mix positions too, or nothing does",)
     rows: dict[str, list[Row]] = {}
-    mixing: list[list[float]] = []
     left_out: tuple[str, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        names, shares = list(ROLLOUTS), measured.tolist()
+        names = list(ROLLOUTS)
         if any(traced.parts is None for traced in layers):
             names.remove("norm_weighted")
             left_out = ("norm_weighted: it reads weights, of the families in the table of layouts",)
-        for name, row in _pull(layers, names, shares).items():
+        for name, row in _pull(layers, names, measured.tolist()).items():
             rows.setdefault(name, []).append(row)
-        mixing.append(shares)
-    return AttentionRollouts(
-        {name: np.stack(by_prompt) for name, by_prompt in rows.items()}, np.array(mixing), left_out
-    )
+    return {name: np.stack(by_prompt) for name, by_prompt in rows.items()}, left_out
 
 
 def attention_rollout_prompt(
