@@ -137,11 +137,6 @@ class Verdict:
         """The correction, or a stronger fact, with its numbers; may be empty."""
         return self._filled("sharper")
 
-    @property
-    def value(self) -> str:
-        """The number that decides, as text."""
-        return f"{self.finding.value:.4g}" if math.isfinite(self.finding.value) else MISSING
-
     def _filled(self, name: str) -> str:
         """A template with the facts that it names; a number that could not be stored is NaN."""
         words = self.claim if self.premises is None else MODEL_CLAIMS[self.name]
@@ -176,7 +171,8 @@ class Verdict:
 
     def as_text(self) -> str:
         """Name and verdict, where it is stated, the statement, the number, premises on a model, the sharper fact."""
-        paragraphs = [self.claim.statement, f"computed {self.value}: {self.computed}"]
+        value = f"{self.finding.value:.4g}" if math.isfinite(self.finding.value) else MISSING
+        paragraphs = [self.claim.statement, f"computed {value}: {self.computed}"]
         for premise in self.premises or ():
             evidence = f" ({premise.found})" if premise.found else ""
             paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")

@@ -1,14 +1,11 @@
 """The benchmark of measuring runs: every part on a tiny model, its assertions, its record. Nothing here is timed."""
 
 import importlib
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from posbias import UsageError
 from posbias.runs.records import read_record
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "measure"
@@ -70,10 +67,6 @@ def tiny(script):
     return script("subject").Size(layers=2, width=32, heads=2)
 
 
-def test_every_part_is_tried_here(parts):
-    assert tuple(parts.PARTS) == PARTS
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_methods_of_a_part_agree_and_every_row_is_a_number(parts, plan, part):
     tables = list(parts.PARTS[part](plan))
@@ -84,23 +77,6 @@ def test_methods_of_a_part_agree_and_every_row_is_a_number(parts, plan, part):
             assert all(value >= 0 for value in row.values()), row  # NaN fails
 
 
-def test_gradient_profiles_have_a_row_for_each_method_and_length(parts, plan):
-    tables = list(parts.time_gradients(plan))
-    assert [table.title for table in tables] == ["gradient profile, N = 16", "gradient profile, N = 32"]
-    for table in tables:
-        assert tuple(table.rows) == OWN
-        assert table.rows["floor"]["times"] == 1
-
-
-def test_memory_is_not_measured_of_a_checkpointed_profile_that_differs(parts, plan, script, monkeypatch):
-    gradients = script("gradients")
-    ours = gradients.METHODS["posbias, checkpointing"]
-    wrong = {"posbias, checkpointing": lambda model, prompts: lambda: 1.01 * ours(model, prompts)()}
-    monkeypatch.setattr(gradients, "METHODS", {**gradients.METHODS, **wrong})
-    with pytest.raises(AssertionError, match="posbias, checkpointing"):
-        next(parts.gradient_memory(plan))
-
-
 def test_attention_that_differs_is_not_measured(parts, plan, script, monkeypatch):
     dense = script("attention").METHODS["eager, dense rollout"]
     wrong = {"eager, dense rollout": lambda model, prompts: lambda: 1.01 * dense(model, prompts)()}
@@ -108,25 +84,6 @@ def test_attention_that_differs_is_not_measured(parts, plan, script, monkeypatch
     for part in (parts.time_attention, parts.attention_memory):
         with pytest.raises(AssertionError, match="posbias, rollout"):
             next(part(plan))
-
-
-def test_the_clock_starts_what_reads_the_peak(script, monkeypatch, capsys):
-    peak = script("peak")
-
-    def in_this_process(command, **_):
-        monkeypatch.setattr(sys, "argv", command[1:])
-        peak.main()
-        return subprocess.CompletedProcess(command, 0, stdout=capsys.readouterr().out)
-
-    monkeypatch.setattr(peak.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(subprocess, "run", in_this_process)
-    assert script("clock").extra_megabytes("floor", 16, tiny(script)) >= 0
-
-
-def test_the_law_of_memory_reaches_the_budget_where_it_says(script):
-    lengths = (512, 1024, 2048)
-    within = script("parts").longest_within(lengths, [10 + n**2 / 2**12 for n in lengths])
-    assert within == pytest.approx((2**12 * (20 * 1024 - 10)) ** 0.5, abs=64)
 
 
 def test_the_record_holds_what_was_printed(plan, script, tmp_path, capsys):
@@ -145,29 +102,3 @@ def test_the_record_holds_what_was_printed(plan, script, tmp_path, capsys):
     assert resolved["repeats"] == 1
     assert resolved["threads"] >= 1
     assert {"torch", "transformers", "captum", "inseq"} <= set(record.environment["packages"])
-
-
-def test_the_record_of_a_run_that_fails_keeps_its_tables_and_says_why(parts, plan, script, tmp_path, monkeypatch):
-    def broken(_):
-        raise AssertionError("profiles differ")
-
-    monkeypatch.setitem(parts.PARTS, "demo", broken)
-    with pytest.raises(AssertionError):
-        script("run").run(plan, ["gradients", "demo"], arguments={}, out=tmp_path)
-    document = json.loads((tmp_path / "record.json").read_text())
-    assert (document["status"], document["error"]) == ("failed", "profiles differ")
-    assert len(document["scalars"]["tables"]) == 2
-
-
-def test_a_record_cannot_be_written_where_a_file_is(plan, script, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        script("run").run(plan, ["gradients"], arguments={}, out=tmp_path / "file")
-
-
-def test_peers_that_are_not_installed_are_left_out(script, monkeypatch):
-    run, gradients = script("run"), script("gradients")
-    monkeypatch.setattr(gradients.util, "find_spec", lambda name: None if name == "captum" else name)
-    asked = ["posbias", "captum", "captum, one logit row", "inseq"]
-    assert run.chosen(asked) == ("floor", "posbias", "inseq")
-    assert run.left_out(asked) == ["captum", "captum, one logit row"]

@@ -72,8 +72,3 @@ def test_selection_by_paper_and_by_claim_does_not_change_a_verdict(verdicts):
 def test_unknown_names_list_the_known_ones(selection, named):
     with pytest.raises(UsageError, match=named):
         verify(selection)
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(UsageError, match="seed"):
-        verify(seed=-1)

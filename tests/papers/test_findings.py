@@ -106,13 +106,6 @@ def test_a_statement_nobody_trained_for_is_not_run():
     assert findings_tables([finding])[1].cells == []
 
 
-def test_a_finding_carries_its_numbers():
-    finding = weighed("Figure 2", NAME, {"case": REVERSED}, quantity="Sink score minus the largest other:")
-    assert finding.found.startswith("Sink score minus the largest other: case -0.248 [")
-    assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == REVERSED.p_value < 0.001
-    assert finding.verdict == "not reproduced"
-
-
 def test_a_record_holds_the_words_and_numbers_of_every_finding():
     findings = [weighed("A", NAME, {"a": CLEAR, "b": NOISY}), weighed("C", NAME, {})]
     rows = json.loads(json.dumps(plain(finding_rows(findings))))

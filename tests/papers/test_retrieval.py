@@ -81,20 +81,6 @@ def test_answers_come_from_the_places_asked_for_equally_often(answers: str, item
     assert torch.equal(right, batch.targets)
 
 
-def test_named_places_are_first_middle_and_last_pairs() -> None:
-    assert InContextRetrieval("first_and_last").answer_places == (0, 7)
-    assert InContextRetrieval("middle").answer_places == (4,)
-    assert InContextRetrieval("any").answer_places == tuple(range(8))
-
-
-@pytest.mark.parametrize("items", ["mixture", "fixed"])
-def test_items_and_labels_have_norm_1(items: str) -> None:
-    stack = stacked(*(InContextRetrieval(items=items, classes=200),) * 40)
-    squares = stack_tasks(stack.tasks, list(range(40))).batch(0, 50).inputs.square().sum(-1)
-    assert squares[:, :, 1::2].mean().item() == pytest.approx(1, abs=0.03)
-    assert squares[:, :, ::2].mean().item() == pytest.approx(1, abs=0.06)
-
-
 def test_items_of_a_class_correlate_as_the_noise_says() -> None:
     """Mixture: <x, x'> = 1 / (1 + noise^2) within a class, 0 between. Fixed: noise^2 / (1 + noise^2) between, |w|=1."""
     noise = 0.75
@@ -108,13 +94,6 @@ def test_items_of_a_class_correlate_as_the_noise_says() -> None:
     between = stack.vectors[0, :300] @ stack.vectors[0, :300].T
     expected = noise**2 / (1 + noise**2) * (stack.shared[0].square().sum() * (1 + noise**2) / noise**2)
     assert between[~torch.eye(300, dtype=torch.bool)].mean().item() == pytest.approx(expected.item(), abs=0.01)
-
-
-def test_labels_of_classes_are_uniform_and_kept_through_training() -> None:
-    stack = stacked(InContextRetrieval(classes=8000, features=2, labels=8))
-    counts = stack.labels[0].bincount(minlength=8)
-    assert ((counts - 1000).abs() < FIVE_SIGMA * 1000**0.5).all()
-    assert torch.equal(stack.labels, stacked(InContextRetrieval("last", classes=8000, features=2, labels=8)).labels)
 
 
 def test_a_model_that_answers_by_place_has_the_accuracies_and_gaps_of_that_place() -> None:

@@ -10,8 +10,6 @@ from posbias.comparison.metrics import wasserstein
 from posbias.theory.mean_field import mean_field
 
 STUDY = Path(__file__).parents[2] / "studies" / "birth"
-NOISE = 0.005
-"""Of a share where heads are sampled."""
 SHOWN = ("first_tenth", "middle_tenth", "last_tenth", "last_token")
 
 
@@ -48,16 +46,6 @@ def test_the_page_has_every_model_and_measurement_of_the_files(study):
         )
         between = "/".join(thousandths(row[share]) for share in SHOWN[1:3])
         assert f"| {row['model']} | {first} | {between} | {last} |" in page
-
-
-def test_the_page_counts_what_the_file_has():
-    shares = [{name: float(row[name]) for name in SHOWN} for row in rows("mean_field")]
-    page = " ".join((STUDY / "README.md").read_text().split())
-    leads = [row["first_tenth"] - row["last_tenth"] for row in shares]
-    beginning, end = sum(lead > NOISE for lead in leads), sum(lead < -NOISE for lead in leads)
-    assert f"in {beginning} the beginning leads, in {end} the end" in page
-    both = sum(min(row["first_tenth"], row["last_tenth"]) > row["middle_tenth"] + NOISE for row in shares)
-    assert f"both ends exceed the middle in {both} of {len(shares)} published shapes" in page
 
 
 @pytest.mark.parametrize("position_table", [True, False])

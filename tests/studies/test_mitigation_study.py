@@ -7,7 +7,6 @@ from importlib import util
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from posbias.evaluation.levels import ALPHA
@@ -68,49 +67,6 @@ def test_tasks_and_strengths_side_by_side_are_those_of_the_records(
     assert capsys.readouterr().out == (STUDY / "beside.csv").read_text()
 
 
-def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
-    found = json.loads((STUDY / "question_twice_48.json").read_text())
-    exact = {name: np.array(answers) for name, answers in found["exact"].items()}
-    assert exact["unchanged"].shape == (48, 5)
-    assert [f"{share:.2f}" for share in exact["question_twice_8"].mean(axis=0)] == [
-        "0.98",
-        "0.90",
-        "0.96",
-        "0.96",
-        "0.98",
-    ]
-    means = {name: f"{answers.mean():.2f}" for name, answers in exact.items()}
-    assert means == {"unchanged": "0.18", "question_twice_8": "0.95"}
-    row = "| **question twice, second fit** | **.98** [.89, 1.00] | **.90** [.78, .95] | **.96** [.86, .99] |"
-    assert row in (STUDY / "key_bias_appendix.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "verdicts"),
-    [
-        (
-            "demo_key_value_8",
-            ["SmolLM2, unchanged", "`from_question_8.json`", "`context_bias_8.json`", "`key_value_8.json`"],
-            ["raises", "raises", "raises"],
-        ),
-        ("demo_question_twice", ["twice, unchanged", "twice, `question_twice_8.json`"], ["raises"]),
-        ("gemma_key_value_8", ["Gemma, unchanged", "Gemma, fitted at 8 pairs alone"], ["do not apply"]),
-        ("gemma_key_value_8_2", ["Gemma, unchanged", "Gemma, then at 2, 4 and 8 pairs"], ["raises"]),
-    ],
-)
-def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
-    models: ModuleType, name: str, rows: list[str], verdicts: list[str]
-) -> None:
-    record = read_record(STUDY / "records" / name)
-    assert [each["verdict"] for each in record.scalars["judgement"]["verdicts"]] == verdicts
-    shown = [[cell.strip("*") for cell in cells] for cells in _rows("key_bias")]
-    for arm, row in enumerate(rows):
-        accuracy = record.arrays[f"scores/accuracy/{arm}"]
-        assert accuracy.shape == (24, 5)
-        expected = [row, *map(models._short, accuracy.mean(axis=0))]
-        assert any(cells[:6] == expected for cells in shown), expected
-
-
 def test_the_generated_answers_are_those_of_the_records(models: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     judged = [str(path) for path in sorted((STUDY / "records").glob("*_accuracy*")) if path.name not in TOLD]
     models.answer_changes(*judged)
@@ -131,14 +87,6 @@ def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(mode
     assert f"Of all {len(found)} verdicts of the records, each judged by itself, {count[APPLY]} are *apply*" in page
     assert f"*apply*, {count[EVENS]} *evens out* and {count[RAISES]} *raises*; {count[HARM]} are *do not apply*" in page
     assert f"{paid} of them for methods whose mean or worst position rises" in page
-
-
-def test_the_heads_that_two_closed_forms_find_are_those_of_their_numbers() -> None:
-    found = json.loads((STUDY / "controls_2.json").read_text())
-    power, first = (np.ravel(found[name]["values"]) for name in ("power of the position", "first token"))
-    correlation = _without_zeros(f"{np.corrcoef(power, -first)[0, 1]:.2f}")
-    page = " ".join((STUDY / "key_bias_appendix.md").read_text().split())
-    assert f"agree on the heads: correlation {correlation} [" in page
 
 
 def test_the_learning_curves_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,36 +121,3 @@ def test_other_intervals_miss_often_and_ours_as_often_as_the_guide_says(
     assert f"{misses[way]:.0%}".replace("%", " %") == shown
     assert misses[2] <= 0.05
     assert "([5 % miss](../studies/mitigation/bounds.py))" in GUIDE.read_text()
-
-
-def test_the_influence_shown_is_that_of_the_record() -> None:
-    found = read_record(STUDY / "records" / "demo_influence").scalars["influence"]
-    page = (STUDY / "key_bias_appendix.md").read_text()
-    rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
-    assert rows.keys() == {"from_question_8", "context_bias_8"}
-    for name, cells in rows.items():
-        assert f"| `{name}.json`, change | {' | '.join(cells)} |" in page
-    before = " | ".join(_without_zeros(f"{each['value']:.3f}") for each in found["before"])
-    assert f"| unchanged | {before} |" in page
-
-
-def test_the_influence_under_published_methods_is_that_of_the_record() -> None:
-    record = read_record(STUDY / "records" / "demo_documents_influence")
-    found = record.scalars["influence"]
-    shown = _rows("appendix")
-    verdicts = {each["name"]: each for each in record.scalars["judgement"]["verdicts"]}
-    assert ["unchanged", *(_interval(each, sign="") for each in found["before"]), ""] in shown
-    assert len(found["changes"]) == 4
-    for name, changes in found["changes"].items():
-        gained = verdicts[name]["changes"]["mean"]["value"]
-        row = [f"`{name.partition('(')[0]}`", *(_interval(each) for each in [*changes, gained])]
-        assert row in shown
-
-
-def _interval(each: dict[str, float], sign: str = "+") -> str:
-    return _without_zeros(f"{each['value']:{sign}.3f} [{each['low']:.3f}, {each['high']:.3f}]")
-
-
-def _without_zeros(numbers: str) -> str:
-    """Before the point, as the pages write them."""
-    return str(_script("curves").without_zeros(numbers))

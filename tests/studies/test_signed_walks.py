@@ -20,7 +20,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.rotary import turned_by
-from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY, Walk, affine, attention_of, norm_forward
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, Walk, affine, attention_of, norm_forward
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from theory_calls import power_rollout
@@ -139,24 +139,6 @@ def test_with_every_direction_it_is_back_propagation(name: str, walks) -> None:
     assert one.own[0] == pytest.approx(one.profile[-1] ** 2 / np.square(one.profile).sum(), rel=1e-8)
 
 
-def test_without_a_direction_the_last_position_alone_keeps_its_gradient(walks) -> None:
-    trace = trace_model(shaken_model("glm"), IDS, target="logprob")
-    assert trace.score_gradient is not None
-    vectors = trace.score_gradient[None]
-    kept, energy = trace.pull_start(vectors, BACK_PROPAGATION), torch.zeros(21, 32, dtype=torch.float64)
-    for block in (2, 1, 0):
-        pulled, energy = trace.pull_block(block, kept, BACK_PROPAGATION), trace.pull_block(block, energy, THEORY)
-        energy *= pulled[0, -1].square().sum() / trace.pull_block(block, kept[0].square(), THEORY)[-1].sum()
-        energy[:-1] += pulled[0, :-1].square()
-        kept = torch.zeros_like(pulled)
-        kept[:, -1] = pulled[:, -1]
-    total = trace.pull_end(kept, BACK_PROPAGATION)[0].square() + trace.pull_end(energy, THEORY)
-    expected = total.sum(-1).sqrt().numpy()
-    prompt = walks.shared_direction_of(trace, vectors, directions=0)
-    np.testing.assert_allclose(prompt.profile, expected / expected.sum(), rtol=1e-8)
-    assert not prompt.shared.any()
-
-
 def test_exact_where_all_positions_share_their_direction(walks) -> None:
     """Every map a multiple of the identity: gradients have rank one, and the rollout is the truth."""
     architecture = Architecture(3, mixing=0.5)
@@ -171,17 +153,3 @@ def test_exact_where_all_positions_share_their_direction(walks) -> None:
     np.testing.assert_allclose(prompt.profile, truth, rtol=1e-5)
     np.testing.assert_allclose(prompt.own + prompt.shared, 1, rtol=1e-6)
     assert np.abs(power_rollout(model, prompts).per_prompt[0] - truth).max() > 0.01
-
-
-@pytest.mark.parametrize("shape", [(3, 6, 9), (2, 12, 5)])
-def test_shared_directions_are_those_of_rows_of_root_length(shape: tuple[int, int, int], walks) -> None:
-    """By the definition: the best subspace for the rows g / |g|^(1/2), the last row left out and left alone."""
-    gradients = normal(*shape) * torch.arange(1, shape[1] + 1)[:, None]
-    gradients[:, 1] = 0
-    for count in (0, 1, 3, 20):
-        kept = walks.along_shared(gradients, count)
-        torch.testing.assert_close(kept[:, -1], gradients[:, -1])
-        for draw, along in zip(gradients, kept, strict=True):
-            rows = torch.stack([row / row.norm() ** 0.5 if row.any() else row for row in draw[:-1]])
-            basis = torch.linalg.svd(rows, full_matrices=False).Vh[:count]
-            torch.testing.assert_close(along[:-1], draw[:-1] @ basis.T @ basis)

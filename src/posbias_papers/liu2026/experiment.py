@@ -332,8 +332,6 @@ _PANELS = (
     ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
     ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
 )
-X_LABEL = "target position k"
-LOSS = "final loss (nats)"
 
 
 def position_copy_figures(losses: Losses) -> list[Figure]:
@@ -364,7 +362,7 @@ def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
     baselines = {"ln V: nothing known": (LN_V, "dot"), "all but the order known": (orderless_loss(), "dashdot")}
     for name, (level, dash) in baselines.items():
         curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
-    return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
+    return Figure(slug, title, "target position k", "final loss (nats)", tuple(curves), markers=True)
 
 
 def losses_table(losses: Losses) -> Table:

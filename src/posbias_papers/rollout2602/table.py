@@ -75,7 +75,19 @@ class PublishedModel:
 @cache
 def published_models() -> tuple[PublishedModel, ...]:
     """The five models, in the order of the paper's table."""
-    return tuple(_read_model(name) for name in DATA_FILES)
+    files = {name: read_data(f"measured_{file}") for name, file in DATA_FILES.items()}
+    return tuple(
+        PublishedModel(
+            name=name,
+            **{field: measured[field] for field in ("depth", "heads", "head_dim", "source")},
+            n_positions=measured["length"],
+            mixing=np.array(measured["mixing"], dtype=np.float64),
+            content_unscaled=np.array(measured["content_diagonal_unscaled"], dtype=np.float64),
+            slopes_published=tuple(measured["slopes_as_published"]),
+            scales_bias=name in SCALED_BIAS,
+        )
+        for name, measured in files.items()
+    )
 
 
 @cache
@@ -89,22 +101,6 @@ def read_data(name: str) -> dict[str, Any]:
     text = (resources.files("posbias_papers.rollout2602") / "data" / f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
-
-
-def _read_model(name: str) -> PublishedModel:
-    measured = read_data(f"measured_{DATA_FILES[name]}")
-    return PublishedModel(
-        name=name,
-        depth=measured["depth"],
-        heads=measured["heads"],
-        head_dim=measured["head_dim"],
-        n_positions=measured["length"],
-        mixing=np.array(measured["mixing"], dtype=np.float64),
-        content_unscaled=np.array(measured["content_diagonal_unscaled"], dtype=np.float64),
-        slopes_published=tuple(measured["slopes_as_published"]),
-        source=measured["source"],
-        scales_bias=name in SCALED_BIAS,
-    )
 
 
 PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
