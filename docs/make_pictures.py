@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 import posbias as pb
-from posbias.comparison import Subject
+from posbias.comparison.stored import Subject
 from posbias.display.figures import (
     BLUE,
     FLAT,

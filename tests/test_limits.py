@@ -46,7 +46,7 @@ OPTIONS += (LocalOptions, MeasureOptions, MitigateOptions, ServerOptions, TrainO
 REGISTRIES = (ENCODINGS, ENGINES, INTERVENTIONS, KINDS, LANGUAGE_TASKS, LEVELS, MASKS, MITIGATIONS, OPTIMISERS, OUTPUTS)
 REGISTRIES += (RULES, STOPPING, SYNTHETIC_TASKS, TARGETS, THEORIES)
 NO_COUNTS = {"seed", "init_seed", "position", "positions", "tokens", "target", "first_layer", "last_layer", "layers"}
-NO_COUNTS |= {"channel", "dummy", "knots", "memory_limit", "depth", "heads", "n_positions", "width", "length", "last"}
+NO_COUNTS |= {"channel", "dummy", "knots", "depth", "heads", "n_positions", "width", "length", "last"}
 NO_COUNTS |= {"workers"}
 """Whole numbers of which a large one takes nothing, or is refused with others whose product it multiplies."""
 

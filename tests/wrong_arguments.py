@@ -18,12 +18,12 @@ from posbias.models.model import Model
 
 OF_PACKAGES = {
     "auditing": "audit_behaviour",
-    "measurement.several": "MeasurePlan measure_models",
+    "measurement.measurement": "MeasurePlan measure_models",
     "decomposition": "DecomposeOptions decompose",
     "evaluation.correlate": "BehaviourPlan correlate_pairs",
     "evaluation.responders": "LocalOptions ServerOptions",
     "interventions": "intervened",
-    "measurement.attention.options": "AttentionOptions",
+    "measurement.attention": "AttentionOptions",
     "models.networks": "reinitialise",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",

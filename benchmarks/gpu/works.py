@@ -18,7 +18,7 @@ from subject import random_prompts
 import attention
 import posbias as pb
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
-from posbias.measurement.blocks import checkpointed
+from posbias.measurement.outputs import checkpointed
 from posbias.mitigation.fitting import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.weights import converted

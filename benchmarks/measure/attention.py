@@ -11,7 +11,7 @@ import torch
 from subject import tokens_of
 
 import posbias as pb
-from posbias.measurement.attention.options import KERNEL_CELLS, AttentionOptions
+from posbias.measurement.attention import AttentionOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt
@@ -23,9 +23,9 @@ Method = Callable[[], np.ndarray]
 def streamed(model: HuggingFaceModel, prompts: Prompts) -> Method:
     """All of posbias's attention statistics; the mean attention distance by layer and head is returned.
 
-    Kernels are kept in cells and mean content logits not at all, as they are by default for long prompts.
+    Mean content logits are not kept, as by default for long prompts.
     """
-    options = AttentionOptions(kernel_cells=min(KERNEL_CELLS, prompts.n_positions), mean_content=False, rollouts=False)
+    options = AttentionOptions(mean_content=False, rollouts=False)
     return lambda: pb.attention(model, prompts, options=options).distance.by_head
 
 

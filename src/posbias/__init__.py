@@ -44,7 +44,7 @@ Exact values:
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the length.
 
 Settings, all keyword arguments:
-    AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
+    AttentionOptions: Settings of `attention`: thresholds, what is kept, and where.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     CompareOptions: Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples.
     CorrelateOptions: Settings of `correlate`.
@@ -52,8 +52,7 @@ Settings, all keyword arguments:
     DesignOptions: Settings of `design`.
     EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
     FitOptions: Settings of a fit by gradient.
-    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and
-        kept.
+    MeasureOptions: Settings of `measure`: those of the passes, and where the work is done and kept.
     MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.
     PlaceOptions: Settings of `place`.
     TrainOptions: Settings of `train`: where members are trained and kept; none but the device changes results.
@@ -73,8 +72,8 @@ if TYPE_CHECKING:
     from posbias.architecture import Architecture as Architecture
     from posbias.auditing import AuditOptions as AuditOptions
     from posbias.auditing import audit as audit
-    from posbias.comparison import CompareOptions as CompareOptions
-    from posbias.comparison import compare as compare
+    from posbias.comparison.compare import CompareOptions as CompareOptions
+    from posbias.comparison.compare import compare as compare
     from posbias.decomposition import DecomposeOptions as DecomposeOptions
     from posbias.decomposition import decompose as decompose
     from posbias.designing import DesignOptions as DesignOptions
@@ -90,8 +89,8 @@ if TYPE_CHECKING:
     from posbias.evaluation.responders import ServerResponder as ServerResponder
     from posbias.exporting import export as export
     from posbias.interventions import intervened as intervened
-    from posbias.measurement.attention.options import AttentionOptions as AttentionOptions
-    from posbias.measurement.attention.run import attention as attention
+    from posbias.measurement.attention import AttentionOptions as AttentionOptions
+    from posbias.measurement.attention import attention as attention
     from posbias.measurement.measurement import measure as measure
     from posbias.measurement.units import MeasureOptions as MeasureOptions
     from posbias.mitigation.fitting import FitOptions as FitOptions
@@ -117,7 +116,7 @@ _HOMES = {
     for home, names in {
         "architecture": "Architecture",
         "auditing": "AuditOptions audit",
-        "comparison": "CompareOptions compare",
+        "comparison.compare": "CompareOptions compare",
         "decomposition": "DecomposeOptions decompose",
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",
@@ -127,8 +126,7 @@ _HOMES = {
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",
         "interventions": "intervened",
-        "measurement.attention.options": "AttentionOptions",
-        "measurement.attention.run": "attention",
+        "measurement.attention": "AttentionOptions attention",
         "measurement.measurement": "measure",
         "measurement.units": "MeasureOptions",
         "mitigation.fitting": "FitOptions fit",

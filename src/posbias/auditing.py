@@ -16,21 +16,26 @@ from annotated_types import Lt
 from torch import nn
 
 from posbias.checks import CountOrZero, Natural, checked
-from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast_subjects
-from posbias.comparison.stored import Audit, store_subjects
+from posbias.comparison.stored import Audit, Subject, TheoryProfile, compare_subject, contrast_subjects, store_subjects
 from posbias.errors import UsageError
 from posbias.evaluation import Evaluation, evaluate_responder, write_outputs
 from posbias.evaluation.correlate import BehaviourPlan, check_behaviour, with_influence
 from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import combine
+from posbias.measurement.measurement import Loading, combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
-from posbias.measurement.room import check_passes, halving, prompts_together
-from posbias.measurement.several import Loading
 from posbias.measurement.theories import architecture_theories, beside_measured
-from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
+from posbias.measurement.units import (
+    MeasureOptions,
+    Unit,
+    UnitWork,
+    check_passes,
+    halving,
+    prompts_together,
+    settings_of_units,
+)
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
 from posbias.models.model import Model

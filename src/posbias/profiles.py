@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from posbias.checks import checked
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
-from posbias.statistics import CONFIDENCE, mean_ends
+from posbias.statistics import mean_ends
 
 SUM_TOLERANCE = 1e-8
 """How far a profile's sum may be from 1: far above float64 round-off at N = 10^6, far below any effect."""
@@ -53,9 +53,9 @@ class Profile(Showing):
         return cls(np.full(n_positions, 1 / n_positions))
 
     @classmethod
-    def mean_of(cls, units: Float64[np.ndarray, "n_units n_positions"], *, confidence: float = CONFIDENCE) -> "Profile":
+    def mean_of(cls, units: Float64[np.ndarray, "n_units n_positions"]) -> "Profile":
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
-        return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
+        return cls(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
 
     def series(self, name: str, *, drawn: bool = True) -> Series:
         """The profile as a named curve."""

@@ -210,11 +210,9 @@ def mean_of(units: PerUnit) -> Estimate:
     return estimate(units.mean(axis=0), units)
 
 
-def mean_ends(
-    units: PerUnit, *, confidence: float = CONFIDENCE, least: float = -np.inf, most: float = np.inf
-) -> tuple[Numbers, Numbers]:
+def mean_ends(units: PerUnit, *, least: float = -np.inf, most: float = np.inf) -> tuple[Numbers, Numbers]:
     """Pointwise ends of the interval of the mean over units; see `Estimate.ends`."""
-    return mean_of(units).ends(confidence, least=least, most=most)
+    return mean_of(units).ends(least=least, most=most)
 
 
 def leave_one_out(n_units: int) -> Float64[np.ndarray, "rows n_units"]:

@@ -63,7 +63,7 @@ def verify(
     """
     import posbias_papers as papers
     from posbias.checks import OneOf, checked_value
-    from posbias.measurement.several import MeasurePlan
+    from posbias.measurement.measurement import MeasurePlan
     from posbias.prompts.prompts import PromptSource
     from posbias_papers.claims import selected
 

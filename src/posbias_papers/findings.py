@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison import UNITS_FOR_CLAIM
+from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.errors import RunError, UsageError
 from posbias.report.tables import Table
 from posbias.statistics import CONFIDENCE, Estimate, Interval, mean_of

@@ -261,7 +261,7 @@ def influence(study: Study, seed: int) -> None:
         shares = []
         for number, example in enumerate(asked):
             token_ids, answer = encoded_prompt(example, study.model.tokenizer)
-            passes = PassOptions(output=str(Target(tokens=[answer])), precision_prompts=0)
+            passes = PassOptions(output=str(Target(tokens=[answer])))
             measured = measure_prompt(study.model, token_ids, kinds=LOGPROB, key=(seed, number), options=passes)
             (norms,) = measured.norms.values()
             shares.append(float(norms[example.gold_token : example.gold_end].sum() / norms.sum()))

@@ -17,8 +17,8 @@ import transformers
 from jaxtyping import Float64
 
 import posbias as pb
-from posbias.comparison import STATISTICS, Sample, summarise
-from posbias.comparison.metrics import wasserstein
+from posbias.comparison.distances import Sample, summarise
+from posbias.comparison.metrics import STATISTICS, wasserstein
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 from posbias.profiles import Profile

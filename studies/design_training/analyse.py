@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.stats import rankdata
 
-from posbias.comparison import Sample, compare_with_prompts
+from posbias.comparison.distances import Sample, compare_with_prompts
 from posbias.profiles import Profile
 from posbias.runs.records import Record, read_record
 from posbias.statistics import Estimate, Interval, detectable, holm, mean_of

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from posbias.comparison import PromptComparison, compare_with_prompts
+from posbias.comparison.distances import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
 
 KINDS = ("jacobian", "probability")

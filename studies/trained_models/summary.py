@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
-from posbias.comparison import PromptComparison, compare_with_prompts
+from posbias.comparison.distances import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record
 from posbias.statistics import mean_of

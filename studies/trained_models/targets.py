@@ -12,7 +12,7 @@ import numpy as np
 from run import CHOSEN, FORMS
 from variants import SCRAMBLED, SEED, computed_once, options
 
-from posbias.comparison import compare_with_prompts
+from posbias.comparison.distances import compare_with_prompts
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.loading import load_model

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save
 
-from posbias.comparison import compare_with_prompts
+from posbias.comparison.distances import compare_with_prompts
 from posbias.files import write_atomically
 from posbias.models.loading import load_model
 from posbias.models.model import Model

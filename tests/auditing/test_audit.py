@@ -7,7 +7,7 @@ import pytest
 
 import posbias as pb
 from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, auditing, compare
-from posbias.comparison import Sample
+from posbias.comparison.distances import Sample
 from posbias.comparison.stored import ProfileRun
 from posbias.measurement.prompt import measure_together
 from posbias.models.networks import reinitialise

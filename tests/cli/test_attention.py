@@ -10,8 +10,7 @@ import pytest
 import posbias as pb
 from conftest import save_byte_tokenizer, without_notes
 from posbias import AttentionOptions
-from posbias.measurement.attention.result import AttentionStatistics
-from posbias.measurement.attention.statistics import MeanKernels
+from posbias.measurement.attention_statistics import AttentionStatistics
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
@@ -41,7 +40,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     statistics, rollouts = library
     expected = {
         "distance/low": statistics.distance.low,
-        "content/published/per_prompt": statistics.content.published.per_prompt,
+        "content/diagonal/per_prompt": statistics.content.diagonal.per_prompt,
         "sinks/high": statistics.sinks.high,
         "rollouts/norm_weighted/per_prompt": rollouts["norm_weighted"],
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts["rollout"]).high,
@@ -114,33 +113,13 @@ def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_
 
 
 def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_llama, tmp_path):
-    result = posbias(
-        "attention", tiny_llama, "--length", 9, "--count", 1, "--kernel-cells", 4, "--out", tmp_path / "run"
-    )
+    result = posbias("attention", tiny_llama, "--length", 9, "--count", 1, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert "[" not in result.stdout.split("mean [95 %]")[1].split("Layer by layer")[0]
     record = read_record(tmp_path / "run")
-    assert record.arrays["kernels/mean"].shape == (2, 4, 4)
+    assert record.arrays["kernels"].shape == (2, 9, 9)
     assert np.all(np.isinf(record.arrays["distance/high"]))
     assert (tmp_path / "run" / "report.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
-)
-def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
-    n_positions = 300
-    bounds = -(-np.arange(kept + 1) * n_positions // kept)
-    rows = np.random.default_rng(0).random((2, kept, kept))
-    rows /= rows.sum(-1, keepdims=True)
-    found = MeanKernels(rows, rows**2, bounds).drawn()
-    assert found.mean.shape == (2, drawn, drawn)
-    np.testing.assert_allclose(found.mean.sum(-1), 1)
-    shares = np.diff(found.bounds) / n_positions  # the mean over positions is what it was
-    np.testing.assert_allclose(shares @ found.mean.sum(-1).T, np.diff(bounds) @ rows.sum(-1).T / n_positions)
-    assert np.isin(found.bounds, bounds).all()
-    runs = np.diff(np.searchsorted(bounds, found.bounds))
-    assert runs.max() - runs.min() <= 1
 
 
 @pytest.mark.parametrize(
@@ -149,7 +128,6 @@ def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
         (["--sink-thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
         (["--sink-thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
-        (["--kernel-cells", 40], "kernel_cells must be 1 to 24"),
         (["--windows", "ends"], "windows must be one of"),
     ],
 )

@@ -79,7 +79,7 @@ COMMANDS = (
     "measure {model} --prompts {token_ids} --length 8 --count 2 --kinds probability --depth-profiles 0",
     "measure {model} --prompts {table} --length 8 --count 2 --kinds logprob --output at(position=-1)",
     "measure {model} --prompts chat:{chat} --length 12 --count 1 --kinds probability",
-    "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3 --kernel-cells 4",
+    "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3",
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",
     UNASKED + " --task key_value(pairs=3,file='{pairs}') --count 2 --positions spread(2)",
     UNASKED + " --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",

@@ -9,7 +9,7 @@ import pytest
 import posbias as pb
 from conftest import without_notes
 from posbias import UsageError
-from posbias.measurement.several import MeasurePlan, directory_names, measure_models
+from posbias.measurement.measurement import MeasurePlan, directory_names, measure_models
 from posbias.runs.records import read_record
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")

@@ -5,9 +5,7 @@ import pytest
 
 import posbias as pb
 from posbias import CompareOptions, DesignOptions
-from posbias.comparison import Sample, compare_with_prompts, decided
-from posbias.comparison.contrasts import contrast
-from posbias.comparison.distance_intervals import undecided
+from posbias.comparison.distances import Sample, compare_with_prompts, contrast, decided, undecided
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import posbias.comparison.metrics as metrics
 from posbias import Profile, UsageError, compare
-from posbias.comparison import METRICS, STATISTICS
-from posbias.comparison.metrics import share_of_span
+from posbias.comparison.metrics import METRICS, STATISTICS, share_of_span
 
 
 def profile(seed: int, n_positions: int = 40) -> Profile:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from posbias import Profile, UsageError, compare
-from posbias.comparison import (
+from posbias.comparison.distances import (
     UNITS_FOR_CLAIM,
     Sample,
     compare_with_prompts,
+    contrast,
+    split_half_noise,
     summarise,
 )
-from posbias.comparison.contrasts import contrast
-from posbias.comparison.distance_intervals import split_half_noise
 from posbias.statistics import jackknife, leave_one_out
 
 

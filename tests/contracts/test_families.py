@@ -20,7 +20,7 @@ import posbias as pb
 from posbias import UsageError
 from posbias.architecture import SlidingWindow
 from posbias.interventions.attention import is_wired
-from posbias.measurement.blocks import checkpointed
+from posbias.measurement.outputs import checkpointed
 from posbias.models.attention import attention_modules, beyond_attention
 from posbias.models.families import DENSE, FAMILIES, replaceable
 from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix

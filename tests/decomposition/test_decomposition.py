@@ -9,7 +9,7 @@ import torch
 
 import posbias as pb
 from posbias import DecomposeOptions, RunError, UsageError, decompose, intervened
-from posbias.comparison import STATISTICS
+from posbias.comparison.metrics import STATISTICS
 from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition
 from posbias.decomposition.decomposition import Examiner, mean_intervals, scores_of, shifts_of
 from posbias.interventions import resolve_interventions

@@ -70,7 +70,7 @@ def test_every_layer_agrees_with_the_dense_jacobian(gpt2_64: HuggingFaceModel, o
     options = PassOptions(layers="all", output=output, rows=5)
     found = measure_prompt(gpt2_64, TOKENS, kinds=resolve_kinds(EXACT), key=(0, 0), options=options).depth
     assert found is not None
-    np.testing.assert_allclose(found.norms, expected, rtol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_one_forward_pass_serves_all_layers(gpt2_64: HuggingFaceModel) -> None:
@@ -136,8 +136,6 @@ def test_wrong_layers_are_refused(layers: object, words: str) -> None:
 
 
 def test_a_layer_that_depends_on_nothing_has_no_profile() -> None:
-    from posbias.measurement.prompt import DepthInfluence
-
-    silent = PromptMeasurement({"logit": np.ones(3)}, depth=DepthInfluence((1,), np.zeros((1, 3)), None))
+    silent = PromptMeasurement({"logit": np.ones(3)}, layers=(1,), depth=np.zeros((1, 3)))
     with pytest.raises(RunError, match="layer 1 on prompt 0 depends on no position"):
         combine([silent], kinds="logit")

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from posbias import UsageError, measure
-from posbias.measurement.integrated import IntegratedGradients
-from posbias.measurement.kinds import Kind
+from posbias.measurement.kinds import IntegratedGradients, Kind, Perturbation
 from posbias.measurement.outputs import Influence, PassOptions, Question
-from posbias.measurement.perturbation import Perturbation
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
 from posbias.models.model import Model
@@ -118,7 +116,7 @@ def test_batches_and_prefixes_change_nothing(gpt2_64: Model, root: bool, monkeyp
     for batch in (1, 5, 100):
         other = _measure(gpt2_64, Perturbation(draws=3, root=root, batch=batch))
         np.testing.assert_allclose(other.norms, first.norms, rtol=1e-9)
-    monkeypatch.setattr("posbias.measurement.perturbation.trusted_prefix", lambda *_: None)
+    monkeypatch.setattr("posbias.measurement.kinds.trusted_prefix", lambda *_: None)
     whole = _measure(gpt2_64, kind)
     assert whole.details["prefix_reused"] == 0
     np.testing.assert_allclose(whole.norms, first.norms, rtol=1e-9)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from posbias import UsageError
-from posbias.measurement.influence import influence_of_positions
 from posbias.measurement.kinds import KINDS, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.outputs import Influence, PassOptions, Reading
+from posbias.measurement.prompt import influence_of_positions
 from posbias.models.model import Model, Outputs
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])

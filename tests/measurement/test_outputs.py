@@ -89,16 +89,14 @@ def test_every_output_agrees_with_the_dense_jacobian_of_its_mean(network: Model,
         np.testing.assert_allclose(measured[kind], norms, rtol=1e-4 if network.width == 24 else ROUND_OFF, err_msg=kind)
 
 
-@pytest.mark.parametrize("score", ["sum", "mean"])
-def test_a_target_agrees_with_the_dense_gradient_of_its_probability(network: Model, score: str) -> None:
+def test_a_target_agrees_with_the_dense_gradient_of_its_probability(network: Model) -> None:
     target = [7, 2, 11]
     inputs = np.concatenate([TOKENS, target[:-1]])
     _, logits, embeddings = _all_rows(network, inputs)
     rows, picked = [7, 8, 9], torch.arange(3)
 
     def combined(values: torch.Tensor) -> torch.Tensor:
-        own = values[rows][picked, target]
-        return own.sum() if score == "sum" else own.mean()
+        return values[rows][picked, target].sum()
 
     def log_probability(x: torch.Tensor) -> torch.Tensor:
         return combined(logits(x).log_softmax(dim=-1))
@@ -108,7 +106,7 @@ def test_a_target_agrees_with_the_dense_gradient_of_its_probability(network: Mod
         "probability": _dense(lambda x: log_probability(x).exp(), embeddings),
         "logit": _dense(lambda x: combined(logits(x)), embeddings),
     }
-    measured = _measured(network, f"target(tokens={target}, score={score!r})", ["logprob", "probability", "logit"])
+    measured = _measured(network, f"target(tokens={target})", ["logprob", "probability", "logit"])
     for kind, norms in expected.items():
         assert measured[kind].shape == (8,)
         np.testing.assert_allclose(
@@ -131,7 +129,7 @@ def test_every_output_is_spelled_as_it_is_parsed(name: str) -> None:
         "last": "last",
         "at": "at(position=-5)",
         "mean": "mean(positions=[-8, -1])",
-        "target": "target(text=' Paris', score='mean')",
+        "target": "target(text=' Paris')",
     }
     assert str(resolve_output(spellings[name])) == spellings[name]
     assert resolve_output(str(resolve_output(spellings[name]))) == resolve_output(spellings[name])
@@ -147,7 +145,6 @@ def test_every_output_is_spelled_as_it_is_parsed(name: str) -> None:
         ("mean(last=2, positions=[1])", "give either positions"),
         ("target", "target: give either text"),
         ("target(text='a', tokens=[1])", "target: give either text"),
-        ("target(tokens=[1], score='max')", "target: score must be one of sum, mean, got 'max'"),
     ],
 )
 def test_wrong_outputs_are_refused(output: str, words: str) -> None:

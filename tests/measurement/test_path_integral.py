@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posbias.measurement.integrated import Evaluate, PathIntegral, integrate_path
+from posbias.measurement.kinds import Evaluate, PathIntegral, integrate_path
 
 SHARES = np.array([0.75, -0.5, 0.75])
 """Of a scalar slope; they sum to 1."""

@@ -8,7 +8,7 @@ import torch
 
 from posbias import MeasureOptions, RunError, UsageError, measure
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.room import halving, passes_bytes, prompts_together
+from posbias.measurement.units import halving, passes_bytes, prompts_together
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Local
@@ -123,12 +123,12 @@ def test_batches_fill_an_accelerator_and_fit_into_its_memory(monkeypatch) -> Non
     model = shaken_model("llama")
     model.device = torch.device("cuda", 0)  # nothing runs there
     weights = sum(weight.numel() for weight in model.network.model.layers[0].parameters())
-    monkeypatch.setattr("posbias.measurement.room.FILLING", 8 * 12 * weights)
+    monkeypatch.setattr("posbias.measurement.units.FILLING", 8 * 12 * weights)
     each = passes_bytes(model, 12)
     prompts, kinds = Prompts(np.tile(PROMPTS.token_ids, (4, 1))), resolve_kinds(KINDS)
 
     def together(memory=10**9, kinds=kinds, **options) -> int:
-        monkeypatch.setattr("posbias.measurement.room.free_bytes", lambda device: memory)
+        monkeypatch.setattr("posbias.measurement.units.free_bytes", lambda device: memory)
         return prompts_together(model, prompts, kinds=kinds, options=MeasureOptions(**options))
 
     assert together() == 8

@@ -9,7 +9,7 @@ import transformers
 
 import posbias as pb
 from posbias import UsageError
-from posbias.measurement.attention.streaming import working_precision
+from posbias.measurement.attention import working_precision
 from posbias.models.attention_blocks import AttentionLayer, query_blocks, seen_layers, watch_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from posbias import Profile, Record
-from posbias.comparison import (
+from posbias.comparison.distances import Sample
+from posbias.comparison.stored import (
     MeasuredKind,
     Mixing,
-    Sample,
     Subject,
     TheoryProfile,
     compare_subject,
     contrast_subjects,
+    store_subjects,
 )
-from posbias.comparison.stored import store_subjects
 from posbias.report import Report
 
 N_POSITIONS = 256

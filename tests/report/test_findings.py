@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 
 from posbias import Profile, Record, compare
-from posbias.comparison import (
-    KindComparison,
-    MeasuredKind,
-    PromptComparison,
-    SplitHalf,
-    Subject,
-    TheoryProfile,
-)
-from posbias.comparison.stored import ProfileRun
-from posbias.report.findings import verdict_of
+from posbias.comparison.distances import PromptComparison, SplitHalf
+from posbias.comparison.stored import KindComparison, MeasuredKind, ProfileRun, Subject, TheoryProfile
+from posbias.report.profiles import verdict_of
 from posbias.statistics import Interval
 
 NEUTRAL = {

@@ -15,12 +15,12 @@ import pytest
 from browser import BROWSER, looked_at
 from posbias import Architecture, Profile, Record, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
-from posbias.comparison import STATISTICS, Mixing, Subject
-from posbias.comparison.stored import ProfileRun, store_subjects
+from posbias.comparison.metrics import STATISTICS
+from posbias.comparison.stored import Mixing, ProfileRun, Subject, store_subjects
 from posbias.display.figures import Figure
 from posbias.report import Report, report_of, show_report
-from posbias.report.findings import percent
 from posbias.report.page import html_of
+from posbias.report.profiles import percent
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
 from posbias.theory import predictions_record
 

@@ -13,7 +13,7 @@ from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import PositionCurve, Shape
 from posbias.evaluation.place import Placement
-from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
+from posbias.measurement.attention_statistics import HeadStatistic, PromptMean
 from posbias.report import report_of, verdict
 from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
@@ -28,8 +28,8 @@ def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
     assert PromptMean.of(spread[:, None]).high.tolist() == [1.0]
     head = HeadStatistic.of(spread[:, None, None])
     assert head.high[0] > 1, "of a number that may be any"
-    assert Similarity(head, head, head, head, np.zeros((2, 2)), None).diagonal.high.tolist() == [1.0]
-    assert np.isposinf(HeadStatistic.of(spread[:1, None, None]).as_share().high[0])
+    assert HeadStatistic.of(spread[:, None, None], most=1.0).high.tolist() == [1.0]
+    assert np.isposinf(HeadStatistic.of(spread[:1, None, None], most=1.0).high[0])
 
 
 def placed(curve: list[float], *, count: int = 40) -> Placement:

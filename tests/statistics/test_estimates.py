@@ -111,7 +111,7 @@ def test_ends_stay_within_the_range_and_around_the_estimate():
     assert high.max() <= 1
     assert ((low <= units.mean(axis=0)) & (units.mean(axis=0) <= high)).all()
     with pytest.raises(UsageError, match="confidence must lie in"):
-        mean_ends(units, confidence=1.0)
+        mean_of(units).ends(1.0)
 
 
 def test_the_jackknife_of_a_mean_is_the_mean():
@@ -146,7 +146,7 @@ def test_the_unit_of_measurement_does_not_matter_not_even_the_tiniest():
 
 @pytest.mark.parametrize(("count", "most"), [(8, 0.13), (16, 0.115)])
 def test_a_ratio_of_heavy_tailed_totals_misses_less_than_its_percentiles(count: int, most: float):
-    """What `averaging="norms"` forms: shares weighted by lognormal totals; percentiles miss 15.5 and 12.3 %."""
+    """Shares weighted by lognormal totals; percentiles miss 15.5 and 12.3 %."""
     generator = np.random.default_rng(7)
 
     def drawn(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

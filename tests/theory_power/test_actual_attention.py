@@ -81,7 +81,7 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     identity = np.eye(N_POSITIONS)
     for index, ids in enumerate(prompts.token_ids):
         seen = _forward(model, ids)
-        mixing = mixing_of_layers(model, ids, prompt=index).tokens
+        mixing = mixing_of_layers(model, ids, prompt=index)["token_mean"]
         mean = list(seen["attention"].mean(1))
         weighted = _transitions(model, seen)
         transitions = {
@@ -132,7 +132,7 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
 def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> None:
     model, ids = _model(kind), _prompts(1).token_ids[0]
     measured, _ = attention_rollouts(model, _prompts(1))
-    row = attention_rollout_prompt(model, ids, mixing_of_layers(model, ids, prompt=0).tokens.tolist())
+    row = attention_rollout_prompt(model, ids, mixing_of_layers(model, ids, prompt=0)["token_mean"].tolist())
     np.testing.assert_allclose(row, measured["rollout"][0])
     alone = attention_rollout_prompt(model, ids, 1.0)
     np.testing.assert_allclose(alone, measured["attention_only"][0])

@@ -80,7 +80,6 @@ def audit(
     ] = None,
     loading: options.ModelFlags,
     checkpointing: options.Checkpointing = False,
-    precision_prompts: options.PrecisionPrompts = 1,
     behaviour: BehaviourFlags,
     engine: options.EngineFlags,
     seed: options.Seed = 0,
@@ -94,8 +93,8 @@ def audit(
     Measures the model, compares every theory with the measurement, and each with a flat line.
     """
     from posbias.auditing import AuditOptions
+    from posbias.measurement.measurement import directory_names
     from posbias.measurement.outputs import PassOptions
-    from posbias.measurement.several import directory_names
     from posbias.registry import split_literals
 
     task = behaviour.task
@@ -109,7 +108,7 @@ def audit(
         initialisations=initialisations,
         resume=resume,
         overwrite=overwrite,
-        passes=PassOptions(checkpointing=checkpointing, precision_prompts=precision_prompts),
+        passes=PassOptions(checkpointing=checkpointing),
         **loading.settings(prompts.prompts, chat_task=task is not None and task.chat),
         engine=engine.made(),
         command=options.command_line(context),

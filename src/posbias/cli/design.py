@@ -77,7 +77,7 @@ def design(
     """
     from posbias.designing import DesignOptions
     from posbias.designing import design as find
-    from posbias.measurement.several import Loading
+    from posbias.measurement.measurement import Loading
     from posbias.registry import split_literals
 
     lengths = options.whole_numbers("length", length)

@@ -151,7 +151,7 @@ class LocalFlags:
     def responder(self, model: str, *, template_options: "Mapping[str, Any]") -> "Responder":
         """A loaded model that answers."""
         from posbias.evaluation.responders import LocalOptions, LocalResponder
-        from posbias.measurement.several import Loading
+        from posbias.measurement.measurement import Loading
 
         loading = Loading(dtype=self.dtype, device=self.device, template_options=template_options)
         return LocalResponder(loading.load(model), LocalOptions(batch=self.batch))

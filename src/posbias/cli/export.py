@@ -38,7 +38,7 @@ def export(
     from posbias.errors import UsageError
     from posbias.exporting import choose
     from posbias.exporting import export as write
-    from posbias.measurement.several import Loading
+    from posbias.measurement.measurement import Loading
     from posbias.mitigation.methods.recipe import Recipe
 
     if to.exists():  # before a model is loaded

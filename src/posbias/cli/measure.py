@@ -9,7 +9,7 @@ from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, running, say
 
 if TYPE_CHECKING:
-    from posbias.measurement.several import MeasurePlan
+    from posbias.measurement.measurement import MeasurePlan
 
 EXAMPLE = (
     "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: "
@@ -21,7 +21,7 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class MeasurementFlags:
-    """Quantities measured on every prompt, and their averaging."""
+    """Quantities measured on every prompt."""
 
     kinds: options.Kinds = "jacobian,probability"
     output: Annotated[
@@ -33,10 +33,6 @@ class MeasurementFlags:
     depth_profiles: Annotated[
         str | None, typer.Option(help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False)
     ] = None
-    averaging: Annotated[
-        str, typer.Option(help="profiles: normalise each prompt, then average. norms: average, then normalise.")
-    ] = "profiles"
-    precision_prompts: options.PrecisionPrompts = 1
     checkpointing: options.Checkpointing = False
 
 
@@ -61,7 +57,7 @@ def measure(
     of its own under --out.
     """
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.measurement.several import MeasurePlan, measure_source
+    from posbias.measurement.measurement import MeasurePlan, measure_source
     from posbias.measurement.units import MeasureOptions
 
     options.check_resume(resume, flags.out)
@@ -69,8 +65,6 @@ def measure(
         checkpointing=measured.checkpointing,
         output=measured.output,
         layers=measured.depth_profiles,  # type: ignore[arg-type]  # spelled as there
-        precision_prompts=measured.precision_prompts,
-        averaging=measured.averaging,
         engine=engine.made(),
         resume=resume,
         overwrite=flags.overwrite,
@@ -97,7 +91,7 @@ def _measure_several(
 ) -> None:
     """Measure several models, each into its own directory; one that fails does not stop the others."""
     from posbias.errors import RunError
-    from posbias.measurement.several import measure_models
+    from posbias.measurement.measurement import measure_models
     from posbias.report import write_report
     from posbias.runs.records import REPORT_FILE
 

@@ -65,9 +65,6 @@ Kinds = Annotated[
     str,
     typer.Option(help="Comma-separated: jacobian, probability, logprob, logit, integrated_gradients, perturbation."),
 ]
-PrecisionPrompts = Annotated[
-    int, typer.Option(help="If the model is less precise than float32, prompts to repeat in float32.", min=0)
-]
 InitSeed = Annotated[
     int | None,
     typer.Option(help="Replace the weights by random initial ones, drawn with this seed.", show_default=False),
@@ -150,7 +147,7 @@ class ModelFlags:
 
     def load(self, source: str, *, prompts: str | None) -> "HuggingFaceModel | ReferenceTransformer":
         """Load the model that `prompts` are for."""
-        from posbias.measurement.several import Loading
+        from posbias.measurement.measurement import Loading
 
         return Loading(**self.settings(prompts)).load(source)
 

@@ -14,7 +14,7 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.architecture import Architecture
-    from posbias.measurement.several import MeasurePlan
+    from posbias.measurement.measurement import MeasurePlan
     from posbias.theory import Prediction
 
 EXAMPLE = (
@@ -111,7 +111,7 @@ def predict(
 
     Architectures are described by options; a model is read from its weights, and on prompts if the theory needs them.
     """
-    from posbias.measurement.several import MeasurePlan
+    from posbias.measurement.measurement import MeasurePlan
     from posbias.theory import predictions_record
 
     _refuse_unread(context, theory, of_model=model is not None)

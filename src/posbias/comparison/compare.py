@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posbias.checks import Natural, checked
-from posbias.comparison.distance_intervals import PromptComparison, Sample, undecided
-from posbias.comparison.model_profiles import (
+from posbias.comparison.distances import PromptComparison, Sample, undecided
+from posbias.comparison.stored import (
+    MEASURED,
+    THEORIES,
     KindComparison,
     MeasuredKind,
+    ProfileRun,
     Subject,
     TheoryProfile,
     compare_subject,
     contrast_subjects,
+    state_of,
+    store_subjects,
+    told_apart,
 )
-from posbias.comparison.names import state_of, told_apart
-from posbias.comparison.stored import MEASURED, THEORIES, ProfileRun, store_subjects
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
@@ -255,7 +259,7 @@ def _predictions(subject: Subject, only: str | None, *, shared: int) -> dict[str
     """
 
     def prediction(profile: Profile, sample: Sample | None) -> TheoryProfile:
-        if sample is not None and 1 < shared == len(sample.units) and sample.scales is None:
+        if sample is not None and 1 < shared == len(sample.units):
             return TheoryProfile(profile, sample.units)
         return TheoryProfile(profile, sample=sample)
 

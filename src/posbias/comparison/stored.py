@@ -1,41 +1,192 @@
-"""Runs that hold profiles of influence: how their subjects go into a `Record`, and the typed result that comes back.
+"""All that is known about one model in one state (as trained, at initialisation) or one architecture, and its record.
 
-Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `scales` only if they
+A `Subject` holds measured kinds, theories, mixing per layer, and a comparison for every pair of kind and theory; a
+`ProfileRun` is what a record of subjects gives back. Curves are named by what differs between them: one that stands
+alone goes by its theory or kind, several of one run, or of runs side by side, by their settings; predictions and
+measurements are named apart, and neither is ever called the other.
+
+Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt` only if they
 exist):
 
     SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
     SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
     SUBJECT/measured/KIND/standard_errors          [n_units n_positions]
-    SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, if not all the same
     SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
     SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
 interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [sentence],
-`precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
+`details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile. An interval is {value, low, high}, None if infinite or undefined.
 `resolved` may hold `title`, `command` and the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what
 each curve of several was computed for, by which they are named. Records without `subjects` are read too:
 `profile/influence` (predict), `measured/...`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from posbias.comparison.contrasts import Contrast
-from posbias.comparison.model_profiles import Depth, KindComparison, MeasuredKind, Mixing, Subject, TheoryProfile
-from posbias.display.naming import Settings, names_beside
+from posbias.comparison.distances import (
+    Contrast,
+    PromptComparison,
+    Sample,
+    compare_with_prompts,
+    contrast,
+    distances,
+    summarise,
+)
+from posbias.display.naming import Settings, curve_names, differing, names_beside, numbered, setting_text, worded
 from posbias.display.showing import INFLUENCE, Shown
+from posbias.display.wording import KINDS, SUBJECTS, label
+from posbias.display.wording import THEORIES as THEORY_NAMES
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
 from posbias.runs.results import RESULTS, Result, as_stored, from_stored
-from posbias.statistics import Interval
+from posbias.statistics import Interval, StoredNumber
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredKind:
+    """One kind of measured influence ("jacobian", "probability" ...)."""
+
+    profile: Profile
+    """Average over units, with its pointwise interval if there is one."""
+    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
+    standard_errors: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """Errors of raw influence, if it was estimated by random covectors."""
+
+    @property
+    def sample(self) -> Sample | None:
+        """The units as normalised profiles."""
+        return None if self.per_prompt is None else Sample.of(self.per_prompt)
+
+    @property
+    def n_independent(self) -> int:
+        """Independently drawn units; 0 if no units are known."""
+        return 0 if self.per_prompt is None else len(self.per_prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class TheoryProfile:
+    """A theory's prediction for the subject."""
+
+    profile: Profile
+    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """One prediction per unit of the measurement, in the same order, if the theory reads the prompt; its normalised
+    average should be `profile`, as `of_prompts` makes it."""
+    sample: Sample | None = None
+    """Units of its own that `profile` averages, drawn independently of the measurement's: they are resampled too."""
+
+    @classmethod
+    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "TheoryProfile":
+        """Normalise each unit's prediction and average, as the measurement is."""
+        sample = Sample.of(per_prompt)
+        return cls(Profile(sample.average), sample.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """Mixing coefficient per layer, by one definition ("frobenius" over the sequence, or "token_mean")."""
+
+    value: Float64[np.ndarray, "n_layers"]
+    """Coefficients in [0, 1]; layer 0 is nearest the input."""
+    low: Float64[np.ndarray, "n_layers"] | None = None
+    high: Float64[np.ndarray, "n_layers"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Depth:
+    """How the measured profile forms: one profile per layer's output."""
+
+    layers: Int64[np.ndarray, "n_layers"]
+    influence: Float64[np.ndarray, "n_layers n_positions"]
+    """Rows sum to 1."""
+    low: Float64[np.ndarray, "n_layers n_positions"] | None = None
+    high: Float64[np.ndarray, "n_layers n_positions"] | None = None
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """One per layer."""
+        ends = ([None] * len(self.layers) if rows is None else rows for rows in (self.low, self.high))
+        return tuple(Profile(*rows) for rows in zip(self.influence, *ends, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class KindComparison:
+    """One theory against one measured kind."""
+
+    kind: str
+    theory: str
+    metrics: Mapping[str, StoredNumber]
+    """Every registered distance of the theory to the measurement; NaN if undefined."""
+    flat: Mapping[str, StoredNumber]
+    """Those of the flat line."""
+    prompts: PromptComparison | None
+    """Intervals and noise; None if the measurement has no single units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model in one state, or a bare architecture, with all that was measured and predicted for it."""
+
+    name: str
+    """"trained", "initialised", or what the run was about."""
+    measured: Mapping[str, MeasuredKind] = field(default_factory=dict)
+    theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
+    mixing: Mapping[str, Mixing] = field(default_factory=dict)
+    depth: Depth | None = None
+    summaries: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    """Per measured kind, every statistic (shares, minimum ...) with its interval."""
+    comparisons: tuple[KindComparison, ...] = ()
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of the profiles; 0 for a subject without any."""
+        profiles = [entry.profile for entry in self.measured.values()]
+        profiles += [entry.profile for entry in self.theories.values()]
+        return profiles[0].n_positions if profiles else 0
+
+
+def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subject:
+    """The subject with its summaries and with every applicable theory compared to every measured kind.
+
+    The generator is the source of all resamples; the theories of one kind see the same ones.
+    """
+    summaries: dict[str, Mapping[str, Interval]] = {}
+    comparisons: list[KindComparison] = []
+    for kind, measured in subject.measured.items():
+        sample = measured.sample
+        if sample is not None:
+            summaries[kind] = summarise(sample, generator=generator)
+        seed = int(generator.integers(2**63))
+        for name, theory in subject.theories.items():
+            prompts = None
+            if sample is not None:
+                paired = theory.profile if theory.per_prompt is None else theory.per_prompt
+                predicted = paired if theory.sample is None else theory.sample
+                prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
+            comparisons.append(KindComparison(kind, name, *distances(theory.profile, measured.profile), prompts))
+    return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
+
+
+def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
+    """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
+    return {
+        kind: contrast(first_sample, second_sample, generator=generator)
+        for kind in first.measured
+        if kind in second.measured
+        and (first_sample := first.measured[kind].sample) is not None
+        and (second_sample := second.measured[kind].sample) is not None
+    }
+
 
 DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
@@ -58,8 +209,6 @@ class ProfileRun(Result):
     """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
     left_out: tuple[str, ...] = ()
     """Measurements and theories that are missing or do not apply."""
-    precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """Losses by kind and name, one number for each prompt that was checked against float32."""
     details: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
     """Further numbers by kind and name, one for each prompt."""
     found: Mapping[str, Interval] = field(default_factory=dict)
@@ -82,7 +231,6 @@ class ProfileRun(Result):
             contrasts={kind: from_stored(Contrast, entry) for kind, entry in scalars.get("contrasts", {}).items()},
             curves=_curves(record, subjects[0]),
             left_out=tuple(map(str, scalars.get("left_out", ()))),
-            precision=scalars.get("precision", {}),
             details=scalars.get("details", {}),
             found=_intervals(scalars.get("found", {})),
         )
@@ -263,3 +411,72 @@ def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
     if "profile" in names:
         parts["profile"] = _entry(record, stem, Profile)
     return sort(**parts)
+
+
+def state_of(view: ProfileRun, subject: Subject) -> str:
+    """The run and the state its model is in."""
+    return f"{view.label} {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else view.label
+
+
+def is_measured(view: ProfileRun, kind: str) -> bool:
+    """True if the curve that others are compared to was measured; a comparison of predictions has none that was."""
+    settings = view.curves.get(MEASURED + kind)
+    return kind not in THEORY_NAMES if settings is None else "theory" not in settings
+
+
+def theory_name(view: ProfileRun, name: str) -> str:
+    """The name of a theory's curve in a report of its run."""
+    if among_several := _names(view).get(THEORIES + name):
+        return among_several
+    words = {**THEORY_NAMES, **KINDS}  # a kind may be compared like a theory
+    chosen_by_name = name not in words and THEORIES + name in view.curves
+    return name if chosen_by_name else label(words, name)
+
+
+def kind_name(view: ProfileRun, kind: str) -> str:
+    """The name, in a report of its run, of the curve that others are compared to."""
+    return _names(view).get(MEASURED + kind) or label(KINDS if is_measured(view, kind) else THEORY_NAMES, kind)
+
+
+def predicted_curves(view: ProfileRun) -> dict[str, Settings]:
+    """The settings of a run's predictions by their names in the record."""
+    return {name: settings for name, settings in view.curves.items() if "theory" in settings}
+
+
+def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
+    """The runs with titles that each name one of them: what differs is added to titles that do not."""
+    titles = [view.label for view in views]
+    for title in {title for title in titles if titles.count(title) > 1}:
+        places = [place for place, view in enumerate(views) if view.label == title]
+        shared = [worded(_shared(list(views[place].curves.values()))) for place in places]
+        if differing(shared):
+            for place, name in zip(places, curve_names(shared), strict=True):
+                titles[place] = f"{title}: {name}"
+    return [replace(view, label=title) for view, title in zip(views, numbered(titles), strict=True)]
+
+
+def settings_table(view: ProfileRun) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each of several predictions of architectures by name, and its settings as text."""
+    curves = predicted_curves(view)
+    names = _names(view)
+    if len(curves) < 2 or not any("mask" in settings for settings in curves.values()):
+        return
+    for key, settings in curves.items():
+        yield names[key], {name: setting_text(value) for name, value in worded(settings).items()}
+
+
+def _names(view: ProfileRun) -> dict[str, str]:
+    """Names of the predictions if there are several, and of the measurements if there are several."""
+    predicted = predicted_curves(view)
+    measured = {name: settings for name, settings in view.curves.items() if name not in predicted}
+    names: dict[str, str] = {}
+    for curves in (predicted, measured):
+        if len(curves) > 1:
+            names |= zip(curves, names_beside(list(curves.values())), strict=True)
+    return names
+
+
+def _shared(curves: Sequence[Settings]) -> Settings:
+    """Settings that all curves of a run have in common, apart from the kind."""
+    apart = differing(curves)
+    return {name: value for settings in curves for name, value in settings.items() if name not in (*apart, "kind")}

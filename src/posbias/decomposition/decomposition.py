@@ -34,16 +34,15 @@ from torch import nn
 
 from posbias.architecture import Architecture
 from posbias.checks import Natural, checked
-from posbias.comparison import STATISTICS, decided
+from posbias.comparison.distances import decided
+from posbias.comparison.metrics import STATISTICS
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.attention.options import AttentionOptions
-from posbias.measurement.attention.streaming import statistics_of
+from posbias.measurement.attention import AttentionOptions, statistics_of
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import check_prompts, measure_prompt, mixing_of_layers
-from posbias.measurement.room import check_passes
+from posbias.measurement.units import check_passes
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
@@ -60,7 +59,6 @@ from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS
 
-UNCHECKED = PassOptions(precision_prompts=0)
 """A decomposition sets half precision beside half precision; the loss against float32 is `measure`'s to report."""
 
 MEASURED = "measured"
@@ -147,7 +145,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
     with case.changed(intervention):
         model = case.described(intervention, own=True)
         for index, token_ids in enumerate(case.prompts.token_ids):
-            measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index), options=UNCHECKED)
+            measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index))
             for kind, norms in measured.norms.items():
                 if not norms.sum() > 0:
                     raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
@@ -213,9 +211,9 @@ def examiner_of(
 
     def read() -> Arrays:
         rows = [mixing_of_layers(model, token_ids, prompt=index) for index, token_ids in enumerate(prompts.token_ids)]
-        arrays = {"mixing": np.stack([row.tokens for row in rows])}
+        arrays = {"mixing": np.stack([row["token_mean"] for row in rows])}
         with suppress(UsageError):  # attention cannot be seen
-            options = AttentionOptions(kernel_cells=1, mean_content=False)
+            options = AttentionOptions(mean_content=False)
             arrays["content"] = statistics_of(model, prompts, options).content.difference.per_prompt
         return arrays
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
-from posbias.comparison import Sample, compare_with_prompts
+from posbias.comparison.distances import Sample, compare_with_prompts
 from posbias.designing.result import Design, MeasuredNetworks, Target
 from posbias.designing.solving import Free, Problem, misfit_of
 from posbias.interventions import intervened

@@ -42,8 +42,8 @@ from posbias.evaluation.samples import samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.measurement.room import check_passes
 from posbias.measurement.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
+from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -527,7 +527,7 @@ def _measured(
         if not kinds:
             continue
         key = (plan.evaluation.seed, index)
-        passes = PassOptions(output=output, precision_prompts=0)
+        passes = PassOptions(output=output)
         measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
         for kind, norms in measured.norms.items():
             arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence

@@ -39,7 +39,7 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.measurement.room import check_passes
+from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by

@@ -3,23 +3,26 @@
 A `Pullback` is a set of covectors c at the hidden states or logits that are read. Each is pulled back to the input
 positions, g_j = c' d(output)/dx_j, and the influence of position j is the root of the sum (or, for random covectors,
 of the mean) of ||g_j||^2. The covectors are written down here in closed form; no such kind needs a forward pass of its
-own. An `Experiment` runs its own passes (integrated.py, perturbation.py).
+own. An `Experiment` runs its own passes: integrated gradients and perturbation, checks on all the others.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from annotated_types import Ge
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import Count, OneOf
-from posbias.errors import UsageError
-from posbias.measurement.outputs import Influence, Output, Question, Reading
+from posbias.checks import Count, NonNegative, OneOf
+from posbias.errors import RunError, UsageError
+from posbias.measurement.outputs import WIDER, Influence, Output, Question, Reading, first_in_forward
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.model import Outputs
+from posbias.models.hugging_face import Prefix, trusted_prefix
+from posbias.models.model import Model, Outputs
 from posbias.registry import Registry, split_literals
 
 KINDS: Registry["Kind"] = Registry(
@@ -95,8 +98,8 @@ class Jacobian(Pullback):
 
     probes: Count = 4
     """Random probes per prompt, >= 1; not used by `exact` and `probe="ones"`."""
-    probe: Annotated[str, OneOf("rademacher", "gaussian", "ones")] = "rademacher"
-    """Law of the probes: "rademacher" (less noise), "gaussian", or "ones" (see the warning above)."""
+    probe: Annotated[str, OneOf("rademacher", "ones")] = "rademacher"
+    """Law of the probes: random signs ("rademacher"), or "ones" (see the warning above)."""
     exact: bool = False
     """All `width` unit covectors in place of probes: no sampling error, `width` vector-Jacobian products."""
 
@@ -127,10 +130,7 @@ class Jacobian(Pullback):
             return torch.eye(width, dtype=torch.float64)
         if self.probe == "ones":
             return torch.ones(1, width, dtype=torch.float64)
-        shape = (self.probes, width)
-        if self.probe == "gaussian":
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
-        return torch.randint(0, 2, shape, generator=generator).double() * 2 - 1
+        return torch.randint(0, 2, (self.probes, width), generator=generator).double() * 2 - 1
 
 
 @KINDS.register("probability")
@@ -209,3 +209,325 @@ def _surprise(
     """e_t - p, the entry 1 - p_t formed from the other tokens' mass: a sure prediction keeps its digits."""
     gradient = (-probabilities).scatter(2, tokens[..., None], 0)
     return gradient.scatter(2, tokens[..., None], -gradient.sum(dim=2, keepdim=True))
+
+
+FINEST = 2.0**-20
+"""Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
+experts are chosen, is narrowed down to this and stays in the gap."""
+
+Inputs = Float[Tensor, "one n_inputs feature"]
+Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n"]]]
+"""Places in (0, 1] to the scores there and the slopes d score / d place, shared out among n inputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class PathIntegral:
+    """The score's change between the ends of a path, shared out among the inputs."""
+
+    values: Float64[np.ndarray, "n"]
+    """Signed shares."""
+    gap: float
+    """Sum over the pieces of |what the values miss of the score's change there|."""
+    error: float
+    """Sum over the pieces of their gap or, if it is larger, of the shares that the last halving changed there; the sum
+    of all shares if the path was never halved."""
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    low: float
+    high: float
+    values: Float64[np.ndarray, "n"]
+    gap: float
+    change: float
+    """Half of what the halving that made this piece changed, summed over |shares|."""
+
+    @property
+    def error(self) -> float:
+        return max(self.gap, self.change)
+
+    @property
+    def halves(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        middle = (self.low + self.high) / 2
+        return (self.low, middle), (middle, self.high)
+
+
+def integrate_path(
+    evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float, at_once: int = 1
+) -> PathIntegral:
+    """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
+
+    `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
+    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
+    |values|.
+    """
+    scores, slopes = dict(zip((0.0, 1.0), ends, strict=True)), dict[float, Float64[np.ndarray, "n"]]()
+
+    def visit(places: set[float]) -> None:
+        ascending = sorted(places)
+        for begin in range(0, len(ascending), at_once):
+            chunk = ascending[begin : begin + at_once]
+            found, rows = evaluate(chunk)
+            scores.update(zip(chunk, found.tolist(), strict=True))
+            slopes.update(zip(chunk, rows, strict=True))
+
+    def piece(low: float, high: float) -> _Piece:
+        middle = slopes[(low + high) / 2]
+        values = high * middle
+        if low > 0:
+            values = (high - low) / 6 * (slopes[low] + 4 * middle + slopes[high])
+        return _Piece(low, high, values, abs(float(values.sum()) - (scores[high] - scores[low])), 0.0)
+
+    def halved(whole: _Piece) -> list[_Piece]:
+        first, second = (piece(*half) for half in whole.halves)
+        change = float(np.abs(first.values + second.values - whole.values).sum()) / 2
+        return [replace(first, change=change), replace(second, change=change)]
+
+    visit({0.5})
+    whole = piece(0.0, 1.0)
+    pieces = [replace(whole, change=float(np.abs(whole.values).sum()))]
+    while True:
+        values = np.sum([part.values for part in pieces], axis=0)
+        halvable = sorted((part for part in pieces if part.high - part.low > FINEST), key=lambda part: part.error)
+        open_error = sum(part.error for part in halvable)
+        if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
+            break
+        alike = [part for part in halvable if part.error >= halvable[-1].error / 2]
+        chosen = alike[-max(1, (steps - len(slopes)) // 2) :]
+        halves = [half for part in chosen for half in part.halves]
+        needed = {place for low, high in halves for place in ((low + high) / 2, *((low, high) if low > 0 else ()))}
+        if len(slopes | dict.fromkeys(needed)) > steps:
+            break
+        visit(needed - slopes.keys())
+        pieces = [part for part in pieces if part not in chosen] + [half for part in chosen for half in halved(part)]
+    gap, error = (float(np.sum([getattr(part, name) for part in pieces])) for name in ("gap", "error"))
+    return PathIntegral(values, gap, error, len(slopes))
+
+
+VOCABULARY_CHUNK = 4096
+"""Tokens embedded at once for the mean embedding."""
+
+
+@KINDS.register("integrated_gradients")
+@dataclass(frozen=True)
+class IntegratedGradients(Experiment):
+    """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the score of the token, x0 the baseline.
+
+    The signed values sum to f(x) - f(x0), on every piece of the path as on the whole. The path is halved where the
+    gradient misses the score's change most, or the last halving changed the shares most, until these errors sum to
+    `tolerance` of what is shared out or `steps` are used; scores of trained models are rough along it, and evenly
+    spaced steps pass over whole cliffs. In the details: `path_error`, the errors' sum (read this one), `path_gap`, that
+    of the misses, which see the sum over positions alone, `attributed`, the sum of absolute values that both are
+    compared with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. Jumps of the
+    score (mixtures of experts) cannot be shared out and stay in both. A target's own tokens stay as they are all along.
+
+    Cost: at most `steps` forward and backward passes, and two forward passes.
+
+    Source: Sundararajan, Taly & Yan 2017, arXiv 1703.01365; the adaptive rule for their Riemann sum is ours.
+    """
+
+    steps: Count = 512
+    """Gradients along the path at most, >= 1; 1 is the one half-way."""
+    tolerance: NonNegative = 0.02
+    """Stop when `path_error` is this share of `attributed` or less, >= 0; 0 uses all steps."""
+    baseline: Annotated[str, OneOf("zero", "mean")] = "mean"
+    """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
+    input change so abruptly that hundreds of steps may not suffice."""
+    score: Annotated[str, OneOf("logprob", "logit", "probability")] = "logprob"
+    """Score that is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
+
+    def measure(self, question: Question) -> Influence:
+        """Absolute attributions; their gap and the scores at both ends stand in `details`."""
+        end = question.embeddings
+        start = self._baseline(question)
+        with torch.no_grad():
+            output = question.outputs(end)
+            tokens = scored_tokens(output, question.reading)
+            reached = float(self._score(output, question.reading, tokens))
+            at_start = float(self._score(question.outputs(start), question.reading, tokens))
+        if not np.isfinite(reached):
+            where = first_in_forward(question.model, end)
+            raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
+        if not np.isfinite(at_start):
+            raise RunError(
+                f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
+                "the other baseline, or float32, may be finite"
+            )
+        path = self._integrate(question, start, tokens, (at_start, reached))
+        signed = path.values[: question.reading.n_positions]
+        if not np.all(np.isfinite(signed)):
+            raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
+        details = {
+            "path_error": path.error,
+            "path_gap": path.gap,
+            "attributed": float(np.abs(signed).sum()),
+            "completeness_gap": float(signed.sum()) - (reached - at_start),
+            "score": reached,
+            "baseline_score": at_start,
+            "steps": float(path.steps),
+        }
+        missed = (
+            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large"
+        )
+        converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
+        return Influence(np.abs(signed), None, details, () if converged else (missed,))
+
+    def _integrate(
+        self, question: Question, start: Inputs, tokens: Int64[Tensor, "one outputs"], ends: tuple[float, float]
+    ) -> PathIntegral:
+        """Signed attributions by position, from as many places per pass as the question has rows."""
+        line = question.embeddings - start
+
+        def evaluate(places: list[float]) -> tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n_inputs"]]:
+            inputs = (
+                start + torch.tensor(places, dtype=torch.float64).to(start)[:, None, None] * line
+            ).requires_grad_()
+            scores = self._score(question.outputs(inputs), question.reading, tokens)
+            gradient = torch.autograd.grad(scores.sum(), inputs)[0]
+            slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
+            return scores.detach().cpu().numpy(), slopes.cpu().numpy()
+
+        return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance, at_once=question.rows)
+
+    def _score(
+        self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]
+    ) -> Float64[Tensor, "batch"]:
+        """The score f of every row, in float64."""
+        logits = in_float64(output.logits)
+        values = logits if self.score == "logit" else logits.log_softmax(dim=-1)
+        of_tokens = values.gather(2, tokens.expand(len(values), -1)[..., None])[..., 0]
+        if self.score != "probability":
+            return reading.share * of_tokens.sum(dim=1)
+        if reading.targets is not None:
+            return (reading.share * of_tokens.sum(dim=1)).exp()
+        return reading.share * of_tokens.exp().sum(dim=1)
+
+    def _baseline(self, question: Question) -> Inputs:
+        start = question.embeddings.clone()
+        prompt = start[:, : question.reading.n_positions]
+        prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
+        return start
+
+
+@torch.no_grad()
+def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
+    """The mean of the vectors that the vocabulary's tokens enter the network with."""
+    total = torch.zeros(model.width, dtype=torch.float64)
+    for start in range(0, model.vocabulary_size, VOCABULARY_CHUNK):
+        tokens = range(start, min(start + VOCABULARY_CHUNK, model.vocabulary_size))
+        total += in_float64(model.embed(model.token_tensor([list(tokens)]))[0]).sum(dim=0).cpu()
+    return total / model.vocabulary_size
+
+
+@KINDS.register("perturbation")
+@dataclass(frozen=True)
+class Perturbation(Experiment):
+    """KL(p || p') of the next-token distribution, token j replaced by a random other one, in nats (mean over draws).
+
+    KL is of second order in a small change, so that it gathers on few positions; `root` takes the square root of the
+    mean, which is comparable with the gradient kinds. For the mean of several outputs, KL is averaged over them.
+
+    Cost: `draws` forward passes for every measured position, each over what follows the position (half the prompt on
+    average) where the network's cache of keys and values can be trusted with the unchanged beginning, which is tried
+    on every prompt and reported in `details`; over the whole prompt otherwise. That is as much as `draws` N / 2 forward
+    passes of a prompt of N positions, 1 / `batch` more for the unchanged prompt: take `positions` for long contexts.
+    """
+
+    draws: Count = 2
+    """Other tokens tried at each position, uniform over the vocabulary, >= 1."""
+    positions: Annotated[Count, Ge(3)] | None = None
+    """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
+    between, whose positions all get its value. None: all positions."""
+    root: bool = False
+    """Take the root of KL, which is linear in a small change, as gradients are."""
+    batch: Count = 16
+    """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
+
+    takes_targets: ClassVar[bool] = False
+
+    @property
+    def sampled(self) -> bool:
+        """Always."""
+        return True
+
+    @torch.no_grad()
+    def measure(self, question: Question) -> Influence:
+        """Mean KL with its standard error over draws; `details` say whether prefixes were reused."""
+        generator = question.generator(self.name)
+        size = question.reading.n_positions
+        places, stretches = self._places(size, generator)
+        tokens = self._other_tokens(question, places, generator)
+        prefix = trusted_prefix(question.model, question.embeddings)
+        changed, replacements = np.repeat(places, self.draws), tokens.ravel()
+        chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
+        moved = [_moved(question, prefix, changed[chunk], replacements[chunk]) for chunk in chunks]
+        divergence = np.concatenate(moved).reshape(tokens.shape)
+        if not np.all(np.isfinite(divergence)):
+            where = first_in_forward(question.model, question.embeddings)
+            raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
+        mean = divergence.mean(axis=1)
+        spread = np.full_like(mean, np.inf)
+        if self.draws > 1:
+            spread = divergence.std(axis=1, ddof=1) / np.sqrt(self.draws)
+        if self.root:
+            mean = np.sqrt(mean)
+            spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
+        details = {"prefix_reused": float(prefix is not None)}
+        return Influence(np.repeat(mean, stretches), np.repeat(spread, stretches), details)
+
+    def _places(
+        self, size: int, generator: torch.Generator
+    ) -> tuple[Int64[np.ndarray, "places"], Int64[np.ndarray, "places"]]:
+        """The positions that are measured, ascending, and the number of positions that each stands for."""
+        if self.positions is None or self.positions >= size:
+            return np.arange(size), np.ones(size, dtype=np.int64)
+        stretches = np.array_split(np.arange(1, size - 1), self.positions - 2)
+        inner = [int(stretch[int(torch.randint(len(stretch), (), generator=generator))]) for stretch in stretches]
+        return np.array([0, *inner, size - 1]), np.array([1, *map(len, stretches), 1])
+
+    def _other_tokens(
+        self, question: Question, places: Int64[np.ndarray, "places"], generator: torch.Generator
+    ) -> Int64[np.ndarray, "places draws"]:
+        """Uniform draws from all tokens except the one that stands there."""
+        present = question.reading.token_ids[places][:, None]
+        alternatives = question.model.vocabulary_size - 1
+        if alternatives < 1:
+            raise UsageError("perturbation needs a vocabulary of at least 2 tokens")
+        tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
+        return np.asarray(tokens + (tokens >= present))
+
+
+def _moved(
+    question: Question, prefix: Prefix | None, places: Int64[np.ndarray, "copies"], tokens: Int64[np.ndarray, "copies"]
+) -> Float64[np.ndarray, "copies"]:
+    """KL from the prompt's own outputs, in nats, of copies with one token replaced each, at ascending places."""
+    reading, model = question.reading, question.model
+    start = 0 if prefix is None else int(places[0])
+    read = np.array([position for position in reading.positions if position >= start])
+    if read.size == 0:
+        return np.zeros(len(places))
+    # The unchanged prompt runs in the same batch, so that rounding cancels.
+    token_ids = np.tile(reading.token_ids[start:], (len(places) + 1, 1))
+    token_ids[np.arange(1, len(token_ids)), places - start] = tokens
+    embeddings = model.embed(model.token_tensor(token_ids.tolist()))
+    rows = (read - start).tolist()
+    if prefix is None:
+        moved = divergences(model.outputs(embeddings, rows).logits)
+    else:
+        moved = divergences(prefix.outputs(start, embeddings, rows).logits)
+        # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
+        moved[places[:, None] > read] = 0
+    return np.asarray(reading.share * moved.sum(axis=1))
+
+
+def divergences(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
+    """KL(p || p') of the first row from every other one in nats, by terms that are all >= 0: sum p (e^u - 1 - u)."""
+    result = np.empty((len(logits) - 1, logits.shape[1]))
+    unchanged = in_float64(logits[0]).log_softmax(dim=-1)
+    for row, changed in enumerate(logits[1:]):
+        change = in_float64(changed).log_softmax(dim=-1) - unchanged
+        terms = unchanged.exp() * (torch.expm1(change) - change)
+        # A token that the model rules out (logit -inf) adds nothing.
+        result[row] = terms.masked_fill(unchanged == -torch.inf, 0).sum(dim=-1).cpu().numpy()
+    return result

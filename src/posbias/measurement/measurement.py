@@ -1,11 +1,15 @@
 """`measure`: influence profiles and mixing of a model over many prompts, with intervals over prompts.
 
-Averaging `profiles` normalises every prompt and then averages, so that prompts count equally; `norms` averages the raw
-norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
+Every prompt is normalised and then averaged, so that prompts count equally; averages of raw norms (arXiv 2602.16837's
+code) are dominated by prompts with large gradients.
+
+`measure_models` measures several, one after another, each into a directory of its own: a finished model is known again
+by its record, an unfinished one continues from its finished prompts (docs/measure).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,31 +20,49 @@ from jaxtyping import Float64
 from torch import nn
 
 from posbias.checks import Natural, OneOf, checked, checked_value
-from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, compare_subject
-from posbias.comparison.stored import ProfileRun, shared_settings, store_subjects
+from posbias.comparison.stored import (
+    Depth,
+    MeasuredKind,
+    Mixing,
+    ProfileRun,
+    Subject,
+    compare_subject,
+    shared_settings,
+    store_subjects,
+)
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
-from posbias.measurement.room import check_passes, halving, prompts_together
+from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.tokens import TokenMap, token_texts
-from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
-from posbias.models.loading import as_model, named
+from posbias.measurement.units import (
+    MeasureOptions,
+    Unit,
+    UnitWork,
+    check_passes,
+    halving,
+    prompts_together,
+    settings_of_units,
+)
+from posbias.models.devices import AUTO
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import as_model, load_model, named, refuse_loaded
 from posbias.models.model import Model
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
-from posbias.prompts.prompts import Prompts
+from posbias.progress import report
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.parts import PartStore, fingerprint, finished_run
-from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result, as_stored
-from posbias.runs.running import run_directory
-from posbias.statistics import estimate, mean_ends
+from posbias.runs.records import Record, finished_record
+from posbias.runs.results import RESULTS, Result, as_stored, from_stored
+from posbias.runs.running import check_unfinished, failed_record, held, run_directory
+from posbias.statistics import mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
-RECORDED = ("averaging", "confidence", "together")
-"""Settings that decide a record, beside those of the passes."""
 
 
 @RESULTS.register("measure")
@@ -57,8 +79,6 @@ class Measurement(Result):
     options: MeasureOptions
     details: dict[str, dict[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
     """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}."""
-    precision: dict[str, PrecisionLoss] = field(default_factory=dict)
-    """Profiles of the first prompts against those of a float32 copy, by kind, for models below float32."""
     model: dict[str, Any] | None = None
     """Description of the model before the first prompt, hashes of the weights included; None, like the two below, if
     single prompts were combined."""
@@ -167,7 +187,7 @@ class Measurement(Result):
         )
         generator = np.random.default_rng(self.seeds.get("measure", 0))
         subject = compare_subject(self.measured, generator=generator)
-        record.scalars |= {"details": as_stored(self.details), "precision": as_stored(self.precision)}
+        record.scalars["details"] = as_stored(self.details)
         return store_subjects(record, [subject], left_out=self.left_out)
 
     @classmethod
@@ -182,9 +202,8 @@ class Measurement(Result):
             measured=run.subject,
             left_out=run.left_out,
             seeds=dict(record.seeds),
-            options=MeasureOptions(**described["passes"], **{name: described[name] for name in RECORDED}),
+            options=from_stored(MeasureOptions, {**described["passes"], "together": described["together"]}),
             details={kind: _arrays(numbers) for kind, numbers in run.details.items()},
-            precision={kind: PrecisionLoss(**_arrays(numbers)) for kind, numbers in run.precision.items()},
             model=record.resolved["model"],
         ).with_record(record)
 
@@ -237,7 +256,7 @@ def measure(
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
         seed: Seed of the random probes, >= 0.
-        options: The output (the last position's by default), averaging, memory, where the work is done and kept ...
+        options: The output (the last position's by default), memory, where the work is done and kept ...
 
     Returns:
         Profiles by kind name, raw norms per prompt, mixing; `left_out` lists what the model does not allow.
@@ -257,7 +276,7 @@ def measure(
         check_prompts(model, prompts)
         of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
         settings = settings_of_units(model, prompts, of_units, engine=options.engine)
-        of_record = {"verb": "measure", **settings, **{name: getattr(options, name) for name in RECORDED}}
+        of_record = {"verb": "measure", **settings, "together": options.together}
         finished = finished_run(run.directory, lambda: of_record, resume=options.resume)
         if finished is not None:
             stored = cast(Measurement, Measurement.from_record(finished))
@@ -335,25 +354,23 @@ def combine(
         for index in np.flatnonzero(norms.sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
         subject[kind.name] = MeasuredKind(
-            _profile(norms, options),
+            _profile(norms),
             norms,
-            # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
-            norms.sum(axis=1) if options.averaging == "norms" else None,
             _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind) if kind.sampled else None,
         )
     none = "mixing: the model's blocks do not add a branch of attention to their input"
     missing = [] if measured[0].mixing else [none]
-    twice = [prompt for prompt in measured if prompt.full_precision]
     return Measurement(
         kinds=resolved,
         measured=Subject(
             "trained",
             measured=subject,
             mixing={
-                name: _layer_means(np.stack([prompt.mixing[name] for prompt in measured]), options)
+                name: Mixing(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
                 for name in measured[0].mixing
+                for units in [np.stack([prompt.mixing[name] for prompt in measured])]
             },
-            depth=_depth(measured, options),
+            depth=_depth(measured),
         ),
         left_out=tuple(dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])),
         seeds={"measure": seed},
@@ -362,39 +379,22 @@ def combine(
             kind: {name: np.array([prompt.details[kind][name] for prompt in measured]) for name in names}
             for kind, names in measured[0].details.items()
         },
-        precision={
-            kind.name: PrecisionLoss.between(
-                np.stack([prompt.norms[kind.name] for prompt in twice]),
-                np.stack([prompt.full_precision[kind.name] for prompt in twice]),
-            )
-            for kind in (resolved if twice else ())
-        },
     )
 
 
-def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOptions) -> Profile:
-    """The prompts' average with its pointwise interval, from the same statistic with each prompt left out.
-
-    With a single prompt the interval is (-inf, inf).
-    """
-    units = norms / norms.sum(axis=1, keepdims=True) if options.averaging == "profiles" else norms
-    count, total = len(units), units.sum(axis=0)
-    profile = Profile.normalised(total)
-    left_out = total - units if count > 1 else np.ones_like(units)
-    influences = (1 - count) * left_out / left_out.sum(axis=1, keepdims=True)
-    low, high = estimate(profile.influence, influences).ends(options.confidence, least=0.0, most=1.0)
-    return Profile(profile.influence, low, high)
+def _profile(norms: Float64[np.ndarray, "count n_positions"]) -> Profile:
+    """The mean of the prompts' profiles with its pointwise interval, (-inf, inf) with a single prompt."""
+    return Profile.mean_of(norms / norms.sum(axis=1, keepdims=True))
 
 
-def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> Depth | None:
-    depths = [prompt.depth for prompt in measured if prompt.depth is not None]
-    if len(depths) < len(measured):
+def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
+    layers = measured[0].layers
+    if not layers:
         return None
-    layers, per_prompt = depths[0].layers, np.stack([depth.norms for depth in depths])
-    for row, layer in enumerate(layers):
-        for index in np.flatnonzero(per_prompt[:, row].sum(axis=1) == 0):
-            raise RunError(f"layers: layer {layer} on prompt {index} depends on no position, so it has no profile")
-    profiles = [_profile(norms, options) for norms in per_prompt.swapaxes(0, 1)]
+    per_prompt = np.stack([prompt.depth for prompt in measured if prompt.depth is not None])
+    for index, row in np.argwhere(per_prompt.sum(axis=2) == 0):
+        raise RunError(f"layers: layer {layers[row]} on prompt {index} depends on no position, so it has no profile")
+    profiles = [_profile(norms) for norms in per_prompt.swapaxes(0, 1)]
     ends = []
     if len(measured) > 1:  # a single prompt gives no intervals
         ends = [np.stack([getattr(profile, end) for profile in profiles]) for end in ("low", "high")]
@@ -412,11 +412,156 @@ def _stack(
     return np.stack(present)
 
 
-def _layer_means(units: Float64[np.ndarray, "count layers"], options: MeasureOptions) -> Mixing:
-    """Mean over prompts with the ends of its interval."""
-    return Mixing(units.mean(axis=0), *mean_ends(units, confidence=options.confidence, least=0.0, most=1.0))
-
-
 def _arrays(numbers: Mapping[str, Sequence[float | None]]) -> dict[str, Float64[np.ndarray, "count"]]:
     """Numbers of a record, NaN where it holds none."""
     return {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded, as `load_model` takes it."""
+
+    init_seed: int | None = None
+    """Measure the models re-initialised at random with this seed; None: as they are."""
+    dtype: str = AUTO
+    device: str = AUTO
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the chat template that renders conversations."""
+
+    @property
+    def of_loading(self) -> dict[str, Any]:
+        """The settings above, as `load_model` takes them, without those of a subclass."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(Loading)}
+
+    def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
+        """Load the model of a source, and say in what precision it runs where."""
+        model = load_model(source, **self.of_loading)
+        report(f"model {model.identity['source']}: {model.precision}")
+        return model
+
+    def opened(self, subject: Any) -> Model:
+        """The model of a subject: loaded so, unless it is loaded already, and then these settings are refused."""
+        if isinstance(subject, str | Path):
+            return self.load(subject)
+        refuse_loaded(subject, self.of_loading)
+        return as_model(subject)
+
+
+@checked
+@dataclass(frozen=True)
+class MeasurePlan(Loading):
+    """Measurements to make on a model; the same for all models of a run."""
+
+    source: PromptSource = field(default_factory=PromptSource)
+    n_positions: int = 512
+    """Context length N in positions, >= 1."""
+    count: int = 16
+    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
+    seed: int = 0
+    """Seed of prompts, probes and the bootstrap, >= 0."""
+    options: MeasureOptions = field(default_factory=MeasureOptions)
+    """Averaging, passes, engine and whether to resume; each model has a directory of its own."""
+
+    def prompts(self, model: Model) -> Prompts:
+        """Source of the prompts: the same text for all models, in each one's own tokens."""
+        return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
+
+
+@checked
+def measure_source(source: str, plan: MeasurePlan, *, directory: Path | None) -> Measurement:
+    """Load one model, and measure it into the directory."""
+    model = plan.load(source)
+    if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
+        plan = replace(plan, options=replace(plan.options, checkpointing=True))
+    prompts = plan.prompts(model)
+    options = replace(plan.options, directory=directory)
+    return measure(model, prompts, kinds=list(plan.kinds), seed=plan.seed, options=options)
+
+
+@checked
+def measure_models(
+    sources: Sequence[str],
+    plan: MeasurePlan | None = None,
+    *,
+    out: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    command: str = "",
+    page: Callable[[Sequence[Record], Path], object] | None = None,
+) -> Iterator[tuple[str, Record]]:
+    """Measure several models one after another, the prompts of each through the engine.
+
+    Args:
+        sources: As `load_model` takes them, each once.
+        plan: What is measured of each; its engine serves all of them.
+        out: Directory for all, with one per model; `options.resume` takes finished work from there.
+        arguments, command: For the records, beside the model.
+        page: Draws finished records into a directory, as `write_report` does: each into its own as it is done, at last
+            all of them side by side into `out`. None: no pages.
+
+    Yields:
+        Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,
+        and the next one follows; a finished record that its directory holds stays there.
+
+    Raises:
+        UsageError: no models, one of them twice, wrong options, a directory that is in use, or a first model that
+            cannot be measured at all.
+    """
+    plan = plan or MeasurePlan()
+    if plan.options.resume and out is None:
+        raise UsageError("resume=True needs out: the directory of the run that is continued")
+    names = directory_names(sources)
+    resolve_kinds(list(plan.kinds))
+    records: list[Record] = []
+    resume, overwrite = plan.options.resume, plan.options.overwrite
+    with nullcontext() if out is None else held(out) as directory:
+        if directory is not None and not (resume or overwrite):
+            for name in names:
+                check_unfinished(directory / name, shell=bool(command))  # of all, before hours go into the first
+        for name, source in names.items():
+            passed = {"model": source, **(arguments or {})}
+            own = None if directory is None else directory / name
+            try:
+                with run_directory(
+                    own, verb="measure", arguments=passed, command=command, resume=resume, overwrite=overwrite
+                ) as run:
+                    record = measure_source(source, plan, directory=run.directory).record
+                    run.finish(record)
+                    if run.directory is not None and page is not None:
+                        page([record], run.directory)
+            except (RunError, UsageError) as error:
+                if isinstance(error, UsageError) and not records:
+                    raise
+                record = _failed(passed, error, own)
+            records.append(record)
+            yield name, record
+        done = [record for record in records if record.status == "done"]
+        if directory is not None and page is not None and done:
+            page(done, directory)
+
+
+def _failed(arguments: Mapping[str, Any], error: RunError | UsageError, directory: Path | None) -> Record:
+    """The record of a model that failed, left in its directory unless a finished one is there or another run works."""
+    if directory is not None:
+        with suppress(RunError, UsageError), held(directory) as path:
+            if finished_record(path) is None:
+                failed_record("measure", arguments, error).write_run(path)
+    return Record(verb="measure", arguments=dict(arguments), status="failed", error=str(error))
+
+
+def directory_names(sources: Sequence[str]) -> dict[str, str]:
+    """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
+    if not sources:
+        raise UsageError("no model to measure; give at least 1")
+    parts: dict[str, list[str]] = {}
+    for source in sources:
+        path = Path(source.removeprefix("config:")).expanduser()
+        whole = (path.resolve() if path.exists() else path).parts
+        clean = [
+            "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in whole
+        ]
+        parts[source] = [part for part in clean if part.strip("_")] or ["model"]
+    for taken in range(1, max(map(len, parts.values())) + 1):
+        names = {"-".join(own[-taken:]): source for source, own in parts.items()}
+        if len(names) == len(sources):
+            return names
+    raise UsageError(f"the models {', '.join(sources)} cannot be told apart by their names; give each of them once")

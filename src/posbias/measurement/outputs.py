@@ -1,4 +1,4 @@
-"""Outputs that influence is measured on, settings of the passes that read them, and the answer for one prompt.
+"""Outputs that influence is measured on, settings of the passes that read them, and the blocks that these run through.
 
 An output (the last position's, another's, the mean of several, a given continuation) is a rule; `read` applies it to
 one prompt and gives a `Reading`: the tokens to run, the positions to read, and how they are combined. All kinds of
@@ -7,20 +7,24 @@ influence differentiate or compare this one combined output.
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from functools import cached_property, partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from posbias.checks import Count, CountOrZero, Natural, OneOf, checked
+from posbias.checks import Count, Natural, checked
 from posbias.errors import UsageError
+from posbias.models.attention import named_blocks
 from posbias.models.model import Model, Outputs
+from posbias.models.weights import dispatched
 from posbias.registry import Registry, split_numbers
 
 OUTPUTS: Registry["Output"] = Registry("output")
@@ -129,8 +133,6 @@ class Target(Output):
     """The continuation, tokenised by itself, without special tokens; mind the leading space."""
     tokens: tuple[int, ...] = ()
     """Token ids of the continuation, in place of its text."""
-    score: Annotated[str, OneOf("sum", "mean")] = "sum"
-    """"sum" over the target's tokens, or "mean": per token, comparable between targets of different lengths."""
 
     targeted: ClassVar[bool] = True
 
@@ -153,7 +155,7 @@ class Target(Output):
             token_ids=np.concatenate([token_ids, np.asarray(targets[:-1], dtype=np.int64)]),
             n_positions=size,
             positions=tuple(range(size - 1, size - 1 + len(targets))),
-            share=1.0 if self.score == "sum" else 1 / len(targets),
+            share=1.0,
             targets=targets,
         )
 
@@ -213,8 +215,6 @@ class PassOptions:
     """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
     layers: Annotated[Literal["all"] | tuple[Natural, ...] | None, _layers] = None
     """Layers whose own output's influence profile is measured too: "all", or indices, also as "0,5"; None for none."""
-    precision_prompts: CountOrZero = 1
-    """Number of prompts of a model below float32 that are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output", str(resolve_output(self.output)))
@@ -266,3 +266,55 @@ class Question:
         """A generator of the prompt's and the name's own."""
         seed = np.random.SeedSequence([*self.key, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(seed))
+
+
+WIDER = "; in a wider type it may be: --dtype float32 or float64"
+"""What to do about gradients that overflow: a half precision model may run to a finite output all the same."""
+
+
+@contextmanager
+def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
+    """Checkpoint every block while the context lasts; nothing when not `enabled`."""
+    if not enabled:
+        yield
+        return
+    blocks = list(named_blocks(network).values())
+    if not blocks:
+        raise UsageError(f"checkpointing needs blocks in an nn.ModuleList; {type(network).__name__} has none")
+    # A forward of the instance's own (set by a device dispatcher, say) must come back afterwards.
+    own_forwards = [vars(block).get("forward") for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        # Whole blocks are run again where weights are fetched for them: cut short, the last would not be put away.
+        with set_checkpoint_early_stop(not dispatched(network)):
+            yield
+    finally:
+        for block, forward in zip(blocks, own_forwards, strict=True):
+            vars(block).pop("forward", None)
+            if forward is not None:
+                block.forward = forward
+
+
+def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position feature"]) -> str:
+    """The first block whose output holds NaN or infinity, by one more forward pass, as the end of a sentence."""
+    if not bool(embeddings.isfinite().all()):
+        return ", already in the embeddings"
+    with block_outputs(model.network) as streams, torch.no_grad():
+        model.last(embeddings.detach())
+    finite = [bool(stream.isfinite().all()) for stream in streams]
+    return "" if all(finite) else f", first in {list(named_blocks(model.network))[finite.index(False)]}"
+
+
+@contextmanager
+def block_outputs(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Within the context, collect the stream after every block, differentiable, in the order of the blocks."""
+    streams: list[Tensor] = []
+
+    def hook(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        streams.append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as hooks:
+        for block in named_blocks(network).values():
+            hooks.callback(block.register_forward_hook(hook).remove)
+        yield streams

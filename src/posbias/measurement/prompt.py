@@ -2,120 +2,214 @@
 
 It depends on the model, the prompt's tokens, the kinds, the options and (seed, index) alone, so prompts may be
 measured in any order, on any day, and combined afterwards; prompts that share a batch change one another's rounding
-and nothing else. Beside the influence on the output and the mixing: the influence on the stream after each layer, and
-the same again in float32 for models below it.
+and nothing else. Influence of every input position is by vector-Jacobian products (theory, section 6): one forward pass
+from the embeddings x to the outputs that are read, then one backward pass to x for each covector of each kind; the
+weights are not differentiated. Beside it: the mixing, and the influence on the stream after each layer.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
-from posbias.comparison.metrics import wasserstein
-from posbias.errors import UsageError
-from posbias.measurement.blocks import checkpointed
-from posbias.measurement.influence import chosen_layers, influence_of_positions, of_layer
-from posbias.measurement.kinds import Kind, Pullback
-from posbias.measurement.outputs import Key, PassOptions, TokenIds
-from posbias.models.attention import BranchWatch, watch_branches
+from posbias.errors import RunError, UsageError
+from posbias.measurement.kinds import Experiment, Jacobian, Kind, Pullback
+from posbias.measurement.outputs import (
+    ALL_LAYERS,
+    WIDER,
+    Influence,
+    Key,
+    PassOptions,
+    Question,
+    TokenIds,
+    block_outputs,
+    checkpointed,
+    first_in_forward,
+)
+from posbias.models.attention import BranchWatch, named_blocks, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.model import BranchNorms, Model
-from posbias.models.weights import REDUCED, converted, not_convertible
+from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.prompts.prompts import Prompts
+
+Pulled = tuple[str, Float64[Tensor, "prompts outputs _"]]
+"""A covector of every prompt to pull back: where it lives ("hidden", "logits", a layer), its part at every output."""
+
+
+def influence_of_positions(
+    model: Model,
+    token_ids: Int64[np.ndarray, "prompts n_positions"],
+    *,
+    kinds: Sequence[Kind],
+    keys: Sequence[Key],
+    options: PassOptions,
+) -> list[dict[str, Influence]]:
+    """Every kind of influence of every position of each of some prompts, and that on the chosen layers, by name.
+
+    Covectors of all prompts share passes, in one batch. Cost: with P weights outside the embedding table and N
+    positions, 2 P N flops per prompt for the forward and as many for every covector (plus attention, about 2 L N^2 d
+    each); memory is the forward's saved activations, of order L N d numbers, times prompts and `rows`. The vocabulary
+    enters once per output that is read. Kinds with passes of their own state their cost themselves. Random covectors
+    depend on a prompt's key, (seed, index), and the kind's name alone.
+    """
+    output = options.read_output
+    for kind in kinds:
+        kind.check_output(output)
+    questions = [
+        Question(model, output.read(model, tokens), key, options.rows)
+        for tokens, key in zip(token_ids, keys, strict=True)
+    ]
+    pulled: list[tuple[str, Pullback, int | None]] = [
+        (kind.name, kind, None) for kind in kinds if isinstance(kind, Pullback)
+    ]
+    if options.layers is not None:
+        if output.targeted:
+            raise UsageError(
+                f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth"
+            )
+        probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
+        pulled += [(of_layer(layer), probes, layer) for layer in chosen_layers(model, options.layers)]
+    results = _pull_back_all(questions, pulled) if pulled else [{} for _ in questions]
+    for kind in kinds:
+        if isinstance(kind, Experiment):
+            for question, result in zip(questions, results, strict=True):
+                result[kind.name] = kind.measure(question)
+    return [{name: result[name] for name in [*(kind.name for kind in kinds), *result]} for result in results]
+
+
+def of_layer(layer: int) -> str:
+    """The name of the influence on the stream after a layer."""
+    return f"layer {layer}"
+
+
+def chosen_layers(model: Model, layers: str | Sequence[int]) -> tuple[int, ...]:
+    """The chosen layer indices, after a check that the network has them."""
+    count = len(named_blocks(model.network))
+    if not count:
+        raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
+    if layers == ALL_LAYERS:
+        return tuple(range(count))
+    chosen = tuple(int(layer) for layer in layers)
+    if max(chosen) >= count:
+        raise UsageError(f"layer {max(chosen)} is not in the network; layers are 0 to {count - 1}")
+    return chosen
+
+
+def _pull_back_all(
+    questions: Sequence[Question], pulled: Sequence[tuple[str, Pullback, int | None]]
+) -> list[dict[str, Influence]]:
+    """All covectors of all kinds, prompts and layers (None: the output), by name, from one forward pass."""
+    model, reading = questions[0].model, questions[0].reading
+    rows = min(questions[0].rows, sum(kind.passes(model.width) for _, kind, _ in pulled))
+    tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
+    # Copies of a prompt stand one below another.
+    inputs = model.embed(tokens).detach().repeat_interleave(rows, dim=0).requires_grad_()
+    watched: AbstractContextManager[list[Tensor]] = nullcontext([])
+    if any(layer is not None for _, _, layer in pulled):
+        watched = block_outputs(model.network)
+    with watched as streams:
+        output = questions[0].outputs(inputs)
+    finite = (output.hidden.isfinite().flatten(1).all(dim=1) & output.logits.isfinite().flatten(1).all(dim=1)).tolist()
+    if not all(finite):
+        names, row = ", ".join(name for name, _, layer in pulled if layer is None) or "layers", finite.index(False)
+        where = first_in_forward(model, inputs[row : row + 1])
+        raise RunError(f"{names}: the output on prompt {questions[row // rows].key[1]} is not finite{where}")
+    sources: dict[str, Tensor] = {"hidden": output.hidden, "logits": output.logits}
+    vectors: list[Pulled] = []
+    counts = []
+    for name, kind, layer in pulled:
+        site, hidden = kind.site if layer is None else name, output.hidden
+        if layer is not None:  # the same probes at every layer: differences between layers are not those of probes
+            sources[name] = hidden = streams[layer][:, list(reading.positions)]
+        seen = Outputs(hidden[::rows].detach(), output.logits[::rows].detach())
+        covectors = kind.covectors(seen, reading, [question.generator(kind.name) for question in questions])
+        vectors += [(site, vector) for vector in covectors.unbind(1)]
+        counts.append(covectors.shape[1])
+    squares = pull_back(sources, inputs, vectors)[..., : reading.n_positions] * reading.share**2
+    results: list[dict[str, Influence]] = [{} for _ in questions]
+    for (name, kind, _), section in zip(pulled, np.split(squares, np.cumsum(counts)[:-1], axis=1), strict=True):
+        for question, result, of_prompt in zip(questions, results, section, strict=True):
+            if not np.all(np.isfinite(of_prompt)):
+                raise RunError(f"{name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
+            result[name] = from_squares(of_prompt, sampled=kind.sampled)
+    return results
+
+
+def pull_back(
+    sources: Mapping[str, Float[Tensor, "batch outputs _"]],
+    inputs: Float[Tensor, "batch position feature"],
+    covectors: Sequence[Pulled],
+) -> Float64[np.ndarray, "prompts passes n_inputs"]:
+    """||c' d(source)/dx_j||^2 for every covector c of every prompt.
+
+    Prompts have equally many rows of the batch each, one below another, and as many covectors per backward pass. The
+    sources, by the covectors' site, are differentiated by the inputs.
+    """
+    prompts = len(covectors[0][1])
+    rows = len(inputs) // prompts
+    squares = []
+    for start in range(0, len(covectors), rows):
+        chunk = covectors[start : start + rows]
+        # Unit covectors go through the network and their lengths, down to 1e-150, come back in float64: the
+        # probability of a sure prediction has a gradient that half and single precision would flush to zero.
+        lengths = torch.stack([vector.flatten(1).norm(dim=1) for _, vector in chunk], dim=1)
+        lengths[lengths == 0] = 1.0
+        cotangents: dict[str, Tensor] = {}
+        for row, (site, vector) in enumerate(chunk):
+            if site not in cotangents:
+                cotangents[site] = torch.zeros_like(sources[site])
+            cotangents[site][row::rows] = (vector / lengths[:, row, None, None]).to(cotangents[site])
+        gradient = torch.autograd.grad(
+            [sources[site] for site in cotangents],
+            inputs,
+            list(cotangents.values()),
+            retain_graph=start + rows < len(covectors),
+        )[0]
+        of_units = in_float64(gradient).square().sum(dim=2).view(prompts, rows, -1)[:, : len(chunk)]
+        squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[..., None])
+        del gradient, cotangents, of_units  # else they lie beside those of the next backward pass
+    return np.concatenate(squares, axis=1)
+
+
+def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled: bool) -> Influence:
+    """Root of the sum over covectors, or of the mean over random ones with its standard error (delta method)."""
+    if not sampled:
+        return Influence(np.sqrt(squares.sum(axis=0)), None)
+    count = len(squares)
+    norms = np.sqrt(squares.mean(axis=0))
+    if count < 2:
+        return Influence(norms, np.full_like(norms, np.inf))
+    spread = squares.std(axis=0, ddof=1) / np.sqrt(count)
+    # d sqrt(s) = ds / (2 sqrt(s)); a position without any influence has no spread either.
+    return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
+
 
 SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 
 
-@dataclass(frozen=True, eq=False)
-class DepthInfluence:
-    """Influence ||dh_l/dx_j||_F on the stream after every chosen layer, on one prompt, not normalised."""
-
-    layers: Sequence[int]
-    norms: Float64[np.ndarray, "layers n_positions"]
-    standard_errors: Float64[np.ndarray, "layers n_positions"] | None
-    """Errors of the norms, from the spread over probes; None if nothing was drawn."""
-
-
-@dataclass(frozen=True, eq=False)
-class PrecisionLoss:
-    """One kind's profiles in the precision the model runs in, against float32, on the prompts that were checked."""
-
-    wasserstein: Float64[np.ndarray, "checked"]
-    """W1 between the two profiles, on positions / (N - 1)."""
-    median_relative: Float64[np.ndarray, "checked"]
-    """Median over positions of |p_j - q_j| / q_j, q in float32."""
-    largest_relative: Float64[np.ndarray, "checked"]
-    """Largest over positions; infinite if only q_j is zero somewhere."""
-
-    @classmethod
-    def between(
-        cls, reduced: Float64[np.ndarray, "checked n_positions"], full: Float64[np.ndarray, "checked n_positions"]
-    ) -> "PrecisionLoss":
-        """The loss from raw norms, of which no prompt is all zero."""
-        rounded, exact = (norms / norms.sum(axis=1, keepdims=True) for norms in (reduced, full))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(rounded == exact, 0.0, np.abs(rounded - exact) / exact)
-        return cls(
-            wasserstein=wasserstein(rounded, exact),
-            median_relative=np.median(relative, axis=1),
-            largest_relative=relative.max(axis=1),
-        )
-
-
-def norms_in_full_precision(
-    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
-) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
-    """Raw norms by a float32 copy of the model with the same random draws, or the reason why no copy can be made.
-
-    Neither if the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
-    weight while the prompt is measured, and the time of a float32 measurement.
-    """
-    if model.dtype not in REDUCED or key[1] >= options.precision_prompts:
-        return {}, None
-    reason = not_convertible(model)
-    if reason is not None:
-        return {}, f"precision check: {reason}"
-    full = converted(model, torch.float32)
-    with checkpointed(full.network, enabled=options.checkpointing):
-        alone = replace(options, layers=None)
-        (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=alone)
-    return {kind: influence.norms for kind, influence in influences.items()}, None
-
-
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """Size of every layer's attention branch a beside the stream x it is added to, on one prompt, in [0, 1].
-
-    Two definitions are in use (arXiv 2602.16837), that of the code and that of the paper. a is what the branch really
-    adds, after any post-norm.
-    """
-
-    tokens: Float64[np.ndarray, "layers"]
-    """Mean over tokens of |a| / (|x| + |a|)."""
-    frobenius: Float64[np.ndarray, "layers"]
-    """||a||_F / (||x||_F + ||a||_F)."""
-    by_position: Float64[np.ndarray, "layers n_positions"]
-    """|a| / (|x| + |a|) of every token."""
-
-
-def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixing:
+def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:
     """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
     return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
 
 
-def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
-    """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
+def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:
+    """Size of every layer's attention branch a beside the stream x it is added to, on a single prompt, in [0, 1].
+
+    Two definitions are in use (arXiv 2602.16837), that of the code and that of the paper: `token_mean`, the mean over
+    tokens of |a| / (|x| + |a|), and `frobenius`, ||a||_F / (||x||_F + ||a||_F). a is what the branch really adds, after
+    any post-norm. The prompt's index is for messages.
+    """
     share = norms.share(f" on prompt {prompt}")
     stream, branch = (
         np.linalg.norm(in_float64(values[:, 0]).numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
     )
-    return Mixing(share.mean(axis=1), branch / (stream + branch), share)
+    return {"token_mean": share.mean(axis=1), "frobenius": branch / (stream + branch)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,20 +221,19 @@ class PromptMeasurement:
     standard_errors: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """Errors of the norms, for sampled kinds only."""
     mixing: dict[str, Float64[np.ndarray, "layers"]] = field(default_factory=dict)
-    """By definition: "token_mean", the mean over tokens of |a| / (|x| + |a|), and "frobenius"; none if blocks add
-    no branches of attention."""
+    """As `mixing_from_norms` defines it twice; none if blocks add no branches of attention."""
     details: dict[str, dict[str, float]] = field(default_factory=dict)
-    depth: DepthInfluence | None = None
-    full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
-    """The norms again, by a float32 copy of the model; only for models below float32, on the first prompts."""
+    layers: Sequence[int] = ()
+    """The layers whose own output's influence was measured, too."""
+    depth: Float64[np.ndarray, "layers n_positions"] | None = None
+    """Influence ||dh_l/dx_j||_F on the stream after each of them, not normalised."""
     left_out: Sequence[str] = ()
     """Limits of the numbers, and what the model does not allow."""
 
     @classmethod
     def of_piece(cls, piece: Mapping[str, Any]) -> "PromptMeasurement":
         """The measurement from a piece of `posbias.runs.parts.unpacked`, which may hold more."""
-        values = {entry.name: piece[entry.name] for entry in fields(cls)}
-        return cls(**{**values, "depth": values["depth"] and DepthInfluence(**values["depth"])})
+        return cls(**{entry.name: piece[entry.name] for entry in fields(cls)})
 
 
 def measure_prompt(
@@ -177,7 +270,7 @@ def measure_together(
     with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
         influences = influence_of_positions(model, token_ids, kinds=kinds, keys=keys, options=options)
     layers = () if options.layers is None else chosen_layers(model, options.layers)
-    mixings: list[Mixing | None] = [None for _ in keys]
+    mixings: list[dict[str, np.ndarray]] = [{} for _ in keys]
     with suppress(UsageError):  # blocks that add no branches of attention
         norms = watch.norms() if watch is not None and watch.stream else None
         if norms is None or norms.stream.shape[2] != token_ids.shape[1]:  # a target stands behind the prompts
@@ -189,28 +282,18 @@ def measure_together(
             for stream, branch, (_, prompt) in zip(streams, branches, keys, strict=True)
         ]
     measured = []
-    for tokens, key, influence, mixing in zip(token_ids, keys, influences, mixings, strict=True):
+    for influence, mixing in zip(influences, mixings, strict=True):
         by_depth = [influence.pop(of_layer(layer)) for layer in layers]
-        depth_errors = [result.standard_errors for result in by_depth if result.standard_errors is not None]
-        full, reason = norms_in_full_precision(model, tokens, kinds=kinds, key=key, options=options)
-        reasons = [limit for result in influence.values() for limit in result.left_out]
-        reasons += [] if reason is None else [reason]
         errors = {kind: result.standard_errors for kind, result in influence.items()}
         measured.append(
             PromptMeasurement(
                 norms={kind: result.norms for kind, result in influence.items()},
                 standard_errors={kind: values for kind, values in errors.items() if values is not None},
-                mixing={} if mixing is None else {"token_mean": mixing.tokens, "frobenius": mixing.frobenius},
+                mixing=mixing,
                 details={kind: result.details for kind, result in influence.items() if result.details},
-                depth=DepthInfluence(
-                    layers,
-                    np.stack([result.norms for result in by_depth]),
-                    np.stack(depth_errors) if depth_errors else None,
-                )
-                if layers
-                else None,
-                full_precision=full,
-                left_out=reasons,
+                layers=layers,
+                depth=np.stack([result.norms for result in by_depth]) if layers else None,
+                left_out=[limit for result in influence.values() for limit in result.left_out],
             )
         )
     return measured

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.comparison import TheoryProfile
+from posbias.comparison.stored import TheoryProfile
 from posbias.errors import UsageError
 from posbias.measurement.prompt import PromptMeasurement
 from posbias.measurement.units import Unit

@@ -24,7 +24,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
 from posbias.evaluation.responders.passes import EncodedRequest
-from posbias.measurement.room import check_passes, halving, together_in_memory
+from posbias.measurement.units import check_passes, halving, together_in_memory
 from posbias.mitigation.fitting import Calibration, FitOptions, Windows
 from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.models.hugging_face import HuggingFaceModel, Prefix

@@ -20,7 +20,7 @@ from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyLogits, biased
-from posbias.measurement.blocks import checkpointed
+from posbias.measurement.outputs import checkpointed
 from posbias.mitigation.descent import fit_by_gradient
 from posbias.mitigation.fitting import FITS, Calibration, FitOptions, Windows, answer_logprob, best_of
 from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned

@@ -25,7 +25,7 @@ from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.run import DECIDING
 from posbias.evaluation.samples import Sample, samples_of
-from posbias.measurement.several import directory_names
+from posbias.measurement.measurement import directory_names
 from posbias.mitigation.fitting import (
     JUDGED_TEXT,
     LEAST_SAMPLES,

@@ -154,7 +154,7 @@ def _arms(subjects: Sequence[Any], methods: Sequence[Any]) -> dict[str, tuple[An
         arms[1:1] = [(f"{arms[0][0]}-{word}", subjects[0], one) for word, one in zip(words, methods, strict=True)]
     if len(arms) < 2:
         raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
-    from posbias.measurement.several import directory_names
+    from posbias.measurement.measurement import directory_names
 
     names = directory_names([name for name, _, _ in arms])
     return {name: (subject, method) for name, (_, subject, method) in zip(names, arms, strict=True)}

@@ -125,13 +125,6 @@ def network_sha256(network: nn.Module, described: Mapping[str, str] | None = Non
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
-def not_convertible(model: Model) -> str | None:
-    """Why there is no copy of the model in another precision; None if there is one."""
-    if quantised(model.network):
-        return "the weights are quantised"
-    return "the weights are spread over devices" if dispatched(model.network) else None
-
-
 def cast_weights(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network with its floating weights in `dtype`, in place.
 

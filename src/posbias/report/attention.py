@@ -14,8 +14,7 @@ from posbias.display.figures import (
     profiles_figure,
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
-from posbias.measurement.attention.result import AttentionStatistics
-from posbias.measurement.attention.statistics import HeadStatistic
+from posbias.measurement.attention_statistics import AttentionStatistics, HeadStatistic
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
@@ -71,7 +70,7 @@ def _verdict(run: AttentionStatistics) -> list[str]:
 
 
 def _whole_table(run: AttentionStatistics) -> Table:
-    content, similarity, mixing, monotonicity = run.content, run.similarity, run.mixing, run.monotonicity
+    content, mixing, monotonicity = run.content, run.mixing, run.monotonicity
     rows = [
         ("attention distance, positions", run.distance, 1, f"{run.even_distance.mean():.1f} (even attention)"),
         ("entropy / largest", run.entropy, 3, "1 (even attention)"),
@@ -79,10 +78,6 @@ def _whole_table(run: AttentionStatistics) -> Table:
         ("content logit, off-diagonal", content.off_diagonal, 3, ""),
         ("content logit, difference", content.difference, 3, "0 (no content)"),
         ("the same without the model's scale, as published", content.published, 2, "0 (no content)"),
-        ("similarity, diagonal", similarity.diagonal, 3, "1 (all equal)"),
-        ("similarity, off-diagonal", similarity.off_diagonal, 3, "1 (all equal)"),
-        ("diagonal entries outside the bins", similarity.diagonal_outside, 3, ""),
-        ("off-diagonal entries outside the bins", similarity.off_diagonal_outside, 3, ""),
         *(
             [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
             if mixing
@@ -94,10 +89,10 @@ def _whole_table(run: AttentionStatistics) -> Table:
     if run.learned_sink is not None:
         rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
     cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
-    if (of_mean := similarity.of_mean) is not None:
-        for name, values in {"diagonal": of_mean.diagonal, "off-diagonal": of_mean.off_diagonal}.items():
-            text = f"similarity of the mean over prompts, as published, {name}"
-            cells.append([text, number_text(float(values.mean())), "1 (all equal)"])
+    for name, values in vars(run.similarity).items() if run.similarity else ():
+        words = name.replace("off_", "off-").replace("_outside", ", outside the bins")
+        flat = "" if "outside" in name else "1 (all equal)"
+        cells.append([f"similarity of the mean logits, {words}", number_text(float(values.mean())), flat])
     for index, threshold in enumerate(run.sink_thresholds):
         cells.append([f"queries that give position 0 more than {threshold:g}", run.first_sink(index).text(), ""])
     return Table(f"Attention of {run.title}, {_prompts(run)}", ("what", "mean [95 %]", "flat line"), cells)
@@ -108,14 +103,15 @@ def _layer_table(run: AttentionStatistics) -> Table:
         "distance": (run.distance, 1),
         "entropy": (run.entropy, 3),
         "content diff": (run.content.difference, 2),
-        "sim diag": (run.similarity.diagonal, 3),
-        "sim off": (run.similarity.off_diagonal, 3),
         **({} if run.mixing is None else {"mixing": (run.mixing.tokens, 3)}),
         "monotone rise": (run.monotonicity.violated, 3),
     }
     header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]
     columns = [(statistic.value, digits) for statistic, digits in shown.values()]
     columns += [(sinks[:, 0], 3) for sinks in run.sinks_by_layer]
+    if run.similarity is not None:
+        header += ["sim diag", "sim off"]
+        columns += [(run.similarity.diagonal.mean(axis=1), 3), (run.similarity.off_diagonal.mean(axis=1), 3)]
     cells = [
         [str(layer), *(number_text(float(values[layer]), digits) for values, digits in columns)]
         for layer in range(run.depth)
@@ -172,7 +168,7 @@ def _over_layers(
 
 
 def _kernel_map(run: AttentionStatistics) -> HeatMap:
-    kernels = run.kernels.drawn().mean.astype(np.float64)
+    kernels = run.kernels.astype(np.float64)
     cells = kernels.shape[-1]
     chosen = np.unique(np.linspace(0, run.depth - 1, min(PANELS, run.depth)).round().astype(int))
     hidden = np.triu(np.ones((cells, cells), bool), 1)

@@ -6,7 +6,7 @@ leaves zero out.
 
 from collections.abc import Sequence
 
-from posbias.comparison import UNITS_FOR_CLAIM
+from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.decomposition import Decomposition, Score, Shift
 from posbias.decomposition.decomposition import MEASURED
 from posbias.display.figures import MEASURED as BLACK

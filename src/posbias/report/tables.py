@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbias.comparison import (
-    METRICS,
-    STATISTICS,
+from posbias.comparison.distances import Sample, point_statistics, summarise
+from posbias.comparison.metrics import METRICS, STATISTICS
+from posbias.comparison.stored import (
     KindComparison,
-    Sample,
+    ProfileRun,
     Subject,
-    summarise,
+    is_measured,
+    kind_name,
+    settings_table,
+    state_of,
+    theory_name,
 )
-from posbias.comparison.names import is_measured, kind_name, settings_table, state_of, theory_name
-from posbias.comparison.stored import ProfileRun
 from posbias.display.wording import KINDS, SUBJECTS, label
 from posbias.display.wording import METRICS as METRIC_NAMES
 from posbias.display.wording import STATISTICS as STATISTIC_NAMES
 from posbias.errors import printable
 from posbias.profiles import Profile
-from posbias.report.findings import point_statistics
 from posbias.statistics import MISSING, Interval
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ SHOWN_LAYERS = 7
 """Layers of a table or figure of depth: first, last, and evenly between."""
 TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
 ENDS = ("first_token", "last_token")
-_LOSSES = {"wasserstein": ".4f", "median_relative": ".2%", "largest_relative": ".2%"}
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,12 @@ def shown_rows(count: int) -> list[int]:
 
 
 def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
-    """The tables that a run is read for first: theories, shares, changes, depth, precision, and further numbers."""
+    """The tables that a run is read for first: theories, shares, changes, depth, and further numbers."""
     tables = [
         _theory_table(views, first=True),
         _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
         _contrast_table(views),
         _depth_table(views),
-        _precision_table(views),
         _detail_table(views),
         _found_table(views),
     ]
@@ -245,28 +244,6 @@ def _depth_table(views: Sequence[ProfileRun]) -> Table:
     return Table(
         "How does the profile form?", ["model", "after layer", *shares, "W1 to flat", "W1 to last layer"], cells
     )
-
-
-def _precision_table(views: Sequence[ProfileRun]) -> Table:
-    """Per kind, the profile in the model's precision against that of a float32 copy with the same random draws."""
-    header = ["model", "measured", "W1 to float32", "median change", "largest change", "prompts checked"]
-    cells = [
-        [
-            view.label,
-            label(KINDS, kind),
-            *(_range_text(loss[name], style) for name, style in _LOSSES.items()),
-            str(len(loss["wasserstein"])),
-        ]
-        for view in views
-        for kind, loss in view.precision.items()
-    ]
-    return Table("What does half precision cost?", header, cells)
-
-
-def _range_text(values: Sequence[float | None], style: str) -> str:
-    """One number, or the smallest and largest of several; a dash if none is finite."""
-    finite = sorted(value for value in values if value is not None)
-    return " to ".join(dict.fromkeys(format(value, style) for value in (*finite[:1], *finite[-1:]))) or MISSING
 
 
 def _detail_table(views: Sequence[ProfileRun]) -> Table:

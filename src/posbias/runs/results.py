@@ -119,7 +119,7 @@ RESULTS: Registry[type[Result]] = Registry(
     "result",
     made_by_users=False,
     homes={
-        "attention": "posbias.measurement.attention.result",
+        "attention": "posbias.measurement.attention_statistics",
         "audit": "posbias.comparison.stored",
         "compare": "posbias.comparison.compare",
         "compare_evaluations": "posbias.evaluation.comparison",

@@ -22,9 +22,8 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture
 from posbias.checks import CELLS, Count, Natural, OneOf, checked
-from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, Sample, compare_with_prompts, summarise
-from posbias.comparison.distance_intervals import split_half_noise
-from posbias.comparison.metrics import METRICS, wasserstein
+from posbias.comparison.distances import UNITS_FOR_CLAIM, Sample, compare_with_prompts, split_half_noise, summarise
+from posbias.comparison.metrics import METRICS, STATISTICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.errors import check_most
 from posbias.interventions import intervened

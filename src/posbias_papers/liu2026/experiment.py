@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison import UNITS_FOR_CLAIM
+from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends

@@ -17,8 +17,8 @@ from jaxtyping import Float64
 
 from posbias.architecture import Alibi, Architecture
 from posbias.architecture.encodings import published_alibi_slopes
-from posbias.comparison import STATISTICS
-from posbias.comparison.distance_intervals import distances
+from posbias.comparison.distances import distances
+from posbias.comparison.metrics import STATISTICS
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.profiles import Profile
 from posbias.progress import track

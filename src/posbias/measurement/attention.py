@@ -1,0 +1,435 @@
+"""`attention`: what a model's attention looks like over prompts, and what its rollouts say (docs/theory, section 6).
+
+One forward pass per prompt, reduced layer by layer while it runs, in blocks of queries: large quantities are summed
+over prompts, small ones kept for each, and mean kernels lie in cells. Nothing of layers x heads x positions x positions
+is kept unless it is small or asked for. Sums are float64 whatever the weights' precision.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from posbias.checks import Share, checked
+from posbias.errors import RunError, UsageError
+from posbias.measurement.attention_statistics import (
+    AttentionStatistics,
+    ContentLogits,
+    HeadStatistic,
+    MixingStatistics,
+    Monotonicity,
+    PromptMean,
+    Similarity,
+)
+from posbias.measurement.prompt import check_prompts, mixing_from_norms
+from posbias.memory import check_room
+from posbias.models.attention import BranchWatch, watch_branches
+from posbias.models.attention_blocks import (
+    AttentionLayer,
+    AttentionState,
+    query_blocks,
+    reach_of,
+    seen_layers,
+    watch_attention,
+)
+from posbias.models.devices import CPU, float64_device
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import as_model, named
+from posbias.models.model import Model
+from posbias.progress import track
+from posbias.prompts.prompts import Prompts
+from posbias.registry import split_numbers
+from posbias.runs.running import run_directory
+from posbias.theory.power_rollout import attention_rollouts
+
+CELLS = 128
+"""Side of the mean kernels, in cells of neighbouring positions: as many as a picture shows."""
+CONTENT_BYTES = 1 << 29
+"""Mean content logits (layers x heads x N x N) are kept without being asked for up to this size: 512 MiB."""
+FEWEST_POSITIONS = 3
+"""Fewest positions of a prompt: the content and the monotonicity of fewer say nothing."""
+UNRECORDED = ("directory", "overwrite")
+"""Settings that decide no number."""
+MOST_COUNTED = 255
+"""Heads whose entries above a threshold are counted in one byte."""
+ROUND_OFF = 1e-6
+"""Prefix masses are sums of softmaxes computed in float32; a rise below this is not a violation."""
+BINS = 199
+TAILS = (0.005, 0.995)
+"""Quantiles at which the bins of the similarity begin and end."""
+NARROW = 2.0**-12
+"""Width of all bins, relative to the largest logit, up to which logits differ by rounding alone."""
+
+
+@checked
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Settings of `attention`: thresholds, what is kept, and where."""
+
+    sink_thresholds: Annotated[tuple[Share, ...], partial(split_numbers, sort=float)] = (0.2, 0.3)
+    """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
+    mean_content: bool | None = None
+    """Average the content logits of every pair over prompts, for their similarity; by default if they fit 512 MiB."""
+    rollouts: bool = True
+    """Roll the same attention out, too, if nothing else mixes positions."""
+    directory: Path | None = None
+    """Run directory of the record; None keeps nothing."""
+    overwrite: bool = False
+    """Replace finished work in the directory, which is refused otherwise."""
+
+    def __post_init__(self) -> None:
+        if not self.sink_thresholds:
+            raise UsageError("attention: sink_thresholds must be at least one number in (0, 1), got none")
+
+
+@checked
+def attention(
+    model: Model | str | Path | nn.Module, prompts: Prompts, *, options: AttentionOptions | None = None
+) -> AttentionStatistics:
+    """Measure a model's attention: distance, entropy, sinks, content logits, kernels, mixing and rollouts.
+
+    Attention is formed in float32 (float64 for float64 models) from the queries and keys that each layer's kernel gets,
+    whatever its implementation, and of families with eager attention alone from its matrices. Pairs that a mask hides
+    do not count.
+
+    Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
+    head, and about as much again for the rollouts. Memory: blocks of weights (heads x queries x N), and the mean
+    content logits if they are kept.
+
+    Args:
+        model: A decoder, loaded; or a hub id, a path, "demo" or a model of transformers.
+        prompts: Equally long prompts of at least 3 tokens.
+        options: Settings, among them what is kept, and the directory of the record.
+
+    Raises:
+        UsageError: no attention that can be seen, an argument outside its range, or logits that do not fit in memory.
+        RunError: attention that is not finite.
+    """
+    options = options or AttentionOptions()
+    with run_directory(
+        options.directory,
+        verb="attention",
+        arguments={"model": named(model)},
+        resume=None,
+        overwrite=options.overwrite,
+    ) as run:
+        loaded = as_model(model)
+        statistics = statistics_of(loaded, prompts, options)
+        if options.rollouts:
+            rollouts, left_out = attention_rollouts(loaded, prompts)
+            statistics = replace(statistics, rollouts=rollouts, left_out=(*statistics.left_out, *left_out))
+        described = loaded.describe()
+        about = {
+            "title": str(described["source"]),
+            "command": "",
+            "model": described,
+            "prompts": prompts.describe(),
+            "options": {name: value for name, value in vars(options).items() if name not in UNRECORDED},
+        }
+        statistics = replace(statistics, about=about)
+        run.finish(statistics.record)
+    return statistics
+
+
+def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> AttentionStatistics:
+    """The statistics alone, without rollouts and without a description of the model: its fingerprint takes a second
+    per gigabyte."""
+    if prompts.n_positions < FEWEST_POSITIONS:
+        raise UsageError(
+            f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
+        )
+    check_prompts(model, prompts)
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be seen; a Hugging Face model is needed")
+    layers = seen_layers(model, n_positions=prompts.n_positions)
+    sums = _Sums(model, layers, options, n_positions=prompts.n_positions)
+    for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
+        with torch.no_grad(), watch_branches(model.network) as watch, watch_attention(model.network, sums.receive):
+            model.logits(model.token_tensor([token_ids.tolist()]), [len(token_ids) - 1])
+        sums.add(watch, prompt=index)
+    return sums.statistics(model, prompts.count)
+
+
+def working_precision(model: Model) -> torch.dtype:
+    """The precision in which attention is formed: float64 for float64 models, float32 otherwise."""
+    return torch.float64 if model.dtype == torch.float64 else torch.float32
+
+
+class _Sums:
+    """Sums over prompts of large quantities, on the model's device, and a row per prompt of small ones.
+
+    Kernels and content logits are in the working precision, the rest in float64; all on the CPU for a device without.
+    """
+
+    def __init__(
+        self, model: HuggingFaceModel, layers: Sequence[int], options: AttentionOptions, *, n_positions: int
+    ) -> None:
+        depth, heads, dtype = len(layers), model.sizes["heads"], working_precision(model)
+        size, cells = depth * heads * n_positions**2 * dtype.itemsize, min(n_positions, CELLS)
+        keeps_content = size <= CONTENT_BYTES if options.mean_content is None else options.mean_content
+        if keeps_content and model.device == CPU:
+            check_room(size, "mean content logits", "take shorter prompts, or mean_content=False")
+        self.layers, self.options, self.heads, self.dtype = layers, options, heads, dtype
+        self.device = float64_device(model.device)
+        zeros = partial(torch.zeros, dtype=dtype, device=self.device)
+        self.kernels = zeros(depth, cells, cells)
+        self.content = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
+        self.first = torch.zeros(depth, n_positions, dtype=torch.int64)
+        """The oldest key that each query sees, by layer."""
+        self.scale = np.zeros(depth)
+        self.sinks_by_layer = np.zeros((len(options.sink_thresholds), depth, n_positions))
+        self.no_mixing = ""
+        """Why the branches cannot be set beside the stream; empty if they can."""
+        self.found: list[dict[str, Tensor]] = []
+        """Of the prompt that is read, by layer."""
+        self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
+
+    def receive(self, layer: AttentionLayer) -> None:
+        """Reduce a layer when the pass reaches it."""
+        row, state = self.layers.index(layer.index), layer.state(self.dtype)
+        if state.heads != self.heads:
+            raise UsageError(
+                f"layer {layer.index} has {state.heads} heads, others {self.heads}; equally many are allowed"
+            )
+        if reach_of(state.first) == 1:
+            raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
+        self.first[row], self.scale[row] = state.first, state.scale
+        place = float64_device(state.query.device)
+        content = reduce_content(
+            layer.before_rotation(state).on(place), into=None if self.content is None else self.content[row]
+        )
+        thresholds = self.options.sink_thresholds
+        self.found.append(reduce_layer(state.on(place), thresholds=thresholds, kernels=self.kernels[row]) | content)
+
+    def add(self, watch: BranchWatch, *, prompt: int) -> None:
+        """Add the numbers of the prompt that was read, which leave the device here, all at once."""
+        names = dict.fromkeys(name for layer in self.found for name in layer)
+        none = torch.zeros_like(self.found[0]["distance"])  # of learned sinks, where other layers have them
+        new = {
+            name: torch.stack([layer.get(name, none).to(self.device) for layer in self.found]).numpy(force=True)
+            for name in names
+        }
+        self.found = []
+        numbers = [new[name] for name in ("distance", "entropy", "off_diagonal", "diagonal")]
+        finite = np.isfinite(numbers).all(axis=(0, 2))
+        if not finite.all():
+            layer = self.layers[int(np.argmin(finite))]
+            raise RunError(f"attention on prompt {prompt} is not finite, first in layer {layer}")
+        sinks = new.pop("sinks").swapaxes(0, 1)
+        self.sinks_by_layer += sinks
+        new["sinks"] = sinks.mean(axis=1)
+        try:
+            norms = watch.norms(self.layers)
+        except UsageError as error:
+            self.no_mixing = str(error)
+        else:
+            new |= mixing_from_norms(norms, prompt=prompt)
+        for name, row in new.items():
+            self.rows[name].append(row)
+
+    def statistics(self, model: HuggingFaceModel, count: int) -> AttentionStatistics:
+        """The sums of `count` prompts as statistics."""
+        cells, n_positions = self.kernels.shape[-1], self.first.shape[1]
+        left_out = (
+            []
+            if self.content is not None
+            else ["similarity of the mean content logits: they are kept up to a size, or with mean_content=True"]
+        )
+        rows = {name: np.stack(values) for name, values in self.rows.items()}
+        queries = cell_bounds(cells, n_positions).diff()[:, None].to(self.kernels)
+        seen_before = torch.arange(n_positions) - self.first
+        return AttentionStatistics(
+            distance=HeadStatistic.of(rows["distance"]),
+            even_distance=(seen_before.double().mean(1) / 2).numpy(),
+            entropy=HeadStatistic.of(rows["entropy"], most=1.0),
+            learned_sink=HeadStatistic.of(rows["learned_sink"], most=1.0) if "learned_sink" in rows else None,
+            content=ContentLogits(
+                HeadStatistic.of(rows["diagonal"]), HeadStatistic.of(rows["off_diagonal"]), self.scale
+            ),
+            similarity=None if self.content is None else similarity_of(self.content / count, self.first),
+            sink_thresholds=tuple(self.options.sink_thresholds),
+            sinks=PromptMean.of(rows["sinks"]),
+            sinks_by_layer=self.sinks_by_layer / count,
+            monotonicity=Monotonicity(PromptMean.of(rows["violated"]), PromptMean.of(rows["gap"])),
+            kernels=(self.kernels / (count * queries)).numpy(force=True),
+            mixing=None
+            if self.no_mixing
+            else MixingStatistics(PromptMean.of(rows["token_mean"]), PromptMean.of(rows["frobenius"])),
+            left_out=(*left_out, *filter(None, [self.no_mixing])),
+            caveats=(*model.caveats(), *self._counted(model.sizes["layers"])),
+        )
+
+    def _counted(self, depth: int) -> tuple[str, ...]:
+        """The layers that are counted, if some have no attention, or something beside it."""
+        if len(self.layers) == depth:
+            return ()
+        counted = ", ".join(map(str, self.layers))
+        return (
+            f"layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers in "
+            "its place, and layers that mix no positions are not counted",
+        )
+
+
+class PrefixWatch:
+    """Counts violations of F_i+1(k) <= F_i(k), F_i(k) = sum_{j <= k} A_ij, k < i, within one kernel whose rows arrive
+    in blocks, last rows first; only one row is kept. At k = i the mass is 1, which nothing can exceed."""
+
+    def __init__(self, n_positions: int, device: torch.device) -> None:
+        self._n_positions = n_positions
+        self._below: Tensor | None = None
+        """F of the row under the next block, all keys."""
+        self._violations = torch.zeros((), dtype=torch.float64, device=device)
+        self._rise = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, mass: Float64[Tensor, "query key"], queries: slice, keys: slice) -> None:
+        """Compare the rows of a block with each other, and its last row with the first of the block before.
+
+        `mass` is F of the block's queries at its keys; rows end at 1, and are 0 to the left of the keys. The block
+        given before starts where this one stops.
+        """
+        below = mass[1:]
+        if self._below is not None:
+            below = torch.cat([below, self._below[None, keys]])
+        rise = below - mass[: len(below)]
+        # Of the keys before a query alone; what rounding alone can give is no rise.
+        rise = torch.threshold(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
+        self._violations += rise.count_nonzero()
+        self._rise += rise.sum()
+        self._below = torch.ones(self._n_positions, dtype=mass.dtype, device=mass.device)
+        self._below[: keys.start] = 0
+        self._below[keys] = mass[0]
+
+    def result(self) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
+        """Share of violated triples and their mean rise."""
+        triples = (self._n_positions - 1) * (self._n_positions - 2) // 2
+        return self._violations / triples, self._rise / self._violations.clamp_min(1)
+
+
+def cell_bounds(cells: int, n_positions: int) -> Int64[Tensor, "edges"]:
+    """First position of each cell, and N: position p lies in cell p * cells // N."""
+    return -(-torch.arange(cells + 1) * n_positions // cells)
+
+
+def reduce_layer(
+    state: AttentionState, *, thresholds: Sequence[float], kernels: Float[Tensor, "cells cells"]
+) -> dict[str, Tensor]:
+    """Form one layer's attention on one prompt, add it to the kernels, and give its sums by name.
+
+    Every query but the first must see at least 2 keys; `thresholds` are those of the sink score. Nothing is read back
+    from an accelerator.
+
+    Returns:
+        distance, entropy and, of families that have them, learned_sink, [heads]; sinks [thresholds n_positions], mean
+        over heads; violated and gap []. `AttentionStatistics` has the definitions.
+    """
+    n_positions, device = state.key.shape[1], state.key.device
+    position, first = torch.arange(n_positions, device=device), state.first.to(device)
+    bounds = cell_bounds(len(kernels), n_positions).to(device)
+    visible = (position - first).double() + 1
+    # The first query sees itself alone: its entropy is 0 of log 1 = 0 and it is left out.
+    entropy_weights = torch.where(visible > 1, 1 / visible.log(), 0.0)
+    distance = torch.zeros(state.query.shape[:2], dtype=torch.float64, device=device)
+    entropy = torch.zeros_like(distance)
+    counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
+    sink_mass = None if state.sinks is None else torch.zeros_like(distance)
+    prefix = PrefixWatch(n_positions, device)
+    for part in query_blocks(state):
+        weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
+        # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
+        back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
+        moment, total = (weights @ torch.stack([back, torch.ones_like(back)], 1)).unbind(-1)
+        if part.sink is not None and sink_mass is not None:
+            sink_mass += part.sink.sum(-1, dtype=torch.float64)
+            moment = moment / total.clamp_min(torch.finfo(total.dtype).tiny)
+        distance += moment.sum(-1, dtype=torch.float64) + rows * (rows - 1) / 2
+        entropy += (_row_entropy(part.among_keys()).double() * entropy_weights[part.queries]).sum(-1)
+        for row, threshold in zip(counts, thresholds, strict=True):
+            for heads in torch.split((weights > threshold).view(torch.uint8).flatten(0, 1), MOST_COUNTED):
+                row[part.keys] += heads.sum(0, dtype=torch.uint8).sum(0)
+        mean = weights.mean((0, 1))
+        mass = mean.double().cumsum(-1)
+        mass = mass / mass[..., -1:]
+        prefix.add(mass, part.queries, part.keys)
+        if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
+            mass = mass * mean.double().sum(-1, keepdim=True)
+        cell_of_query = torch.searchsorted(bounds, position[part.queries], right=True) - 1
+        edges = bounds.clamp(part.keys.start, part.keys.stop) - part.keys.start
+        in_cells = torch.nn.functional.pad(mass, (1, 0))[..., edges].diff(dim=-1)
+        kernels.index_add_(0, cell_of_query, in_cells.to(kernels))
+    queries_of_key = torch.searchsorted(first, position, right=True) - position
+    violated, gap = prefix.result()
+    found = {
+        "distance": (distance / n_positions).flatten(),
+        "entropy": (entropy / (visible > 1).sum()).flatten(),
+        "sinks": counts / (state.heads * queries_of_key),
+        "violated": violated,
+        "gap": gap,
+    }
+    return found if sink_mass is None else {**found, "learned_sink": (sink_mass / n_positions).flatten()}
+
+
+def _row_entropy(weights: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows"]:
+    """-sum_j A_ij log A_ij; zeros add nothing."""
+    if weights.is_cpu:  # there `entr` takes four times as long
+        logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
+        return -logarithms.mul_(weights).sum(-1)
+    entropy: Tensor = torch.special.entr(weights).sum(-1)
+    return entropy
+
+
+def reduce_content(
+    state: AttentionState, *, into: Float[Tensor, "heads query key"] | None
+) -> dict[str, Float64[Tensor, "heads"]]:
+    """Means of scale * q_i.k_j before rotation at j = i and at visible j < i; all are added `into` if given.
+
+    sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{f-1}), K the cumulative sum, f the first visible key: order N d, no pair
+    is formed. Some query sees a key before its own.
+    """
+    if into is not None:
+        logits = (state.query * state.scale).flatten(1, 2) @ state.key.transpose(1, 2)
+        into += logits.view(into.shape).to(into)
+    query, key = state.query.double(), state.key.double()
+    before = torch.nn.functional.pad(key.cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
+    earlier = before[:, :-1]
+    if bool(state.first.any()):
+        earlier = earlier - before[:, state.first.to(before.device)]
+    pairs = int((np.arange(key.shape[1]) - state.first.numpy()).sum())
+    return {
+        "diagonal": ((query * key[:, None]).sum(-1).flatten(0, 1) * state.scale).mean(1),
+        "off_diagonal": torch.einsum("kgic,kic->kg", query, earlier).flatten() * (state.scale / pairs),
+    }
+
+
+def similarity_of(
+    mean: Float[Tensor, "layers heads n_positions n_positions"], first: Int64[Tensor, "layers n_positions"]
+) -> Similarity:
+    """How concentrated the mean content logits are within the range of the whole model; `Similarity` defines it."""
+    from scipy.special import entr
+
+    position = torch.arange(mean.shape[-1])
+    visible = (position < position[:, None]) & (position >= first[:, :, None])
+    off = [layer[:, seen.to(layer.device)].numpy(force=True) for layer, seen in zip(mean, visible, strict=True)]
+    own = mean.diagonal(dim1=2, dim2=3).numpy(force=True)
+    every = np.concatenate([own.ravel(), *(layer.ravel() for layer in off)])
+    low, high = np.quantile(every, TAILS)
+    largest = float(np.abs(every[[every.argmin(), every.argmax()]]).max())
+    if high - low <= NARROW * largest:  # all are equal: they fall into the bin in the middle
+        low, high = low - (largest or 1.0), high + (largest or 1.0)
+
+    def of(layers: Sequence[Float[np.ndarray, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
+        counts = np.array([[np.histogram(head, BINS, (low, high))[0] for head in layer] for layer in layers])
+        inside = counts.sum(axis=2)
+        entropy = entr(counts / np.maximum(inside, 1)[..., None]).sum(axis=2)
+        # 0 where nothing is inside, as in the published code.
+        similarity = np.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
+        return similarity, 1 - inside / np.array([[layer.shape[1]] for layer in layers])
+
+    (diagonal, diagonal_outside), (off_diagonal, off_diagonal_outside) = of(list(own)), of(off)
+    return Similarity(diagonal, off_diagonal, diagonal_outside, off_diagonal_outside)

@@ -1,1 +1,0 @@
-"""Statistics of a model's attention without keeping its matrices (docs/theory, section 6)."""

@@ -1,0 +1,319 @@
+"""`AttentionStatistics`, the result of `attention`: statistics of attention over prompts, each with its range.
+
+A number that depends on prompts is kept per prompt if it is small, and carries a 95 % interval over prompts, whose ends
+are infinite with a single prompt. Fields and those within them are arrays of the record, by name: `distance/per_prompt`
+[count layers heads], `mixing/tokens/low` [layers]; beside them `rollouts/NAME/{per_prompt,influence,low,high}`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from posbias.comparison.distances import Sample, compare_with_prompts, summarise
+from posbias.display.showing import Series, Shown
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.runs.parts import below
+from posbias.runs.records import Record
+from posbias.runs.results import RESULTS, Result
+from posbias.statistics import Interval, mean_ends, mean_of
+
+
+@dataclass(frozen=True, eq=False)
+class PromptMean:
+    """An array of shares, in [0, 1], per prompt and its mean over prompts."""
+
+    per_prompt: Float64[np.ndarray, "count *axes"]
+    low: Float64[np.ndarray, "*points"]
+    """Ends of the pointwise interval of `value`."""
+    high: Float64[np.ndarray, "*points"]
+    most: float = 1.0
+    """The largest value that the truth can have: 1 for a share."""
+
+    @classmethod
+    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
+        """The statistic of these values, with its interval."""
+        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
+
+    @property
+    def value(self) -> Float64[np.ndarray, "*points"]:
+        """Mean over prompts."""
+        return np.asarray(self.per_prompt.mean(axis=0))
+
+    @property
+    def overall(self) -> Interval:
+        """Mean over prompts of the mean over everything else, with its 95 % interval over prompts."""
+        means = self.per_prompt.reshape(len(self.per_prompt), -1).mean(axis=1)
+        return mean_of(means).interval(least=0.0 if means.min() >= 0 else -np.inf, most=self.most)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStatistic(PromptMean):
+    """One number per prompt, layer and head, [count layers heads]; `value`, `low` and `high` are of layers."""
+
+    most: float = np.inf
+
+    @classmethod
+    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"], *, most: float = np.inf) -> "HeadStatistic":
+        """The statistic of these values, with its interval."""
+        least = 0.0 if per_prompt.min() >= 0 else -np.inf
+        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=most), most)
+
+    @property
+    def by_head(self) -> Float64[np.ndarray, "layers heads"]:
+        """Mean over prompts."""
+        return np.asarray(self.per_prompt.mean(axis=0))
+
+    @property
+    def value(self) -> Float64[np.ndarray, "layers"]:
+        """Mean over prompts and heads."""
+        return np.asarray(self.per_prompt.mean(axis=(0, 2)))
+
+
+@dataclass(frozen=True, eq=False)
+class ContentLogits:
+    """Content logits: scale * q_i.k_j with the model's own scale and without its positions.
+
+    Taken after projection, bias, clamp and q/k norm; before rotation, soft cap and ALiBi. Pairs a window hides do not
+    count.
+    """
+
+    diagonal: HeadStatistic
+    """Mean at j = i."""
+    off_diagonal: HeadStatistic
+    """Mean at visible j < i."""
+    scale: Float64[np.ndarray, "layers"]
+
+    @property
+    def difference(self) -> HeadStatistic:
+        """Diagonal less off-diagonal mean: the c of "constant + diagonal" content (docs/theory, section 1)."""
+        return HeadStatistic.of(self.diagonal.per_prompt - self.off_diagonal.per_prompt)
+
+    @property
+    def published(self) -> HeadStatistic:
+        """`difference` of q.k itself, without the scale: what the code of arXiv 2602.16837 measures."""
+        return HeadStatistic.of(self.difference.per_prompt / self.scale[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """How concentrated the content logits' mean over prompts is: 1 - entropy / log(199) of a histogram, in [0, 1].
+
+    Its 199 equal bins run from the 0.5 % to the 99.5 % quantile of all visible content logits of all layers and heads
+    together, so a head's similarity is relative to the whole model's range. 1: all in one bin; 0: spread evenly. The
+    model's own scale drops out where all layers share it. Computed once, so without an interval.
+
+    Source: arXiv 2602.16837, appendix E, and its notebook attention_stats. There the quantiles are those of a random
+    million of entries, among them those above the diagonal, which no query sees.
+    """
+
+    diagonal: Float64[np.ndarray, "layers heads"]
+    """Of the entries j = i."""
+    off_diagonal: Float64[np.ndarray, "layers heads"]
+    """Of the visible entries j < i."""
+    diagonal_outside: Float64[np.ndarray, "layers heads"]
+    """Share of the diagonal entries outside the bins, which the histogram leaves out; at 1 the similarity is 0."""
+    off_diagonal_outside: Float64[np.ndarray, "layers heads"]
+
+
+@dataclass(frozen=True, eq=False)
+class Monotonicity:
+    """Distance of each prompt's attention (mean over heads) from stochastic monotonicity, F_i+1(k) <= F_i(k).
+
+    F_i(k) is the mass that query i gives to the keys 0..k.
+    """
+
+    violated: PromptMean
+    """Share of the triples (i, i+1, k), k < i, whose prefix mass rises, in [0, 1], by layer."""
+    gap: PromptMean
+    """Mean rise F_i+1(k) - F_i(k) over the violated triples, in (0, 1]; 0 if there are none."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixingStatistics:
+    """Size of the attention branch a beside the stream x it is added to (`posbias.measurement.prompt`)."""
+
+    tokens: PromptMean
+    """Per prompt and layer: mean over tokens of |a| / (|x| + |a|)."""
+    frobenius: PromptMean
+    """Per prompt and layer: ||a||_F / (||x||_F + ||a||_F)."""
+
+
+@RESULTS.register("attention")
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionStatistics(Result):
+    """A model's attention over a set of prompts; its picture is of attention distance by layer.
+
+    Source of the sink score: arXiv 2410.10781 and, with another threshold, 2502.01951.
+    """
+
+    distance: HeadStatistic
+    """sum_j A_ij (i - j) in positions, >= 0, mean over queries; if a learned sink takes a part, of the rest."""
+    even_distance: Float64[np.ndarray, "layers"]
+    """Distance of attention that is even over the keys each query sees: the flat line of `distance`."""
+    entropy: HeadStatistic
+    """-sum_j A_ij log A_ij / log(visible keys), in [0, 1], mean over the queries that see at least 2 keys; even: 1.
+    If a learned sink takes a part, of the rest."""
+    learned_sink: HeadStatistic | None
+    """Share of every row that a learned sink, a place that is no position, takes, in (0, 1), mean over queries; None
+    for families without (all except GPT-OSS)."""
+    content: ContentLogits
+    similarity: Similarity | None
+    """None if the mean content logits were not kept."""
+    sink_thresholds: tuple[float, ...]
+    sinks: PromptMean
+    """[thresholds, n_positions] per prompt: share of the queries that may see j with A_ij > threshold, in [0, 1], mean
+    over layers and heads. Few queries see the last positions."""
+    sinks_by_layer: Float64[np.ndarray, "thresholds layers n_positions"]
+    """Sinks of every layer, mean over prompts."""
+    monotonicity: Monotonicity
+    kernels: Float[np.ndarray, "layers cells cells"]
+    """Attention averaged over prompts and heads, in min(N, 128) cells of neighbouring positions: position p lies in
+    cell p * cells // N. An entry is the mean over the queries of its row's cell of the sum over the keys of its
+    column's cell, so rows sum to 1, or to what a learned sink leaves."""
+    mixing: MixingStatistics | None
+    """None if the blocks do not add branches to their input."""
+    left_out: tuple[str, ...]
+    """Statistics that were not kept, and statistics and rollouts that do not apply, with the reason."""
+    caveats: tuple[str, ...]
+    """Differences between the model that ran and what its name promises."""
+    rollouts: Mapping[str, Float64[np.ndarray, "count n_positions"]] = field(default_factory=dict)
+    """Each prompt's profile by every rollout of its attention (`theory.power_rollout.ROLLOUTS`); rows sum to 1."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Title, model, prompts, options and what repeats it, as a record describes them."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> Result:
+        """The statistics that a record holds."""
+        arrays, scalars = record.arrays, record.scalars
+        if "kernels" not in arrays:
+            raise UsageError(f"run {record.run_id} is of an older posbias attention, which must be run again")
+
+        def heads(name: str, most: float = np.inf) -> HeadStatistic:
+            return HeadStatistic(**below(arrays, f"{name}/"), most=most)
+
+        def shares(name: str) -> PromptMean:
+            return PromptMean(**below(arrays, f"{name}/"), most=1.0)
+
+        similarity = below(arrays, "similarity/")
+        statistics = cls(
+            distance=heads("distance"),
+            even_distance=arrays["even_distance"],
+            entropy=heads("entropy", 1.0),
+            learned_sink=heads("learned_sink", 1.0) if below(arrays, "learned_sink/") else None,
+            content=ContentLogits(heads("content/diagonal"), heads("content/off_diagonal"), arrays["content/scale"]),
+            similarity=Similarity(**similarity) if similarity else None,
+            sink_thresholds=tuple(scalars["sink_thresholds"]),
+            sinks=shares("sinks"),
+            sinks_by_layer=arrays["sinks_by_layer"],
+            monotonicity=Monotonicity(shares("monotonicity/violated"), shares("monotonicity/gap")),
+            kernels=arrays["kernels"],
+            mixing=MixingStatistics(shares("mixing/tokens"), shares("mixing/frobenius"))
+            if below(arrays, "mixing/")
+            else None,
+            left_out=tuple(map(str, scalars["left_out"])),
+            caveats=tuple(map(str, scalars["caveats"])),
+            rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
+            about=record.resolved,
+        )
+        vars(statistics)["rollout_shares"] = {
+            name: {share: Interval.of_record(interval) for share, interval in shares.items()}
+            for name, shares in scalars["rollouts"].items()
+        }
+        return statistics.with_record(record)
+
+    @cached_property
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
+        """The statistics with model, prompts and options, as the shell writes them."""
+        scalars = {
+            "sink_thresholds": list(self.sink_thresholds),
+            "rollouts": {
+                name: {share: interval.as_record() for share, interval in shares.items()}
+                for name, shares in self.rollout_shares.items()
+            },
+            "left_out": list(self.left_out),
+            "caveats": list(self.caveats),
+        }
+        arrays = dict(_arrays(vars(self), ""))
+        for name, rows in self.rollouts.items():
+            parts = {**vars(Profile.mean_of(rows)), "per_prompt": rows}
+            arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items()}
+        return Record("attention", {}, dict(self.about), scalars, arrays)
+
+    @property
+    def title(self) -> str:
+        """Name of the model."""
+        return str(self.about["title"])
+
+    @property
+    def count(self) -> int:
+        """Prompts measured."""
+        return len(self.distance.per_prompt)
+
+    @property
+    def depth(self) -> int:
+        """Layers whose attention was measured."""
+        return len(self.even_distance)
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of every prompt."""
+        return int(self.sinks.per_prompt.shape[-1])
+
+    @cached_property
+    def rollout_shares(self) -> Mapping[str, Mapping[str, Interval]]:
+        """Shares of each rollout's profile, and as `flat` its distance to the flat line, with intervals."""
+        found: dict[str, Mapping[str, Interval]] = {}
+        for name, rows in self.rollouts.items():
+            sample, flat = Sample.of(rows), Profile.uniform(rows.shape[1])
+            distance = compare_with_prompts(flat, sample, generator=np.random.default_rng(0)).distance
+            found[name] = {**summarise(sample, generator=np.random.default_rng(0)), "flat": distance}
+        return found
+
+    def shown(self) -> Shown:
+        """Attention distance of every layer beside even attention's; the means over the whole model, with intervals."""
+        prompts = "1 prompt" if self.count == 1 else f"{self.count} prompts"
+        title = (
+            f"{self.about.get('title', 'attention')} on {prompts} of {self.n_positions} tokens: attention looks back "
+            f"{self.distance.overall.value:.1f} positions on average, even attention {self.even_distance.mean():.1f}"
+        )
+        series = (
+            Series("mean over heads", self.distance.value, self.distance.low, self.distance.high),
+            Series("even attention", self.even_distance),
+        )
+        return Shown(title, series, "distance", "layer", np.arange(self.depth), unit="positions", facts=self.facts())
+
+    def facts(self) -> Mapping[str, str]:
+        """The means over the whole model with their intervals, what was left out, and caveats."""
+        even = self.even_distance.mean()
+        facts = {
+            "attention distance, positions": f"{self.distance.overall.text('.1f')}; even attention {even:.1f}",
+            "entropy, of the largest possible": self.entropy.overall.text(),
+        }
+        for number, threshold in enumerate(self.sink_thresholds):
+            share = self.first_sink(number).text(".1f", scale=100, unit=" %")
+            facts[f"queries that give position 0 more than {threshold:g}"] = share
+        if self.mixing is not None:
+            facts["attention's share of a layer's output (mixing)"] = self.mixing.tokens.overall.text()
+        left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
+        return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+
+    def first_sink(self, number: int) -> Interval:
+        """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
+        statistic = self.sinks
+        return Interval(*(float(values[number, 0]) for values in (statistic.value, statistic.low, statistic.high)))
+
+
+def _arrays(parts: Mapping[str, Any], stem: str) -> dict[str, np.ndarray]:
+    """The arrays among the parts and within them, by slash-separated name."""
+    found: dict[str, np.ndarray] = {}
+    for name, part in parts.items():
+        if isinstance(part, np.ndarray):
+            found[f"{stem}{name}"] = part
+        elif is_dataclass(part):
+            found |= _arrays(vars(part), f"{stem}{name}/")
+    return found
