@@ -71,8 +71,3 @@ class Profile(Showing):
     def n_positions(self) -> int:
         """Number of positions N."""
         return int(self.influence.size)
-
-    @property
-    def relative_positions(self) -> Float64[np.ndarray, "n_positions"]:
-        """Positions scaled to [0, 1]: j / (N - 1); a single position sits at 0."""
-        return np.arange(self.n_positions, dtype=np.float64) / max(self.n_positions - 1, 1)

@@ -28,7 +28,7 @@ def test_wasserstein_is_the_earth_movers_distance(first: int, second: int, n_pos
     from scipy.stats import wasserstein_distance
 
     left, right = profile(first, n_positions), profile(second, n_positions)
-    positions = left.relative_positions
+    positions = np.linspace(0, 1, left.n_positions)
     expected = wasserstein_distance(positions, positions, left.influence, right.influence)
     assert compare(left, right).wasserstein == pytest.approx(expected, abs=1e-12)
 

@@ -102,10 +102,9 @@ def test_depth_survives_storage_and_averaging(llama: Model, make_prompts: Callab
     assert whole.depth is not None
     assert again.depth is not None
     assert again.depth.layers.tolist() == whole.depth.layers.tolist() == [0, 2]
-    for first, second in zip(again.depth.profiles, whole.depth.profiles, strict=True):
-        np.testing.assert_equal(vars(first), vars(second))
-        assert np.all(first.low <= first.influence)
-        assert np.all(first.influence <= first.high)
+    np.testing.assert_equal(vars(again.depth), vars(whole.depth))
+    assert np.all(again.depth.low <= again.depth.influence)
+    assert np.all(again.depth.influence <= again.depth.high)
     assert measure(llama, prompts, kinds="logit").depth is None
 
 

@@ -40,7 +40,7 @@ def test_with_blooms_own_slopes_and_scale_content_adds_nothing(rollout):
 
 def test_no_distance_undercuts_the_difference_of_means(rollout):
     """W1 >= |difference of means|, and the measured mean that the table implies holds for the measured curve."""
-    mean = float(bloom_influence().influence @ bloom_influence().relative_positions)
+    mean = float(bloom_influence().influence @ np.linspace(0, 1, bloom_influence().n_positions))
     for entry in rollout.rows:
         if "metrics" in entry:
             assert entry["metrics"]["wasserstein"] >= abs(entry["mean_position"] - mean) - 1e-12

@@ -20,8 +20,8 @@ interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`
 `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile. An interval is {value, low, high}, None if infinite or undefined.
 `resolved` may hold `title`, `command` and the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what
-each curve of several was computed for, by which they are named. Records without `subjects` are read too:
-`profile/influence` (predict), `measured/...`.
+each curve of several was computed for, by which they are named. Records of predictions have
+no `subjects`: `profile/influence`, or `theories/NAME/influence`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,12 +111,6 @@ class Depth:
     """Rows sum to 1."""
     low: Float64[np.ndarray, "n_layers n_positions"] | None = None
     high: Float64[np.ndarray, "n_layers n_positions"] | None = None
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """One per layer."""
-        ends = ([None] * len(self.layers) if rows is None else rows for rows in (self.low, self.high))
-        return tuple(Profile(*rows) for rows in zip(self.influence, *ends, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +226,7 @@ class ProfileRun(Result):
             curves=_curves(record, subjects[0]),
             left_out=tuple(map(str, scalars.get("left_out", ()))),
             details=scalars.get("details", {}),
-            found=_intervals(scalars.get("found", {})),
+            found={name: Interval.of_record(stored) for name, stored in scalars.get("found", {}).items()},
         )
 
     @property
@@ -300,7 +294,24 @@ def store_subjects(
     """
     record.scalars["subjects"] = {}
     for subject in subjects:
-        _store_subject(record, subject)
+        groups: dict[str, Mapping[str, Any]] = {
+            "measured": subject.measured,
+            "theories": subject.theories,
+            "mixing": subject.mixing,
+            "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
+        }
+        for group, entries in groups.items():
+            for name, entry in entries.items():
+                if "/" in name or "/" in subject.name:
+                    raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
+                parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
+                arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
+                record.arrays |= {f"{subject.name}/{group}/{name}/{part}": array for part, array in arrays.items()}
+        record.scalars["subjects"][subject.name] = {
+            **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
+            "summaries": as_stored(subject.summaries),
+            "comparisons": as_stored(subject.comparisons),
+        }
     record.scalars["contrasts"] = as_stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
@@ -341,31 +352,6 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
     return theories | {MEASURED + kind: {"kind": kind, **shared} for kind in subject.measured}
 
 
-def _store_subject(record: Record, subject: Subject) -> None:
-    groups: dict[str, Mapping[str, Any]] = {
-        "measured": subject.measured,
-        "theories": subject.theories,
-        "mixing": subject.mixing,
-        "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
-    }
-    for group, entries in groups.items():
-        for name, entry in entries.items():
-            if "/" in name or "/" in subject.name:
-                raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
-            parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
-            stem = f"{subject.name}/{group}/{name}"
-            record.arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
-    record.scalars["subjects"][subject.name] = {
-        **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
-        "summaries": as_stored(subject.summaries),
-        "comparisons": as_stored(subject.comparisons),
-    }
-
-
-def _intervals(stored: Mapping[str, Any]) -> dict[str, Interval]:
-    return {name: Interval.of_record(entry) for name, entry in stored.items()}
-
-
 def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
     def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
         return {key: _entry(record, f"{name}/{group}/{key}", sort) for key in scalars[group]}
@@ -377,29 +363,20 @@ def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
         theories=entries("theories", TheoryProfile),
         mixing=entries("mixing", Mixing),
         depth=_entry(record, depth, Depth) if f"{depth}/layers" in record.arrays else None,
-        summaries={kind: _intervals(entries) for kind, entries in scalars["summaries"].items()},
+        summaries={
+            kind: {statistic: Interval.of_record(stored) for statistic, stored in summary.items()}
+            for kind, summary in scalars["summaries"].items()
+        },
         comparisons=tuple(from_stored(KindComparison, block) for block in scalars["comparisons"]),
     )
 
 
 def _bare_subject(record: Record) -> Subject:
-    """Records that hold profiles only: one prediction, or measured kinds without comparisons."""
-
-    def stems(group: str) -> dict[str, str]:
-        names = [key.split("/")[1] for key in record.arrays if key.startswith(f"{group}/")]
-        return {name: f"{group}/{name}" for name in names}
-
-    theories = stems("theories")
+    """The predictions of a record that holds nothing else."""
+    stems = {str(name).removeprefix(THEORIES): str(name) for name in record.resolved.get("curves") or ()}
     if "profile/influence" in record.arrays:
-        theories[str(record.resolved.get("theory") or record.arguments.get("theory") or "prediction")] = "profile"
-    order = [name.removeprefix(THEORIES) for name in record.resolved.get("curves") or ()]  # files sort their arrays
-    theories = {name: theories[name] for name in sorted(theories, key=lambda name: [*order, name].index(name))}
-    return Subject(
-        name=record.verb,
-        measured={kind: _entry(record, stem, MeasuredKind) for kind, stem in stems("measured").items()},
-        theories={name: _entry(record, stem, TheoryProfile) for name, stem in theories.items()},
-        mixing={definition: _entry(record, stem, Mixing) for definition, stem in stems("mixing").items()},
-    )
+        stems = {str(record.resolved.get("theory") or "prediction"): "profile"}
+    return Subject(record.verb, theories={name: _entry(record, stem, TheoryProfile) for name, stem in stems.items()})
 
 
 def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
@@ -448,7 +425,10 @@ def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
     titles = [view.label for view in views]
     for title in {title for title in titles if titles.count(title) > 1}:
         places = [place for place, view in enumerate(views) if view.label == title]
-        shared = [worded(_shared(list(views[place].curves.values()))) for place in places]
+        shared = []
+        for curves in (list(views[place].curves.values()) for place in places):
+            own = {*differing(curves), "kind"}  # the settings of single curves, and not of the run
+            shared.append(worded({name: value for each in curves for name, value in each.items() if name not in own}))
         if differing(shared):
             for place, name in zip(places, curve_names(shared), strict=True):
                 titles[place] = f"{title}: {name}"
@@ -474,9 +454,3 @@ def _names(view: ProfileRun) -> dict[str, str]:
         if len(curves) > 1:
             names |= zip(curves, names_beside(list(curves.values())), strict=True)
     return names
-
-
-def _shared(curves: Sequence[Settings]) -> Settings:
-    """Settings that all curves of a run have in common, apart from the kind."""
-    apart = differing(curves)
-    return {name: value for settings in curves for name, value in settings.items() if name not in (*apart, "kind")}

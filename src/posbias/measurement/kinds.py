@@ -340,7 +340,9 @@ class IntegratedGradients(Experiment):
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; their gap and the scores at both ends stand in `details`."""
         end = question.embeddings
-        start = self._baseline(question)
+        start = end.clone()
+        prompt = start[:, : question.reading.n_positions]  # a target's own tokens stay
+        prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         with torch.no_grad():
             output = question.outputs(end)
             tokens = scored_tokens(output, question.reading)
@@ -403,12 +405,6 @@ class IntegratedGradients(Experiment):
             return (reading.share * of_tokens.sum(dim=1)).exp()
         return reading.share * of_tokens.exp().sum(dim=1)
 
-    def _baseline(self, question: Question) -> Inputs:
-        start = question.embeddings.clone()
-        prompt = start[:, : question.reading.n_positions]
-        prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
-        return start
-
 
 @torch.no_grad()
 def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
@@ -457,7 +453,12 @@ class Perturbation(Experiment):
         generator = question.generator(self.name)
         size = question.reading.n_positions
         places, stretches = self._places(size, generator)
-        tokens = self._other_tokens(question, places, generator)
+        alternatives = question.model.vocabulary_size - 1
+        if alternatives < 1:
+            raise UsageError("perturbation needs a vocabulary of at least 2 tokens")
+        # Uniform over all tokens except the one that stands there.
+        tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
+        tokens = tokens + (tokens >= question.reading.token_ids[places][:, None])
         prefix = trusted_prefix(question.model, question.embeddings)
         changed, replacements = np.repeat(places, self.draws), tokens.ravel()
         chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
@@ -485,17 +486,6 @@ class Perturbation(Experiment):
         stretches = np.array_split(np.arange(1, size - 1), self.positions - 2)
         inner = [int(stretch[int(torch.randint(len(stretch), (), generator=generator))]) for stretch in stretches]
         return np.array([0, *inner, size - 1]), np.array([1, *map(len, stretches), 1])
-
-    def _other_tokens(
-        self, question: Question, places: Int64[np.ndarray, "places"], generator: torch.Generator
-    ) -> Int64[np.ndarray, "places draws"]:
-        """Uniform draws from all tokens except the one that stands there."""
-        present = question.reading.token_ids[places][:, None]
-        alternatives = question.model.vocabulary_size - 1
-        if alternatives < 1:
-            raise UsageError("perturbation needs a vocabulary of at least 2 tokens")
-        tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
-        return np.asarray(tokens + (tokens >= present))
 
 
 def _moved(

@@ -214,8 +214,6 @@ class Measurement(Result):
     @property
     def count(self) -> int:
         """Prompts measured."""
-        if not self.per_prompt:  # an older record may hold means alone
-            return int(self.record.resolved["measurement"]["count"])
         return len(next(iter(self.per_prompt.values())))
 
     @property
@@ -283,34 +281,29 @@ def measure(
             measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
             measurement.with_record(finished)
         else:
-            measurement = _halved(model, prompts, resolved, options, settings)
+            check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
+            together = prompts_together(model, prompts, kinds=resolved, options=options)
+            measured = partial(_measured, model, prompts, resolved, options, settings)
+            usual = partial(measured, checkpointing=options.checkpointing)
+            measurement = halving(usual, together, at_last=partial(measured, 1, checkpointing=True))
             if run.directory is not None:
                 measurement.record.resolved["fingerprint"] = fingerprint(of_record)
         run.finish(measurement.record)
     return measurement
 
 
-def _halved(
-    model: Model, prompts: Prompts, kinds: tuple[Kind, ...], options: MeasureOptions, settings: Mapping[str, Any]
-) -> Measurement:
-    """A measurement in batches that are as large as the device's memory allows."""
-    check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
-    together = prompts_together(model, prompts, kinds=kinds, options=options)
-
-    def measured(together: int, *, checkpointing: bool = options.checkpointing) -> Measurement:
-        how = replace(options, together=together, checkpointing=checkpointing)
-        return _measured(model, prompts, kinds, how, settings)
-
-    return halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
-
-
 def _measured(
-    model: Model, prompts: Prompts, kinds: tuple[Kind, ...], options: MeasureOptions, settings: Mapping[str, Any]
+    model: Model,
+    prompts: Prompts,
+    kinds: tuple[Kind, ...],
+    options: MeasureOptions,
+    settings: Mapping[str, Any],
+    together: int,
+    *,
+    checkpointing: bool,
 ) -> Measurement:
-    """A measurement by these settings, in batches that are kept in the directory and taken from there."""
-    together = options.together or 1
-    pieces_of = {**settings, "together": together}
-    store = PartStore(options.directory, pieces_of)
+    """A measurement in batches of so many prompts, which are kept in the directory and taken from there."""
+    options = replace(options, together=together, checkpointing=checkpointing)
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
@@ -321,6 +314,7 @@ def _measured(
         passes=options.passes,
         together=together,
     )
+    store = PartStore(options.directory, {**settings, "together": together})
     pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
     measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
@@ -531,21 +525,16 @@ def measure_models(
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
-                record = _failed(passed, error, own)
+                record = failed_record("measure", passed, error)
+                if own is not None:
+                    with suppress(RunError, UsageError), held(own) as path:
+                        if finished_record(path) is None:
+                            record.write_run(path)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
         if directory is not None and page is not None and done:
             page(done, directory)
-
-
-def _failed(arguments: Mapping[str, Any], error: RunError | UsageError, directory: Path | None) -> Record:
-    """The record of a model that failed, left in its directory unless a finished one is there or another run works."""
-    if directory is not None:
-        with suppress(RunError, UsageError), held(directory) as path:
-            if finished_record(path) is None:
-                failed_record("measure", arguments, error).write_run(path)
-    return Record(verb="measure", arguments=dict(arguments), status="failed", error=str(error))
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:

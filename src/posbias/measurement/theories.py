@@ -28,7 +28,7 @@ from posbias.theory.power_rollout import (
     attention_rollout_of,
     attention_rollout_prompt,
 )
-from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
@@ -56,10 +56,18 @@ def prompt_theories(
         A profile [n_positions] of each theory by name, of mean field [network n_positions], of which it is the mean,
         with a single row where it draws no heads; and why each other theory does not apply.
     """
-    traced = cache(partial(trace_model, model, token_ids))
+    traced, shares = cache(partial(trace_model, model, token_ids)), [] if mixing is None else mixing.tolist()
+
+    def attention_rollout() -> np.ndarray:
+        try:
+            trace = traced()
+        except UsageError:  # no dense decoder: by a pass of its own
+            return attention_rollout_prompt(model, token_ids, shares)
+        return attention_rollout_of(trace, shares)
+
     found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
     if mixing is not None:
-        found["attention_rollout"] = lambda: _attention_rollout(model, token_ids, traced, mixing)
+        found["attention_rollout"] = attention_rollout
     if initialisation is not None:
         found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
     return _applicable(found)
@@ -82,20 +90,6 @@ def architecture_theories(
         }
     )
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
-
-
-def _attention_rollout(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    traced: Callable[[], PromptTrace],
-    mixing: Float64[np.ndarray, "layers"],
-) -> Float64[np.ndarray, "n_positions"]:
-    """From the trace of the power rollout, or by a pass of its own for a model that is no dense decoder."""
-    try:
-        trace = traced()
-    except UsageError:
-        return attention_rollout_prompt(model, token_ids, mixing.tolist())
-    return attention_rollout_of(trace, mixing.tolist())
 
 
 def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:

@@ -205,7 +205,11 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     kinds = dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured)
     for kind in kinds:
         curves = [
-            (state_of(view, subject), subject.measured[kind].profile, _run_stroke(number, state))
+            (
+                state_of(view, subject),
+                subject.measured[kind].profile,
+                Stroke(RUNS[number % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3]),
+            )
             for number, view in enumerate(views)
             for state, subject in enumerate(view.subjects)
             if kind in subject.measured
@@ -255,11 +259,6 @@ def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[En
 
 def _capital(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
-
-
-def _run_stroke(run: int, state: int) -> Stroke:
-    """A colour per run, a dash per state of its model."""
-    return Stroke(RUNS[run % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3])
 
 
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
@@ -334,9 +333,22 @@ def verdict_of(view: ProfileRun) -> tuple[str, ...]:
     if subject.name not in SUBJECTS:
         return _compared(view, subject)
     end, favoured = _favoured(subject, kind)
-    advice = [_advice(view)] if subject.name == "trained" else []
-    lines = [_middle(subject, kind), *advice, favoured, *_before_training(view, kind, end)]
-    return (*lines, _nearest_line(view, subject, kind)) if subject.theories else tuple(lines)
+    lines = [_middle(subject, kind)]
+    if subject.name == "trained":
+        command = EVALUATE.format(model=shlex.quote(view.label))
+        lines.append(
+            f"Influence is not use: place nothing by it before you have tested answers on your own file, `{command}`."
+        )
+    lines += [favoured, *_before_training(view, kind, end)]
+    if subject.theories:
+        lines.append("No theory is shown to be nearer to the profile than a flat line.")
+        if nearest := _nearest(subject, kind):
+            block, found = nearest
+            lines[-1] = (
+                f"Nearest theory: {theory_name(view, block.theory)}, at W1 {found.distance}; a flat line is at "
+                f"{found.flat.value:.3f}."
+            )
+    return tuple(lines)
 
 
 def named_verdict(view: ProfileRun) -> str:
@@ -376,7 +388,7 @@ def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
 def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
     """The answer to whether the middle has less than either end."""
     summary, n_units = _summary(subject, kind), subject.measured[kind].n_independent
-    share = f"its middle tenth has {_percent(summary['middle_tenth'])} of the influence"
+    share = f"its middle tenth has {percent(summary['middle_tenth'])} of the influence"
     ends = {"beginning": _sign(summary["first_over_middle"]), "end": _sign(summary["last_over_middle"])}
     name = about[0].upper() + about[1:] if about == "it" else about
     if n_units < UNITS_FOR_CLAIM:
@@ -397,7 +409,7 @@ def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
     sign = decided(whole, n_units)
     if not sign:
         summary = _summary(subject, kind)
-        numbers = f"the last tenth has {_percent(summary['last_tenth'])}, the first {_percent(summary['first_tenth'])}"
+        numbers = f"the last tenth has {percent(summary['last_tenth'])}, the first {percent(summary['first_tenth'])}"
         return "", f"Which end it favours is not decided: {numbers}."
     end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
     alone = {0: "that is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
@@ -438,23 +450,7 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
         yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
     if n_units >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
         even = f"an even share is {PERCENT / start.n_positions:.2g} %"
-        yield f"Before training its last position alone had {_percent(last)} of the influence; {even}."
-
-
-def _advice(view: ProfileRun) -> str:
-    """What influence does not say, and the command that finds it out."""
-    command = EVALUATE.format(model=shlex.quote(view.label))
-    return f"Influence is not use: place nothing by it before you have tested answers on your own file, `{command}`."
-
-
-def _nearest_line(view: ProfileRun, subject: Subject, kind: str) -> str:
-    """The theory that explains the profile best, with its distance beside the flat line's."""
-    nearest = _nearest(subject, kind)
-    if nearest is None:
-        return "No theory is shown to be nearer to the profile than a flat line."
-    block, comparison = nearest
-    distances = f"at W1 {comparison.distance}; a flat line is at {comparison.flat.value:.3f}"
-    return f"Nearest theory: {theory_name(view, block.theory)}, {distances}."
+        yield f"Before training its last position alone had {percent(last)} of the influence; {even}."
 
 
 def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:
@@ -507,17 +503,10 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
 
 
-def _percent(share: Interval) -> str:
-    return share.text(_digits(share.value), scale=PERCENT, unit=" %")
-
-
-def percent(share: float) -> str:
-    """A share of the influence, with a decimal if it is small."""
-    return f"{PERCENT * share:{_digits(share)}} %"
-
-
-def _digits(share: float) -> str:
-    return ".0f" if abs(share) >= FLAT_TENTH else ".1f"
+def percent(share: Interval | float) -> str:
+    """A share of the influence, with a decimal if it is small, and with its interval if it has one."""
+    interval = share if isinstance(share, Interval) else Interval(share, -math.inf, math.inf)
+    return interval.text(".0f" if abs(interval.value) >= FLAT_TENTH else ".1f", scale=PERCENT, unit=" %")
 
 
 def shares_sentence(profile: Profile, of: str) -> str:
