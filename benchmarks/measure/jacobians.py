@@ -60,11 +60,10 @@ def batched(model: HuggingFaceModel, prompts: Prompts) -> Method:
     return run
 
 
-def ours(model: HuggingFaceModel, prompts: Prompts, *, kind: str, rows: int = 1, seed: int = 0) -> Method:
+def ours(model: HuggingFaceModel, prompts: Prompts, *, kind: str, seed: int = 0) -> Method:
     """`posbias.measure`, without mixing."""
     model = model.described_by(model.family, misfit="mixing is not timed")
-    options = pb.MeasureOptions(rows=rows)
-    return lambda: pb.measure(model, prompts, kinds=kind, seed=seed, options=options).per_prompt["jacobian"][0]
+    return lambda: pb.measure(model, prompts, kinds=kind, seed=seed).per_prompt["jacobian"][0]
 
 
 def reverse(model: HuggingFaceModel, prompts: Prompts) -> Method:
@@ -83,7 +82,6 @@ def exact_methods(model: HuggingFaceModel, eager: HuggingFaceModel, prompts: Pro
     methods = {
         "floor": floor(model, prompts),
         "posbias, exact": ours(model, prompts, kind="jacobian(exact=True)"),
-        f"posbias, exact, {CHUNK} rows": ours(model, prompts, kind="jacobian(exact=True)", rows=CHUNK),
         f"autograd, chunks of {CHUNK}": batched(model, prompts),
         f"jacrev, chunks of {CHUNK}": reverse(model, prompts),
         f"jacrev, chunks of {CHUNK}, eager": reverse(eager, prompts),
@@ -96,7 +94,7 @@ def exact_methods(model: HuggingFaceModel, eager: HuggingFaceModel, prompts: Pro
 
 def sampled(model: HuggingFaceModel, prompts: Prompts, count: int, *, seed: int = 0) -> Method:
     """`count` random probes."""
-    return ours(model, prompts, kind=f"jacobian(probes={count})", rows=min(count, CHUNK), seed=seed)
+    return ours(model, prompts, kind=f"jacobian(probes={count})", seed=seed)
 
 
 def sampling_error(model: HuggingFaceModel, prompts: Prompts, count: int, truth: np.ndarray) -> float:

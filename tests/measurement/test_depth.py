@@ -67,7 +67,7 @@ def test_every_layer_agrees_with_the_dense_jacobian(gpt2_64: HuggingFaceModel, o
 
         jacobian = torch.autograd.functional.jacobian(stream, embeddings)
         expected.append(jacobian.square().sum(dim=(0, 1, 3)).sqrt().numpy())
-    options = PassOptions(layers="all", output=output, rows=5)
+    options = PassOptions(layers="all", output=output)
     found = measure_prompt(gpt2_64, TOKENS, kinds=resolve_kinds(EXACT), key=(0, 0), options=options).depth
     assert found is not None
     np.testing.assert_allclose(found, expected, rtol=1e-9)

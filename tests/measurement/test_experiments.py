@@ -21,9 +21,9 @@ from tiny_families import CONFIGS
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 
 
-def _measure(model: Model, kind: Kind, output: str = "last", rows: int = 1, seed: int = 0) -> Influence:
+def _measure(model: Model, kind: Kind, output: str = "last", seed: int = 0) -> Influence:
     options = PassOptions(output=output)
-    question = Question(model, options.read_output.read(model, TOKENS), (seed, 0), rows)
+    question = Question(model, options.read_output.read(model, TOKENS), (seed, 0))
     return kind.measure(question)  # type: ignore[attr-defined]
 
 
@@ -40,7 +40,7 @@ def _measure(model: Model, kind: Kind, output: str = "last", rows: int = 1, seed
 )
 def test_attributions_sum_to_the_change_of_the_score(gpt2_64: Model, output: str, score: str, baseline: str) -> None:
     kind = IntegratedGradients(steps=200, tolerance=0, baseline=baseline, score=score)
-    found = _measure(gpt2_64, kind, output, rows=50)
+    found = _measure(gpt2_64, kind, output)
     change = found.details["score"] - found.details["baseline_score"]
     assert abs(found.details["completeness_gap"]) < 1e-5 * max(abs(change), found.norms.sum())
     assert abs(change) > 1e-5

@@ -11,7 +11,6 @@ from scipy import stats
 from posbias import MeasureOptions, RunError, UsageError, load_model, load_prompts, load_record, measure
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
-from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
@@ -115,7 +114,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
     block = gpt2_64.network.get_submodule("transformer.h.0")
     original = block.forward
     plain = MeasureOptions(layers="all")
-    for options in (plain, replace(plain, checkpointing=True), replace(plain, checkpointing=True, rows=3)):
+    for options in (plain, replace(plain, checkpointing=True)):
         elements = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,11 +182,9 @@ def test_combining_refuses_what_does_not_fit(llama: Model, make_prompts: MakePro
         combine([*measured, replace(measured[0], norms={"logit": np.ones(4)})], kinds="logit")
 
 
-def test_wrong_seed_and_rows_are_refused(llama: Model, make_prompts: MakePrompts) -> None:
+def test_a_wrong_seed_is_refused(llama: Model, make_prompts: MakePrompts) -> None:
     with pytest.raises(UsageError, match="seed must be a whole number >= 0"):
         measure(llama, make_prompts(llama, 1, 4), seed=-1)
-    with pytest.raises(UsageError, match="rows must be a whole number >= 1"):
-        PassOptions(rows=0)
 
 
 def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):

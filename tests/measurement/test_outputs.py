@@ -54,8 +54,8 @@ def _dense(function: Callable[[torch.Tensor], torch.Tensor], embeddings: torch.T
     return jacobian.reshape(-1, *embeddings.shape[1:]).square().sum(dim=(0, 2)).sqrt().numpy()
 
 
-def _measured(model: Model, output: str, kinds: list[str], rows: int = 1) -> dict[str, np.ndarray]:
-    options = PassOptions(output=output, rows=rows)
+def _measured(model: Model, output: str, kinds: list[str]) -> dict[str, np.ndarray]:
+    options = PassOptions(output=output)
     return measure_prompt(model, TOKENS, kinds=resolve_kinds(kinds), key=(0, 0), options=options).norms
 
 
@@ -84,7 +84,7 @@ def test_every_output_agrees_with_the_dense_jacobian_of_its_mean(network: Model,
         "logprob": _dense(scores(lambda z: z.log_softmax(dim=-1)), embeddings),
         "logit": _dense(scores(lambda z: z), embeddings),
     }
-    measured = _measured(network, output, MEASURED, rows=5)
+    measured = _measured(network, output, MEASURED)
     for kind, norms in expected.items():
         np.testing.assert_allclose(measured[kind], norms, rtol=1e-4 if network.width == 24 else ROUND_OFF, err_msg=kind)
 

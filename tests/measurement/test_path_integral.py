@@ -1,4 +1,4 @@
-"""Integrals along a path: cliffs, exactness, how many places, independence of how they are grouped."""
+"""Integrals along a path: cliffs, exactness, how many places."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,9 @@ SHARES = np.array([0.75, -0.5, 0.75])
 """Of a scalar slope; they sum to 1."""
 
 
-def _of(score, slope, calls: list[int] | None = None) -> tuple[Evaluate, tuple[float, float]]:
-    def evaluate(places: list[float]) -> tuple[np.ndarray, np.ndarray]:
-        if calls is not None:
-            calls.append(len(places))
-        at = np.array(places)
-        return score(at), slope(at)[:, None] * SHARES
+def _of(score, slope) -> tuple[Evaluate, tuple[float, float]]:
+    def evaluate(place: float) -> tuple[float, np.ndarray]:
+        return float(score(np.array(place))), slope(np.array(place)) * SHARES
 
     return evaluate, (float(score(np.array(0.0))), float(score(np.array(1.0))))
 
@@ -23,10 +20,10 @@ def _cliff_slope(a: np.ndarray) -> np.ndarray:
     return 1 + 5000 * (1 - np.tanh(2000 * (a - 0.337)) ** 2)
 
 
-def _cliff(steps: int, tolerance: float = 1e-6, at_once: int = 1) -> PathIntegral:
+def _cliff(steps: int, tolerance: float = 1e-6) -> PathIntegral:
     """A sigmoid of width 1/2000 at .337: between any two of 256 evenly spaced places nothing happens."""
     evaluate, ends = _of(lambda a: a + 2.5 * np.tanh(2000 * (a - 0.337)), _cliff_slope)
-    return integrate_path(evaluate, ends, steps=steps, tolerance=tolerance, at_once=at_once)
+    return integrate_path(evaluate, ends, steps=steps, tolerance=tolerance)
 
 
 def test_a_cliff_is_found_where_even_steps_pass_over_it() -> None:
@@ -44,17 +41,6 @@ def test_never_more_places_than_allowed_and_the_gap_is_what_is_missed(steps: int
     assert found.steps <= steps
     assert found.steps >= max(1, steps - 2)
     assert found.error >= found.gap >= abs(found.values.sum() - 6) - 1e-12
-
-
-def test_grouping_changes_calls_not_values() -> None:
-    alone, together = _cliff(99), _cliff(99, at_once=16)
-    np.testing.assert_array_equal(alone.values, together.values)
-    assert (alone.gap, alone.steps) == (together.gap, together.steps)
-    calls: list[int] = []
-    evaluate, ends = _of(lambda a: np.sin(20 * a), lambda a: 20 * np.cos(20 * a), calls)
-    integrate_path(evaluate, ends, steps=64, tolerance=0, at_once=16)
-    assert sum(calls) <= 64
-    assert max(calls) > 4
 
 
 def test_one_step_is_exact_for_a_straight_score_and_halving_for_a_quartic_off_the_first_piece() -> None:
@@ -93,9 +79,8 @@ def test_a_jump_ends_the_search_and_stays_in_the_gap() -> None:
 def test_shares_that_sum_rightly_by_chance_are_not_taken_for_right() -> None:
     """Half-way the slopes of two inputs sum to the score's change; what each is due lies elsewhere on the path."""
 
-    def evaluate(places: list[float]) -> tuple[np.ndarray, np.ndarray]:
-        at = np.array(places)
-        return at + 3, np.stack([6 * (at - 0.5) ** 2, 1 - 6 * (at - 0.5) ** 2], axis=1)
+    def evaluate(place: float) -> tuple[float, np.ndarray]:
+        return place + 3, np.array([6 * (place - 0.5) ** 2, 1 - 6 * (place - 0.5) ** 2])
 
     coarse = integrate_path(evaluate, (3.0, 4.0), steps=1, tolerance=0.02)
     np.testing.assert_allclose(coarse.values, [0, 1])

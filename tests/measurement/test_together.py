@@ -132,7 +132,6 @@ def test_batches_fill_an_accelerator_and_fit_into_its_memory(monkeypatch) -> Non
         return prompts_together(model, prompts, kinds=kinds, options=MeasureOptions(**options))
 
     assert together() == 8
-    assert together(rows=2) == 4
     assert together(engine=Local(workers=10)) == 2
     assert together(memory=5 * each) == 5
     assert together(memory=10) == 1

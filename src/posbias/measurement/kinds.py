@@ -216,8 +216,8 @@ FINEST = 2.0**-20
 experts are chosen, is narrowed down to this and stays in the gap."""
 
 Inputs = Float[Tensor, "one n_inputs feature"]
-Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n"]]]
-"""Places in (0, 1] to the scores there and the slopes d score / d place, shared out among n inputs."""
+Evaluate = Callable[[float], tuple[float, Float64[np.ndarray, "n"]]]
+"""A place in (0, 1] to the score there and the slope d score / d place, shared out among n inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,24 +253,17 @@ class _Piece:
         return (self.low, middle), (middle, self.high)
 
 
-def integrate_path(
-    evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float, at_once: int = 1
-) -> PathIntegral:
+def integrate_path(evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float) -> PathIntegral:
     """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
 
     `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
-    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
-    |values|.
+    until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of |values|.
     """
     scores, slopes = dict(zip((0.0, 1.0), ends, strict=True)), dict[float, Float64[np.ndarray, "n"]]()
 
     def visit(places: set[float]) -> None:
-        ascending = sorted(places)
-        for begin in range(0, len(ascending), at_once):
-            chunk = ascending[begin : begin + at_once]
-            found, rows = evaluate(chunk)
-            scores.update(zip(chunk, found.tolist(), strict=True))
-            slopes.update(zip(chunk, rows, strict=True))
+        for place in sorted(places):
+            scores[place], slopes[place] = evaluate(place)
 
     def piece(low: float, high: float) -> _Piece:
         middle = slopes[(low + high) / 2]
@@ -378,19 +371,17 @@ class IntegratedGradients(Experiment):
     def _integrate(
         self, question: Question, start: Inputs, tokens: Int64[Tensor, "one outputs"], ends: tuple[float, float]
     ) -> PathIntegral:
-        """Signed attributions by position, from as many places per pass as the question has rows."""
+        """Signed attributions by position."""
         line = question.embeddings - start
 
-        def evaluate(places: list[float]) -> tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n_inputs"]]:
-            inputs = (
-                start + torch.tensor(places, dtype=torch.float64).to(start)[:, None, None] * line
-            ).requires_grad_()
-            scores = self._score(question.outputs(inputs), question.reading, tokens)
-            gradient = torch.autograd.grad(scores.sum(), inputs)[0]
+        def evaluate(place: float) -> tuple[float, Float64[np.ndarray, "n_inputs"]]:
+            inputs = (start + place * line).requires_grad_()
+            score = self._score(question.outputs(inputs), question.reading, tokens)
+            gradient = torch.autograd.grad(score.sum(), inputs)[0]
             slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
-            return scores.detach().cpu().numpy(), slopes.cpu().numpy()
+            return float(score), slopes[0].cpu().numpy()
 
-        return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance, at_once=question.rows)
+        return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance)
 
     def _score(
         self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from posbias.checks import Count, Natural, checked
+from posbias.checks import Natural, checked
 from posbias.errors import UsageError
 from posbias.models.attention import named_blocks
 from posbias.models.model import Model, Outputs
@@ -209,8 +209,6 @@ class PassOptions:
 
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    rows: Count = 1
-    """Vector-Jacobian products per backward pass (copies of the prompt in the batch), >= 1."""
     output: str | Output = "last"
     """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
     layers: Annotated[Literal["all"] | tuple[Natural, ...] | None, _layers] = None
@@ -250,8 +248,6 @@ class Question:
     model: Model
     reading: Reading
     key: Key
-    rows: int = 1
-    """Copies of the prompt in the batch of a pass that is differentiated, >= 1."""
 
     @cached_property
     def embeddings(self) -> Float[Tensor, "one n_inputs feature"]:

@@ -54,17 +54,14 @@ def influence_of_positions(
 
     Covectors of all prompts share passes, in one batch. Cost: with P weights outside the embedding table and N
     positions, 2 P N flops per prompt for the forward and as many for every covector (plus attention, about 2 L N^2 d
-    each); memory is the forward's saved activations, of order L N d numbers, times prompts and `rows`. The vocabulary
+    each); memory is the forward's saved activations, of order L N d numbers, times prompts. The vocabulary
     enters once per output that is read. Kinds with passes of their own state their cost themselves. Random covectors
     depend on a prompt's key, (seed, index), and the kind's name alone.
     """
     output = options.read_output
     for kind in kinds:
         kind.check_output(output)
-    questions = [
-        Question(model, output.read(model, tokens), key, options.rows)
-        for tokens, key in zip(token_ids, keys, strict=True)
-    ]
+    questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
     pulled: list[tuple[str, Pullback, int | None]] = [
         (kind.name, kind, None) for kind in kinds if isinstance(kind, Pullback)
     ]
@@ -106,10 +103,8 @@ def _pull_back_all(
 ) -> list[dict[str, Influence]]:
     """All covectors of all kinds, prompts and layers (None: the output), by name, from one forward pass."""
     model, reading = questions[0].model, questions[0].reading
-    rows = min(questions[0].rows, sum(kind.passes(model.width) for _, kind, _ in pulled))
     tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
-    # Copies of a prompt stand one below another.
-    inputs = model.embed(tokens).detach().repeat_interleave(rows, dim=0).requires_grad_()
+    inputs = model.embed(tokens).detach().requires_grad_()
     watched: AbstractContextManager[list[Tensor]] = nullcontext([])
     if any(layer is not None for _, _, layer in pulled):
         watched = block_outputs(model.network)
@@ -119,7 +114,7 @@ def _pull_back_all(
     if not all(finite):
         names, row = ", ".join(name for name, _, layer in pulled if layer is None) or "layers", finite.index(False)
         where = first_in_forward(model, inputs[row : row + 1])
-        raise RunError(f"{names}: the output on prompt {questions[row // rows].key[1]} is not finite{where}")
+        raise RunError(f"{names}: the output on prompt {questions[row].key[1]} is not finite{where}")
     sources: dict[str, Tensor] = {"hidden": output.hidden, "logits": output.logits}
     vectors: list[Pulled] = []
     counts = []
@@ -127,7 +122,7 @@ def _pull_back_all(
         site, hidden = kind.site if layer is None else name, output.hidden
         if layer is not None:  # the same probes at every layer: differences between layers are not those of probes
             sources[name] = hidden = streams[layer][:, list(reading.positions)]
-        seen = Outputs(hidden[::rows].detach(), output.logits[::rows].detach())
+        seen = Outputs(hidden.detach(), output.logits.detach())
         covectors = kind.covectors(seen, reading, [question.generator(kind.name) for question in questions])
         vectors += [(site, vector) for vector in covectors.unbind(1)]
         counts.append(covectors.shape[1])
@@ -142,39 +137,26 @@ def _pull_back_all(
 
 
 def pull_back(
-    sources: Mapping[str, Float[Tensor, "batch outputs _"]],
-    inputs: Float[Tensor, "batch position feature"],
+    sources: Mapping[str, Float[Tensor, "prompts outputs _"]],
+    inputs: Float[Tensor, "prompts position feature"],
     covectors: Sequence[Pulled],
 ) -> Float64[np.ndarray, "prompts passes n_inputs"]:
-    """||c' d(source)/dx_j||^2 for every covector c of every prompt.
+    """||c' d(source)/dx_j||^2 for every covector c of every prompt; all prompts share a backward pass.
 
-    Prompts have equally many rows of the batch each, one below another, and as many covectors per backward pass. The
-    sources, by the covectors' site, are differentiated by the inputs.
+    The sources, by the covectors' site, are differentiated by the inputs.
     """
-    prompts = len(covectors[0][1])
-    rows = len(inputs) // prompts
     squares = []
-    for start in range(0, len(covectors), rows):
-        chunk = covectors[start : start + rows]
+    for number, (site, vector) in enumerate(covectors, 1):
         # Unit covectors go through the network and their lengths, down to 1e-150, come back in float64: the
         # probability of a sure prediction has a gradient that half and single precision would flush to zero.
-        lengths = torch.stack([vector.flatten(1).norm(dim=1) for _, vector in chunk], dim=1)
+        lengths = vector.flatten(1).norm(dim=1)
         lengths[lengths == 0] = 1.0
-        cotangents: dict[str, Tensor] = {}
-        for row, (site, vector) in enumerate(chunk):
-            if site not in cotangents:
-                cotangents[site] = torch.zeros_like(sources[site])
-            cotangents[site][row::rows] = (vector / lengths[:, row, None, None]).to(cotangents[site])
-        gradient = torch.autograd.grad(
-            [sources[site] for site in cotangents],
-            inputs,
-            list(cotangents.values()),
-            retain_graph=start + rows < len(covectors),
-        )[0]
-        of_units = in_float64(gradient).square().sum(dim=2).view(prompts, rows, -1)[:, : len(chunk)]
-        squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[..., None])
-        del gradient, cotangents, of_units  # else they lie beside those of the next backward pass
-    return np.concatenate(squares, axis=1)
+        unit = (vector / lengths[:, None, None]).to(sources[site])
+        gradient = torch.autograd.grad(sources[site], inputs, unit, retain_graph=number < len(covectors))[0]
+        of_units = in_float64(gradient).square().sum(dim=2)
+        squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[:, None])
+        del gradient, of_units  # else they lie beside those of the next backward pass
+    return np.stack(squares, axis=1)
 
 
 def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled: bool) -> Influence:
@@ -275,8 +257,7 @@ def measure_together(
         norms = watch.norms() if watch is not None and watch.stream else None
         if norms is None or norms.stream.shape[2] != token_ids.shape[1]:  # a target stands behind the prompts
             norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
-        rows = norms.stream.shape[1] // len(keys)  # equally many of each prompt
-        streams, branches = (torch.split(values[:, ::rows], 1, dim=1) for values in (norms.stream, norms.branch))
+        streams, branches = (torch.split(values, 1, dim=1) for values in (norms.stream, norms.branch))
         mixings = [
             mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
             for stream, branch, (_, prompt) in zip(streams, branches, keys, strict=True)

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 
 from posbias.checks import Count, checked
 from posbias.errors import RunError
-from posbias.measurement.kinds import Kind, Pullback
+from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_together, shares_passes
 from posbias.memory import check_room, keep_freed_memory
@@ -195,8 +195,7 @@ def prompts_together(model: Model, prompts: Prompts, *, kinds: Sequence[Kind], o
     weights = sum(parameter.numel() for block in blocks for parameter in block.parameters()) / max(len(blocks), 1)
     positions = min(FILLING / max(weights, 1.0), MOST_FILLING)
     workers = options.engine.processes_here
-    rows = min(options.rows, sum(kind.passes(model.width) for kind in kinds if isinstance(kind, Pullback)))
-    most = min(int(positions / (rows * prompts.n_positions)), -(-prompts.count // workers))
+    most = min(int(positions / prompts.n_positions), -(-prompts.count // workers))
     fitting = together_in_memory(model, prompts.n_positions, most * workers, checkpointing=options.checkpointing)
     return max(1, fitting // workers)
 
