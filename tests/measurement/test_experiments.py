@@ -28,18 +28,11 @@ def _measure(model: Model, kind: Kind, output: str = "last", seed: int = 0) -> I
 
 
 @pytest.mark.parametrize(
-    ("output", "score", "baseline"),
-    [
-        ("last", "logprob", "zero"),
-        ("at(position=4)", "logit", "mean"),
-        ("mean(last=3)", "probability", "mean"),
-        ("mean(last=3)", "logprob", "zero"),
-        ("target(tokens=[7, 2, 11])", "probability", "zero"),
-        ("target(tokens=[7, 2, 11])", "logprob", "mean"),
-    ],
+    ("output", "baseline"),
+    [("last", "zero"), ("at(position=4)", "mean"), ("mean(last=3)", "zero"), ("target(tokens=[7, 2, 11])", "mean")],
 )
-def test_attributions_sum_to_the_change_of_the_score(gpt2_64: Model, output: str, score: str, baseline: str) -> None:
-    kind = IntegratedGradients(steps=200, tolerance=0, baseline=baseline, score=score)
+def test_attributions_sum_to_the_change_of_the_score(gpt2_64: Model, output: str, baseline: str) -> None:
+    kind = IntegratedGradients(steps=200, tolerance=0, baseline=baseline)
     found = _measure(gpt2_64, kind, output)
     change = found.details["score"] - found.details["baseline_score"]
     assert abs(found.details["completeness_gap"]) < 1e-5 * max(abs(change), found.norms.sum())
@@ -65,23 +58,6 @@ def test_attributions_agree_with_a_plain_sum_along_the_path(gpt2_64: Model) -> N
     expected = (total * end)[0].sum(dim=1).abs().numpy()
     found = _measure(gpt2_64, IntegratedGradients(steps=200, tolerance=0, baseline="zero"))
     np.testing.assert_allclose(found.norms, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_the_attributions_of_a_linear_score_need_one_step(kernel_model: Model) -> None:
-    """f = z_t is linear in x: w_j u_t . x_j, w the rollout; zero baseline, no gap."""
-    tokens = np.array([1, 2, 3, 4, 5, 6, 7])
-    options = PassOptions()
-    question = Question(kernel_model, options.read_output.read(kernel_model, tokens), (0, 0))
-    found = IntegratedGradients(steps=1, baseline="zero", score="logit").measure(question)
-    rollout = np.eye(7)
-    for share, matrix in zip(kernel_model.mixing.numpy(), kernel_model.attention.numpy(), strict=True):
-        rollout = ((1 - share) * np.eye(7) + share * matrix) @ rollout
-    embedded = kernel_model.table.numpy()[tokens]
-    logits = rollout[-1] @ embedded @ kernel_model.unembedding.numpy().T
-    expected = rollout[-1] * (embedded @ kernel_model.unembedding.numpy()[logits.argmax()])
-    np.testing.assert_allclose(found.norms, np.abs(expected), rtol=1e-12)
-    assert abs(found.details["completeness_gap"]) < 1e-12
-    assert found.details["baseline_score"] == 0
 
 
 def _by_hand(model: Model, rows: list[int]) -> np.ndarray:

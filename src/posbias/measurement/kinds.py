@@ -305,7 +305,7 @@ VOCABULARY_CHUNK = 4096
 @KINDS.register("integrated_gradients")
 @dataclass(frozen=True)
 class IntegratedGradients(Experiment):
-    """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the score of the token, x0 the baseline.
+    """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the log-probability of the token, x0 the baseline.
 
     The signed values sum to f(x) - f(x0), on every piece of the path as on the whole. The path is halved where the
     gradient misses the score's change most, or the last halving changed the shares most, until these errors sum to
@@ -327,8 +327,6 @@ class IntegratedGradients(Experiment):
     baseline: Annotated[str, OneOf("zero", "mean")] = "mean"
     """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
     input change so abruptly that hundreds of steps may not suffice."""
-    score: Annotated[str, OneOf("logprob", "logit", "probability")] = "logprob"
-    """Score that is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; their gap and the scores at both ends stand in `details`."""
@@ -339,8 +337,8 @@ class IntegratedGradients(Experiment):
         with torch.no_grad():
             output = question.outputs(end)
             tokens = scored_tokens(output, question.reading)
-            reached = float(self._score(output, question.reading, tokens))
-            at_start = float(self._score(question.outputs(start), question.reading, tokens))
+            reached = float(_score(output, question.reading, tokens))
+            at_start = float(_score(question.outputs(start), question.reading, tokens))
         if not np.isfinite(reached):
             where = first_in_forward(question.model, end)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
@@ -376,25 +374,18 @@ class IntegratedGradients(Experiment):
 
         def evaluate(place: float) -> tuple[float, Float64[np.ndarray, "n_inputs"]]:
             inputs = (start + place * line).requires_grad_()
-            score = self._score(question.outputs(inputs), question.reading, tokens)
+            score = _score(question.outputs(inputs), question.reading, tokens)
             gradient = torch.autograd.grad(score.sum(), inputs)[0]
             slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
             return float(score), slopes[0].cpu().numpy()
 
         return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance)
 
-    def _score(
-        self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]
-    ) -> Float64[Tensor, "batch"]:
-        """The score f of every row, in float64."""
-        logits = in_float64(output.logits)
-        values = logits if self.score == "logit" else logits.log_softmax(dim=-1)
-        of_tokens = values.gather(2, tokens.expand(len(values), -1)[..., None])[..., 0]
-        if self.score != "probability":
-            return reading.share * of_tokens.sum(dim=1)
-        if reading.targets is not None:
-            return (reading.share * of_tokens.sum(dim=1)).exp()
-        return reading.share * of_tokens.exp().sum(dim=1)
+
+def _score(output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]) -> Float64[Tensor, "one"]:
+    """The log-probability of the predicted token or the target, combined over the outputs, in float64."""
+    of_tokens = in_float64(output.logits).log_softmax(dim=-1).gather(2, tokens[..., None])[..., 0]
+    return reading.share * of_tokens.sum(dim=1)
 
 
 @torch.no_grad()
