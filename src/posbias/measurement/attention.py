@@ -253,7 +253,7 @@ class _Sums:
             content=ContentLogits(
                 HeadStatistic.of(rows["diagonal"]), HeadStatistic.of(rows["off_diagonal"]), self.scale
             ),
-            similarity=None if self.content is None else similarity_of(self.content / count, self.first),
+            similarity=None if self.content is None else similarity_of(self.content.div_(count), self.first),
             sink_thresholds=tuple(self.options.sink_thresholds),
             sinks=PromptMean.of(rows["sinks"]),
             sinks_by_layer=self.sinks_by_layer / count,
@@ -362,7 +362,7 @@ def reduce_layer(
         cell_of_query = torch.searchsorted(bounds, position[part.queries], right=True) - 1
         edges = bounds.clamp(part.keys.start, part.keys.stop) - part.keys.start
         in_cells = torch.nn.functional.pad(mass, (1, 0))[..., edges].diff(dim=-1)
-        kernels.index_add_(0, cell_of_query, in_cells.to(kernels))
+        kernels.index_add_(0, cell_of_query.to(kernels.device), in_cells.to(kernels))  # a layer may lie elsewhere
     queries_of_key = torch.searchsorted(first, position, right=True) - position
     violated, gap = prefix.result()
     found = {
