@@ -7,16 +7,19 @@ code) are dominated by prompts with large gradients.
 by its record, an unfinished one continues from its finished prompts (docs/measure).
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import numpy as np
 from annotated_types import Lt
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import nn
 
 from posbias.checks import Natural, OneOf, checked, checked_value
@@ -31,12 +34,11 @@ from posbias.comparison.stored import (
     store_subjects,
 )
 from posbias.display.naming import Settings, names_beside
-from posbias.display.showing import Shown
+from posbias.display.showing import Series, Showing, Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
-from posbias.measurement.tokens import TokenMap, token_texts
 from posbias.measurement.units import (
     MeasureOptions,
     Unit,
@@ -61,6 +63,66 @@ from posbias.runs.records import Record, finished_record
 from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.runs.running import check_unfinished, failed_record, held, run_directory
 from posbias.statistics import mean_ends
+
+SATURATED = 8.0
+"""Times the uniform share, or a fraction of it, at which a colour is full."""
+MORE, LESS = "213,94,0", "0,114,178"
+"""Red, green and blue of tokens above and below the uniform share, told apart by the colour-blind."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenMap(Showing):
+    """The tokens of one prompt with their measured influence, beside a theory's if one is given."""
+
+    prompt: int
+    texts: tuple[str, ...]
+    """Text of every token as it stands in the prompt; "#7" for token 7 of a model without a tokenizer."""
+    series: tuple[Series, ...]
+    """The measurement, then the theory."""
+    errors: Float64[np.ndarray, "n_positions"] | None = None
+    """Standard error of every token's measured share from random probes, if these were drawn."""
+
+    def shown(self) -> Shown:
+        """The curves of the one prompt; without intervals, which are over prompts."""
+        names = " beside ".join(series.name for series in self.series)
+        return Shown(f"prompt {self.prompt}, {len(self.texts)} tokens: {names}", self.series)
+
+    def _repr_html_(self) -> str:
+        scale = (
+            f"Orange: above the uniform share 1/{len(self.texts)}, blue: below; full colour at {SATURATED:g} times or "
+            f"1/{SATURATED:g} of it. Point at a token for its number."
+        )
+        texts = map(self._text_of, self.series)
+        columns = "".join(f'<div style="flex:1;min-width:18em">{text}</div>' for text in texts)
+        row = f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{columns}</div>'
+        return f"<div><p><b>{escape(self.shown().title)}</b><br>{scale}</p>{row}</div>"
+
+    def _text_of(self, series: Series) -> str:
+        spans = []
+        for place, (text, times) in enumerate(zip(self.texts, series.values * len(self.texts), strict=True)):
+            hint = f"position {place}: {times:.3g} x uniform"
+            if self.errors is not None and series is self.series[0]:
+                hint += f", standard error of the probes {self.errors[place] * len(self.texts):.2g}"
+            strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
+            colour = f"rgba({MORE if times > 1 else LESS},{strength:.2f})"
+            spans.append(f'<span style="background:{colour}" title="{hint}">{escape(text)}</span>')
+        style = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
+        return f'<p>{escape(series.name)}</p><div style="{style}">{"".join(spans)}</div>'
+
+
+def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> tuple[str, ...]:
+    """The text that each token adds, spaces included; bytes that are no whole character show as "�"."""
+    ids: Sequence[int] = token_ids.tolist()
+    if tokenizer is None:
+        return tuple(f"#{token} " for token in ids)
+
+    def decoded(tokens: Sequence[int]) -> str:
+        text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    pairs = itertools.pairwise(ids)
+    return (decoded(ids[:1]), *(decoded(pair)[len(decoded(pair[:1])) :] or decoded(pair[1:]) for pair in pairs))
+
 
 DEFAULT_KINDS = ("jacobian", "probability")
 
