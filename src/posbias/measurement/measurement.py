@@ -38,6 +38,7 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.units import (
     MeasureOptions,
@@ -60,7 +61,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record, finished_record
-from posbias.runs.results import RESULTS, Result, as_stored, from_stored
+from posbias.runs.results import RESULTS, Result, as_stored
 from posbias.runs.running import check_unfinished, failed_record, held, run_directory
 from posbias.statistics import mean_ends
 
@@ -259,12 +260,14 @@ class Measurement(Result):
         if "measurement" not in record.resolved:
             return run
         described = record.resolved["measurement"]
+        known = {setting.name for setting in fields(PassOptions)}  # older records hold settings that left
+        passes = {name: value for name, value in described["passes"].items() if name in known}
         return cls(
             kinds=resolve_kinds(described["kinds"]),
             measured=run.subject,
             left_out=run.left_out,
             seeds=dict(record.seeds),
-            options=from_stored(MeasureOptions, {**described["passes"], "together": described["together"]}),
+            options=MeasureOptions(**passes, together=described["together"]),
             details={kind: _arrays(numbers) for kind, numbers in run.details.items()},
             model=record.resolved["model"],
         ).with_record(record)
