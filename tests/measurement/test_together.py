@@ -51,9 +51,8 @@ def test_every_family_is_the_same_in_batches(name: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"rows": 2},
         {"checkpointing": True},
-        {"layers": "all", "rows": 2},
+        {"layers": "all"},
         {"output": "mean(last=3)"},
         {"output": "at(position=-4)"},
     ],

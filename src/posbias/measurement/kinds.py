@@ -377,7 +377,7 @@ class IntegratedGradients(Experiment):
             score = _score(question.outputs(inputs), question.reading, tokens)
             gradient = torch.autograd.grad(score.sum(), inputs)[0]
             slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
-            return float(score), slopes[0].cpu().numpy()
+            return float(score.detach()), slopes[0].cpu().numpy()
 
         return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance)
 

@@ -207,7 +207,7 @@ class PromptMeasurement:
     details: dict[str, dict[str, float]] = field(default_factory=dict)
     layers: Sequence[int] = ()
     """The layers whose own output's influence was measured, too."""
-    depth: Float64[np.ndarray, "layers n_positions"] | None = None
+    depth: Float64[np.ndarray, "chosen n_positions"] | None = None
     """Influence ||dh_l/dx_j||_F on the stream after each of them, not normalised."""
     left_out: Sequence[str] = ()
     """Limits of the numbers, and what the model does not allow."""
