@@ -212,47 +212,6 @@ OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
 }
 """Families with shared experts, other routers or factors."""
 
-HYBRIDS: dict[str, Callable[[], Any]] = {
-    "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
-    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
-        **_LLAMA,
-        **_GRANITE,
-        **_MAMBA2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        shared_intermediate_size=24,
-        layers_block_type=_DELTA["layer_types"],
-    ),
-    "granitemoehybrid-dense": lambda: transformers.GraniteMoeHybridConfig(
-        **_LLAMA,
-        **_GRANITE,
-        **_MAMBA2,
-        num_local_experts=0,
-        shared_intermediate_size=24,
-        layers_block_type=_DELTA["layer_types"],
-        position_embedding_type="rope",
-    ),
-    "jamba": lambda: transformers.JambaConfig(
-        **_LLAMA,
-        num_experts=4,
-        num_experts_per_tok=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        mamba_d_state=8,
-        mamba_dt_rank=4,
-    ),
-    "lfm2": lambda: transformers.Lfm2Config(
-        **_LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
-    ),
-    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
-    "qwen3_next": lambda: transformers.Qwen3NextConfig(
-        **_LLAMA, **_DELTA, **_EXPERTS, head_dim=16, shared_expert_intermediate_size=24
-    ),
-}
-"""Families with linear layers, and attention in the middle one of three."""
-
 UNLISTED: dict[str, Callable[[], Any]] = {
     "apertus": lambda: transformers.ApertusConfig(**_LLAMA, head_dim=16),
     "codegen": lambda: transformers.CodeGenConfig(**_GPTJ),
@@ -356,6 +315,47 @@ UNLISTED: dict[str, Callable[[], Any]] = {
 }
 """Models whose layout is not in the table: they run, are measured without mixing, and take adapters by name."""
 
+HYBRIDS: dict[str, Callable[[], Any]] = {
+    "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **_LLAMA,
+        **_GRANITE,
+        **_MAMBA2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+        layers_block_type=_DELTA["layer_types"],
+    ),
+    "granitemoehybrid-dense": lambda: transformers.GraniteMoeHybridConfig(
+        **_LLAMA,
+        **_GRANITE,
+        **_MAMBA2,
+        num_local_experts=0,
+        shared_intermediate_size=24,
+        layers_block_type=_DELTA["layer_types"],
+        position_embedding_type="rope",
+    ),
+    "jamba": lambda: transformers.JambaConfig(
+        **_LLAMA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **_LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    ),
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **_LLAMA, **_DELTA, **_EXPERTS, head_dim=16, shared_expert_intermediate_size=24
+    ),
+}
+"""Families with linear layers, and attention in the middle one of three."""
+
 CLAMPED: dict[str, Callable[[], Any]] = {
     "mpt-clip": lambda: transformers.MptConfig(**_MPT, attn_config={"clip_qkv": 0.5, "alibi": False}),
     "olmo-clip": lambda: transformers.OlmoConfig(**_LLAMA, clip_qkv=0.4),
@@ -366,7 +366,8 @@ CLAMPED: dict[str, Callable[[], Any]] = {
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
 
-DESCRIBED = CONFIGS | MIXTURES | OTHER_MIXTURES | HYBRIDS
+UNLISTED |= HYBRIDS
+DESCRIBED = CONFIGS | MIXTURES | OTHER_MIXTURES
 
 
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:

@@ -19,7 +19,7 @@ from posbias.errors import RunError, UsageError
 from posbias.models.attention_blocks import query_blocks
 from posbias.models.devices import in_float64
 from posbias.models.model import Model
-from posbias.models.reference.config import constants_of, shape_of, stacked
+from posbias.models.reference.config import constants_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
@@ -102,12 +102,11 @@ def run_model(model: Model, prompts: Prompts) -> ModelRun:
 
 @torch.no_grad()
 def _of_reference(model: Any, ids: Int64[np.ndarray, "n_positions"]) -> Trace:
-    shape = shape_of(model.config, len(ids))
     constants = {name: value.to(model.device) for name, value in constants_of(model.config, len(ids)).items()}
     weights = {name: value.detach() for name, value in model.network.named_parameters()}
     tokens = model.token_tensor([ids.tolist()])
     inputs = tokens if model.config.vocabulary_size is not None else model.embed(tokens)
-    maps = attention_maps(shape, stacked([weights]), stacked([constants]), inputs[None])
+    maps = attention_maps(model.config, stacked([weights]), stacked([constants]), inputs[None])
     norms = model.branch_norms(tokens)
     stream, branch = (part[:, 0].cpu().double().numpy() for part in (norms.stream, norms.branch))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -21,7 +21,7 @@ from posbias.errors import UsageError
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.models.reference.config import constants_of, draw_parameters, shape_of, stacked
+from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.runs.records import Record, read_record
@@ -55,10 +55,10 @@ def scores(arm: Arm, n_targets: int, examples: int) -> np.ndarray | None:
         constants = stacked([constants_of(each.config, task.n_positions) for each in arm.members])
     except UsageError:
         return None
-    parameters, shape = stacked(arm.parameters), shape_of(first.config, task.n_positions)
+    parameters = stacked(arm.parameters)
 
     def predict(inputs: Tensor) -> Tensor:
-        return forward(shape, parameters, constants, inputs, rows=task.rows)
+        return forward(first.config, parameters, constants, inputs, rows=task.rows)
 
     stack = stack_tasks([task] * len(arm.members), [FRESH + each.seed for each in arm.members])
     total: Any = 0

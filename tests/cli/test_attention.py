@@ -16,7 +16,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
 from posbias.statistics import Interval
 from posbias.theory.power_rollout import attention_rollouts
-from tiny_families import DESCRIBED, VOCABULARY, shaken_model
+from tiny_families import HYBRIDS, VOCABULARY, shaken_model
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted"}
 
@@ -67,7 +67,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
 @pytest.mark.parametrize("name", ["jamba", "qwen3_next"])
 def test_attention_of_a_hybrid_is_measured_without_its_rollouts(posbias, tmp_path, name):
     model, run = tmp_path / "hybrid", tmp_path / "run"
-    config = DESCRIBED[name]()
+    config = HYBRIDS[name]()
     config.vocab_size = 300
     random_network(config, seed=0).save_pretrained(model)
     save_byte_tokenizer(model)

@@ -32,7 +32,7 @@ from behaviour_runs import saved
 from conftest import without_notes
 from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
 from model_inputs import held, reset_peak
-from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
+from posbias.architecture import ENCODINGS, MASKS
 from posbias.cli import main
 from posbias.cli.app import app
 from posbias.interventions import INTERVENTIONS
@@ -103,7 +103,6 @@ known_theories()  # registers those of models too
 REGISTRIES: dict[str, Registry[Any]] = {
     "--mask": MASKS,
     "--encoding": ENCODINGS,
-    "--mixing": SCHEDULES,
     "--theory": THEORIES,
     "--kinds": KINDS,
     "--output": OUTPUTS,

@@ -39,10 +39,10 @@ def test_predict_saves_the_profile_of_the_library(posbias, tmp_path):
     assert 'class="chart"' in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_predict_takes_schedules_hybrids_and_content(posbias):
+def test_predict_takes_lists_and_content(posbias):
     printed = document(
         posbias("predict", "--depth", 2, "--heads", 2, "--mask", '["causal", "sliding_window(width=3)"]', "--mixing",
-                "power_decay(start=0.5, exponent=1.0)", "--content", "[1.5, -0.5]", "--theory", "rollout_content",
+                "[0.5, 0.25]", "--content", "[1.5, -0.5]", "--theory", "rollout_content",
                 "--length", 12, "--json")
     )  # fmt: skip
     architecture = pb.Architecture(
@@ -167,7 +167,7 @@ def test_the_demo_is_copied_into_a_new_directory(posbias, tmp_path, monkeypatch)
     converted = tmp_path / "cache"
     converted.mkdir()
     (converted / "config.json").write_text("{}")
-    monkeypatch.setattr("posbias.models.demo.fetch_demo", lambda: converted)
+    monkeypatch.setattr("posbias.models.loading.fetch_demo", lambda: converted)
     got = posbias("models", "get", "demo", "--out", tmp_path / "copy" / "demo", "--json")
     assert json.loads(got.stdout)["directory"] == str(tmp_path / "copy" / "demo")
     assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["demo", "config.json"]

@@ -7,7 +7,6 @@ from torch import Tensor
 from posbias import UsageError
 from posbias.models.attention_blocks import AttentionState, kept_attention, query_blocks, seen_layers, watch_attention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import Block
 from posbias.models.networks import random_network
 from posbias.theory.power_rollout.local_maps import affine, norm_forward
 from tiny_families import CLAMPED, CONFIGS, DESCRIBED, MIXTURES, UNLISTED, VOCABULARY, shaken_model
@@ -21,10 +20,6 @@ KINDS = pytest.mark.parametrize("name", ATTENDING)
 
 def ids() -> Tensor:
     return torch.randint(3, VOCABULARY, (1, POSITIONS), generator=torch.Generator().manual_seed(2))
-
-
-def attending(model: HuggingFaceModel) -> list[Block]:
-    return [block for block in model.family.blocks(model.network) if block.softmax is not None]
 
 
 @torch.no_grad()
@@ -81,10 +76,8 @@ def test_seen_attention_is_the_models_own(name: str) -> None:
 def test_seen_attention_gives_what_the_output_projection_reads(name: str) -> None:
     """Under the implementation that the library runs, which need not be eager."""
     model = shaken_model(name)
-    if model.family.gated_queries:
-        pytest.skip("gates of heads' outputs are no attention")
     own: list[Tensor] = []
-    for block in attending(model):
+    for block in model.family.blocks(model.network):
         block.attention_output.register_forward_pre_hook(lambda _module, inputs: own.append(inputs[0]))
     for state, read in zip(seen(model, ids())[0], own, strict=True):
         mixed = (whole(state).reshape(*state.query.shape[:2], POSITIONS, -1) @ state.value[:, None]).flatten(0, 1)
@@ -98,7 +91,9 @@ def test_before_rotation_queries_and_keys_are_what_their_maps_and_norms_make(nam
     model = shaken_model(name)
     with kept_attention(model.network) as kept:
         _, bare, _ = seen(model, ids())
-    for block, layer, state in zip(attending(model), kept[:: len(kept) // len(bare)], bare, strict=True):
+    for block, layer, state in zip(
+        model.family.blocks(model.network), kept[:: len(kept) // len(bare)], bare, strict=True
+    ):
         parts = model.family.attention_parts(block, model.config)
 
         def made(read: Tensor, weight: Tensor, bias: Tensor | None, norm: object, *, parts=parts) -> Tensor:  # type: ignore[no-untyped-def]

@@ -159,11 +159,11 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     branch = attend(
         family.attention_parts(block, config), through(block.attention_norm, stream), logits, seen["rotary"]
     )
-    branch = block.branch_scale * through(block.attention_post_norm, branch)
+    branch = through(block.attention_post_norm, branch)
     added = stream + branch
     mlp_input = stream if family.is_parallel(config) else added
     update = feed_forward(family.mlp_parts(block, config), through(block.mlp_norm, mlp_input))
-    return branch, added + block.branch_scale * through(block.mlp_post_norm, update)
+    return branch, added + through(block.mlp_post_norm, update)
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,7 @@ def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
             seen[-1]["output"] = output[0] if isinstance(output, tuple) else output
 
         handles.append(block.module.register_forward_pre_hook(before, with_kwargs=True))
-        if block.softmax is not None:
-            handles.append(block.attention.register_forward_pre_hook(before_attention, with_kwargs=True))
+        handles.append(block.attention.register_forward_pre_hook(before_attention, with_kwargs=True))
         handles.append(block.module.register_forward_hook(after))
     with torch.no_grad():
         last = model.last(model.embed(token_ids))
@@ -233,8 +232,6 @@ def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: 
 def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
     family, config = model.family, model.config
     for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
-        if block.softmax is None:
-            continue
         frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
         assert (frequencies is None) == (seen["rotary"] is None)
         if frequencies is not None:
@@ -304,9 +301,7 @@ def test_only_the_embeddings_have_gradients_and_checkpointing_changes_none(
     assert all(parameter.grad is None for parameter in model.network.parameters())
     runs: list[int] = []
     first = model.family.blocks(model.network)[0]
-    mixer = first.softmax or first.linear
-    assert mixer is not None
-    handle = mixer.output.register_forward_pre_hook(lambda _module, _inputs: runs.append(1))
+    handle = first.attention_output.register_forward_pre_hook(lambda _module, _inputs: runs.append(1))
     with checkpointed(model.network):
         recomputed = gradient()
     assert len(runs) == 2  # once forward, once more on the way back
@@ -317,10 +312,6 @@ def test_only_the_embeddings_have_gradients_and_checkpointing_changes_none(
 def test_traits_build_an_architecture(model: HuggingFaceModel) -> None:
     from posbias import Architecture
 
-    if model.family.linear is not None:
-        with pytest.raises(UsageError, match=r"layers 0, 2 of this .* model have no attention"):
-            Architecture.from_model(model)
-        return
     architecture = Architecture.from_model(model)
     assert architecture.depth == 3
     assert architecture.heads == model.family.heads(model.config)
@@ -356,7 +347,7 @@ def test_unknown_families_run_but_are_not_described(token_ids: Tensor) -> None:
     model = HuggingFaceModel(random_network(config, seed=0))
     assert not model.described
     assert model.last(model.embed(token_ids)).hidden.shape == (2, 32)
-    with pytest.raises(UsageError, match=r"not in the table.*allowed: arcee, bamba"):
+    with pytest.raises(UsageError, match=r"not in the table.*allowed: arcee, bloom"):
         _ = model.family
     assert bool((model.branch_norms(token_ids).branch > 0).all()), "branches are seen without a layout"
     with pytest.raises(UsageError, match="biogpt"):
@@ -391,12 +382,13 @@ def test_clamped_maps_are_not_read_and_mixing_is(name: str, token_ids: Tensor) -
         pb.predict(model, theory="power_rollout", prompts=Prompts(token_ids.numpy()))
 
 
-@pytest.mark.parametrize("name", [*MIXTURES, *HYBRIDS])
+@pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize(("theory", "said"), [("power_rollout", "the power rollout"), ("mean_field", "mean field")])
 def test_theories_of_weights_name_what_they_do_not_read(name: str, theory: str, said: str, token_ids: Tensor) -> None:
     model = HuggingFaceModel(random_network(DESCRIBED[name](), seed=0), origin=Origin("tiny", init_seed=0))
-    has = "linear layers" if name in HYBRIDS else "mixtures of experts"
-    with pytest.raises(UsageError, match=f"^{said} reads the weights of dense .* has {has}; .*allowed: arcee"):
+    with pytest.raises(
+        UsageError, match=f"^{said} reads the weights of dense .* has mixtures of experts; .*allowed: arcee"
+    ):
         pb.predict(model, theory=theory, prompts=Prompts(token_ids.numpy()))
 
 
@@ -431,26 +423,13 @@ def test_branches_of_families_without_a_layout_are_what_attention_returns_and_is
 
 @pytest.mark.parametrize("name", sorted(HYBRIDS))
 def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token_ids: Tensor) -> None:
-    """A linear layer adds what its module returns, in attention's place."""
     model = made_once(name)
-    returned: dict[int, Tensor] = {}
-    hooks = [
-        block.linear.module.register_forward_hook(
-            lambda _module, _inputs, output, layer=layer, scale=block.branch_scale: returned.update(
-                {layer: scale * (output[0] if isinstance(output, tuple) else output)}
-            )
-        )
-        for layer, block in enumerate(model.family.blocks(model.network))
-        if block.linear is not None
-    ]
-    norms = model.branch_norms(token_ids)
-    for hook in hooks:
-        hook.remove()
-    assert list(returned) == beyond_attention(model.network) == [0, 2]
-    for layer, branch in returned.items():
-        torch.testing.assert_close(norms.branch[layer], branch.norm(dim=-1))
+    assert beyond_attention(model.network) == [0, 2]
+    assert bool((model.branch_norms(token_ids).branch > 0).all())
     with pytest.raises(UsageError, match="layers 0, 2 mix positions by linear layers, which have no attention"):
         attention_rollout_prompt(model, token_ids[0].numpy(), 0.5)
+    with pytest.raises(UsageError, match="not in the table"):
+        model.architecture_traits()
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -487,7 +466,7 @@ def test_what_the_list_says_runs_and_nothing_else(name: str) -> None:
 
     assert runs(lambda: pb.measure(model, prompts, kinds="probability"))
     assert runs(lambda: pb.attention(model, prompts))
-    assert runs(lambda: pb.predict(model, theory="rollout", prompts=prompts)) == (FAMILIES[name].linear is None)
+    assert runs(lambda: pb.predict(model, theory="rollout", prompts=prompts))
     for theory in ("power_rollout", "mean_field"):
         assert runs(lambda theory=theory: pb.predict(model, theory=theory, prompts=prompts)) == (name in DENSE)
     assert runs(replaced) == replaceable(name)

@@ -20,8 +20,6 @@ TOLERANCE = 1e-12
 NEGLIGIBLE = 1e-290
 """Entries below this are at the end of float64 and only have to stay there."""
 
-TABLE = np.random.default_rng(5).normal(size=(310, 3)).round(3).tolist()
-"""Learned position vectors."""
 BIAS = np.random.default_rng(6).normal(size=(4, 900)).cumsum(axis=1).round(2).tolist()
 """Key biases of four heads: walks of tens of nats."""
 MASK_SPELLINGS = {
@@ -36,8 +34,7 @@ ENCODING_SPELLINGS = {
     "decay": ["decay(rate=0.8)", "decay(rate=0.999999)"],
     "recurrent": ["recurrent(slopes=[0.0, 0.02, 1.5, 21.0])", "recurrent(slopes=[0.1, 0.4])"],
     "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
-    "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0, query=[1.0, -2.0, 0.5, 3.0], scale=1.5)"],
-    "learned": [f"learned(vectors={TABLE!r}, query=[0.3, -1.0, 2.0], key=[0.1, 0.0, -0.4])"],
+    "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0)"],
     "key_bias": [f"key_bias(values={BIAS[0]})", f"key_bias(values={BIAS})"],
     "gamma_key": [
         "gamma_key(alpha=3.0)",

@@ -12,7 +12,7 @@ from evaluation.replies import generated, scored
 from evaluation.serving import TransformersServer
 from posbias import LocalResponder, RunError, ServerResponder, load_model
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.models.demo import fetch_demo
+from posbias.models.loading import fetch_demo
 from posbias.tasks.language import KeyValue
 
 OPTIONS = ServerOptions(concurrency=2, retries=60, kind="text")

@@ -38,7 +38,7 @@ CASES = [
         (family, "q,k")
         for family in ("falcon", "falcon-new", "gpt_neox", "phi3", "bloom", "gpt2", "mixtral", "gemma3_text")
     ),
-    *((family, "all") for family in ("gpt2", "phi3", "opt", "qwen3", "lfm2", "gemma4_text")),
+    *((family, "all") for family in ("gpt2", "phi3", "opt", "qwen3", "gemma4_text")),
 ]
 
 

@@ -25,14 +25,12 @@ POSITIONS = 12
 EXAMPLES = {
     "attention_scaled": "attention_scaled(factor=0.5)",
     "key_biased": "key_biased(biases='gamma_key(alpha=3.0)')",
-    "scaled_rope": "scaled_rope(factor=0.5)",
     "sink_masked": "sink_masked(positions=2)",
     "window": "window(width=4)",
 }
 UNCHANGING = (
     "attention_scaled(factor=1)",
     "key_biased(biases='gamma_key(alpha=1.0)')",
-    "scaled_rope(factor=1)",
     "window(width=64)",
 )
 """Spelled so that nothing happens."""
@@ -41,7 +39,6 @@ REFUSED = {
     "masks": {"falcon-alibi", "gpt_neo", "mpt"},
     "no_learned_positions": NAMES - {"gpt2", "gpt_neo", "opt"},
     "no_alibi": NAMES - {"bloom", "mpt"},
-    "no_learned_sinks": NAMES - {"gpt_oss"},
 }
 FLOAT32_INSIDE = 2e-5
 """Norms, rotary angles and softmax run in float32 inside transformers."""
@@ -94,7 +91,7 @@ def test_an_intervention_is_refused_or_leaves_the_model_bit_for_bit_as_it_was(na
         assert literal in UNCHANGING or not torch.allclose(after, before, rtol=0, atol=1e-3), literal
     for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional", EXAMPLES["key_biased"]):
         assert (literal in applied) == (name not in REFUSED["masks"]), literal
-    for literal in ("no_learned_positions", "no_alibi", "no_learned_sinks"):
+    for literal in ("no_learned_positions", "no_alibi"):
         assert (literal in applied) == (name not in REFUSED[literal]), literal
     assert {"attention_scaled(factor=0.5)", "no_residual"} <= applied
 
@@ -117,21 +114,6 @@ def test_without_rope_llama_is_smollm3_without_rope_layers(token_ids):
     with intervened(model, "no_rope") as changed:
         found = last(changed, token_ids)
     torch.testing.assert_close(found, last(HuggingFaceModel(plain), token_ids), rtol=0, atol=1e-12)
-
-
-def test_scaled_rope_multiplies_every_frequency(token_ids):
-    model = shaken_model("qwen2")
-
-    def faster(network):
-        network.model.rotary_emb.inv_freq.mul_(0.5)
-
-    with intervened(model, "scaled_rope(factor=0.5)") as changed:
-        found = last(changed, token_ids)
-    torch.testing.assert_close(found, last(with_network(model, faster), token_ids), rtol=0, atol=1e-6)
-    with intervened(model, "scaled_rope(factor=0)") as changed:
-        found = last(changed, token_ids)
-    with intervened(model, "no_rope") as changed:
-        assert torch.equal(found, last(changed, token_ids))
 
 
 def test_rope_whose_frequencies_follow_the_length_is_refused(token_ids):
@@ -288,8 +270,7 @@ def dense_rollout(changed, token_ids, mixing) -> np.ndarray:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "gpt_oss"])
 def test_the_description_attends_as_the_changed_network_does(name, token_ids):
     literals = ["window(width=3)", "sink_masked(positions=2)", "no_content", "attention_scaled(factor=0.5)"]
-    literals += [] if name == "gpt2" else ["no_rope", "scaled_rope(factor=2)"]
-    literals += ["no_learned_sinks"] if name == "gpt_oss" else []
+    literals += [] if name == "gpt2" else ["no_rope"]
     for literal in literals:
         model = shaken_model(name, implementation="eager")
         with intervened(model, literal) as changed:
@@ -370,7 +351,6 @@ def test_in_an_architecture_each_ingredient_has_its_neutral_value():
         ("sink_masked(positions=-1)", "positions must be a whole number >= 1"),
         ("sink_masked(positions=True)", "positions must be a whole number >= 1"),
         ("attention_scaled(factor=-1)", "factor must be a finite number >= 0, got -1"),
-        ("scaled_rope(factor=1e999)", "factor must be a finite number >= 0, got inf"),
         ("no_ropes", "unknown intervention 'no_ropes'; known: attention_scaled, bidirectional"),
         ("no_rope(", "is not a name or a literal call"),
     ],

@@ -13,7 +13,7 @@ from posbias import AttentionOptions, RunError, UsageError, attention
 from posbias.measurement.attention import PrefixWatch, reduce_content, reduce_layer
 from posbias.measurement.attention_statistics import AttentionStatistics
 from posbias.measurement.prompt import mixing_of_layers
-from posbias.models.attention_blocks import AttentionState, blocks_of
+from posbias.models.attention_blocks import AttentionState
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -63,7 +63,8 @@ def _visible(model: HuggingFaceModel) -> np.ndarray:
 def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense, visible = _dense(model, prompts), _visible(model)
-    with blocks_of(HEADS * 4 * N_POSITIONS):
+    with monkeypatch.context() as patched:
+        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
         found = attention(model, prompts, options=AttentionOptions(THRESHOLDS))
 
     assert not dense[:, :, :, ~np.tril(np.ones((N_POSITIONS, N_POSITIONS), bool))].any()
@@ -100,7 +101,8 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
 def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
-    with blocks_of(HEADS * 4 * N_POSITIONS):
+    with monkeypatch.context() as patched:
+        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
         found = attention(model, prompts).monotonicity
     for layer in range(DEPTH):
         for prompt in range(COUNT):
@@ -373,13 +375,16 @@ def test_a_layer_on_an_accelerator_is_reduced_in_few_launches_that_wait_for_none
     assert reduced_without_values(n_positions).count <= launches
 
 
-def test_only_accumulators_are_kept() -> None:
+def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of a layer exceeds heads x block x positions, and long prompts take shorter blocks."""
     largest = 32 * 40 * 3000
-    with blocks_of(largest):
+    at_once = "posbias.models.attention_blocks.elements_at_once"
+    with monkeypatch.context() as patched:
+        patched.setattr(at_once, lambda _device: largest)
         assert largest // 2 < reduced_without_values(3000).largest <= largest
     model, prompts = _model("llama"), _prompts()
-    with blocks_of(HEADS * 4 * N_POSITIONS):
+    with monkeypatch.context() as patched:
+        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
         found = attention(model, prompts)
     np.testing.assert_allclose(found.entropy.per_prompt, attention(model, prompts).entropy.per_prompt)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from posbias import Architecture, measure
-from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory import rollout_profile
@@ -56,12 +55,3 @@ def test_every_kind_is_the_rollout_when_positions_only_rescale_the_same_map(kind
     expected = rollout_profile(architecture, n_positions=N_POSITIONS)
     (profile,) = measured.profiles.values()
     np.testing.assert_allclose(profile.influence, expected, rtol=TOLERANCE)
-
-
-def test_orthogonal_values_change_no_norm() -> None:
-    """Without residual J_j = rollout_j times a product of orthogonal maps."""
-    architecture = Architecture(depth=3, heads=2, encoding="decay(rate=0.8)", mixing=1.0)
-    model = ReferenceTransformer(ReferenceConfig(architecture, values="orthogonal", rotate_stream=True))
-    measured = measure(model, _prompts(), kinds="jacobian(exact=True)")
-    expected = rollout_profile(architecture, n_positions=N_POSITIONS)
-    np.testing.assert_allclose(measured.profiles["jacobian"].influence, expected, rtol=TOLERANCE)

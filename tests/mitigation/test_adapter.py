@@ -16,7 +16,7 @@ from posbias.mitigation.fits import AdapterNumbers
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
-from posbias.models.layout import linear_projections, named_projections, weight_of
+from posbias.models.layout import projections_of, weight_of
 from tiny_families import DESCRIBED, UNLISTED, VOCABULARY, random_adapter, shaken_model
 
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY
@@ -33,10 +33,7 @@ def logits(network):
 def test_an_adapter_computes_as_if_its_updates_were_in_the_weights(family):
     model = shaken_model(family)
     before = logits(model.network)
-    if model.described:
-        found = linear_projections(model.network, model.family, model.config)
-    else:
-        found = named_projections(model.network)
+    found = projections_of(model.network, model.family if model.described else None, model.config)
     present = {role for one in found for role in one.rows}
     assert "o" in present
     for targets in ("q,k", "o", "v", "mlp"):
@@ -72,7 +69,7 @@ def test_the_targets_are_fitted_and_nothing_else(family):
 
 
 def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
-    mixture, llama, packed = (shaken_model(family) for family in ("mixtral", "llama", "qwen3_5_text"))
+    mixture, llama, other = (shaken_model(family) for family in ("mixtral", "llama", "lfm2"))
     for spelling, message in (
         ("adapter(rank=0)", r"adapter: rank must be a whole number >= 1"),
         ("adapter(targets='q,w')", r"adapter: targets must be among q, k, v, o, gate, up, down, mlp, all, got 'q,w'"),
@@ -89,10 +86,9 @@ def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
             "mixture are none); allowed targets: q, k, v, o",
         ),
         (
-            packed,
+            other,
             "q,o",
-            "qwen3_5_text model has linear projections q (experts of a mixture are none); allowed targets: "
-            "o, gate, up, down",
+            "lfm2 model has linear projections o (experts of a mixture are none); allowed targets: q, k, v",
         ),
         (shaken_model("mamba2"), "all", "allowed targets: none"),
     ):

@@ -10,7 +10,7 @@ import posbias.memory
 from posbias.errors import UsageError
 from posbias.models import networks
 from posbias.models.devices import Accelerator, check_device, first_with_room, training_device
-from posbias.models.networks import Place, outline_of, placed, random_network
+from posbias.models.networks import outline_of, placed, random_network
 from tiny_families import CONFIGS
 
 GB = 10**9
@@ -43,7 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def where(shape: dict[str, Any], device: str = "auto", dtype: torch.dtype | None = None) -> str:
     """Where a checkpoint in bfloat16 of this shape goes, and in what precision."""
     outline = outline_of(transformers.LlamaConfig(**shape))
-    place, precision = placed(outline, Place(device, dtype), own=torch.bfloat16, name="large")
+    place, precision = placed(outline, device, dtype, own=torch.bfloat16, name="large")
     return f"{str(precision).removeprefix('torch.')} on {place or 'all'}"
 
 

@@ -302,15 +302,8 @@ def test_a_model_shows_itself_in_a_line_and_in_a_notebook(llama: Path) -> None:
     model = load_model(llama, init_seed=3)
     line = "tiny-llama: llama, 2 layers, 2 heads, width 16; float32 on cpu; up to 32 positions; drawn from seed 3"
     assert repr(model) == f"HuggingFaceModel({line})"
-    page = model._repr_html_()
-    assert line in page
-    assert f"{sum(weight.numel() for weight in model.network.parameters()):,} numbers, drawn from seed 3" in page
-    assert "2 key heads" in page
-    assert "the model has no tokenizer" in page
+    assert line in model._repr_html_()
     with intervened(model, "window(width=4)"):
         assert repr(model).endswith("drawn from seed 3; under window(width=4))")
-        assert "changed by" in model._repr_html_()
-    assert "numbers, from files" in load_model(llama)._repr_html_()
     other = load_model(transformers.BioGptForCausalLM(transformers.BioGptConfig(**TINY)))
     assert repr(other).startswith("HuggingFaceModel(BioGptForCausalLM: biogpt, 2 layers, 2 heads, width 16; float32")
-    assert "biogpt, which posbias does not describe" in other._repr_html_()

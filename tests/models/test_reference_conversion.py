@@ -1,4 +1,4 @@
-"""The reference transformer computes what Hugging Face's GPT-2, Llama and BLOOM compute, from the same weights."""
+"""The reference transformer computes what Hugging Face's GPT-2 and Llama compute, from the same weights."""
 
 from typing import Any
 
@@ -7,22 +7,20 @@ import torch
 
 from posbias import Architecture
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.config import NORM_EPSILON, ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from tiny_families import shaken_model
 
 ROUNDING = 1e-5
 """Relative to the largest logit: transformers takes norms, softmax and rotary angles in float32."""
 COMMON = {"attention": "content", "values": "gaussian", "residual": "added", "norm": "pre", "mlp": True}
-LAYER_NORMS = {"normalisation": "layer", "norm_epsilon": 1e-5, "activation": "gelu_tanh", "biases": True}
-GATED = {"norm_epsilon": 1e-6, "activation": "silu", "gated_mlp": True, "mlp_width": 48, "key_value_heads": 2}
+LAYER_NORMS = {"normalisation": "layer", "activation": "gelu_tanh", "biases": True}
+GATED = {"activation": "silu", "gated_mlp": True, "mlp_width": 48}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {**LAYER_NORMS, "learned_positions": 64},
     "llama": GATED,
-    "llama-biases": {**GATED, "biases": True, "head_width": 16},
-    "bloom": {**LAYER_NORMS, "embedding_norm": True},
 }
-ENCODINGS = {"gpt2": "none", "llama": "rope(head_dim=8)", "llama-biases": "rope(head_dim=16)", "bloom": "alibi"}
+ENCODINGS = {"gpt2": "none", "llama": "rope(head_dim=8)"}
 
 
 def weights_of(model: HuggingFaceModel) -> dict[str, torch.Tensor]:
@@ -35,16 +33,17 @@ def weights_of(model: HuggingFaceModel) -> dict[str, torch.Tensor]:
     if family.position_table is not None:
         found["positions"] = network.get_submodule(family.position_table).get_parameter("weight")
     norms = {"final": network.get_submodule(family.final_norm)}
-    if family.embedding_norm is not None:
-        norms["embedding"] = network.get_submodule(family.embedding_norm)
     for layer, block in enumerate(family.blocks(network)):
         name = f"blocks.{layer}"
         norms[f"{name}.attention"], norms[f"{name}.mlp"] = block.attention_norm, block.mlp_norm
         parts, mlp = family.attention_parts(block, model.config), family.mlp_parts(block, model.config)
         for of in ("query", "key", "value"):
             weight, bias = getattr(parts, of), getattr(parts, f"{of}_bias")
-            found[f"{name}.{of}"] = weight.unflatten(0, (-1, parts.head_dim)).transpose(1, 2)
-            found[f"{name}.{of}_bias"] = None if bias is None else bias.unflatten(0, (-1, parts.head_dim))
+            times = 1 if of == "query" else parts.heads // parts.key_heads  # each head with keys of its own
+            by_head = weight.unflatten(0, (-1, parts.head_dim)).transpose(1, 2)
+            found[f"{name}.{of}"] = by_head.repeat_interleave(times, 0)
+            if bias is not None:
+                found[f"{name}.{of}_bias"] = bias.unflatten(0, (-1, parts.head_dim)).repeat_interleave(times, 0)
         found[f"{name}.output"] = parts.output.T.unflatten(0, (-1, parts.head_dim))
         found[f"{name}.output_bias"] = parts.output_bias
         for of in ("up", "gate", "down"):
@@ -61,6 +60,9 @@ def weights_of(model: HuggingFaceModel) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def test_logits_agree(name: str) -> None:
     model = shaken_model(name)
+    for module in model.network.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = NORM_EPSILON
     config = ReferenceConfig(
         Architecture(3, 4, encoding=ENCODINGS[name]),
         width=model.width,

@@ -27,7 +27,7 @@ def run(config: ReferenceConfig, parameters: dict[str, Tensor], inputs: Tensor, 
     """One model as a stack of one."""
     n_positions = inputs.shape[1]
     constants = stacked([constants_of(config, n_positions)])
-    return forward(shape_of(config, n_positions), stacked([parameters]), constants, inputs[None], rows=rows)[0]
+    return forward(config, stacked([parameters]), constants, inputs[None], rows=rows)[0]
 
 
 def visible(mask: str, query: int, key: int) -> bool:
@@ -84,15 +84,15 @@ def retrieval_by_hand(
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("kept", [0.0, 0.5])
+@pytest.mark.parametrize("kept", [0.0, 1.0])
 def test_the_retrieval_network_is_what_its_definition_says(mask: str, encoding: str, kept: float) -> None:
     config = retrieval_network(Architecture(2, mask=mask, encoding=encoding), width=8, labels=5, residual=kept > 0)
-    config = replace(config, dtype="float64", residual_scale=kept or 1.0)
+    config = replace(config, dtype="float64")
     parameters = drawn(config)
     inputs = torch.randn(BATCH, N, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     logits = run(config, parameters, inputs, rows=(N - 1,))
     constants = stacked([constants_of(config, N)])
-    maps = attention_maps(shape_of(config, N), stacked([parameters]), constants, inputs[None])
+    maps = attention_maps(config, stacked([parameters]), constants, inputs[None])
     for row in range(BATCH):
         expected, weights = retrieval_by_hand(parameters, inputs[row], mask=mask, encoding=encoding, kept=kept)
         torch.testing.assert_close(logits[row, 0], expected, rtol=EXACT, atol=EXACT)
@@ -155,9 +155,7 @@ def test_learned_positions_are_added_to_the_input() -> None:
         shape_of(config, N + 1)
 
 
-@pytest.mark.parametrize(
-    ("initialisation", "deviation"), [("linear", 3**-0.5 / 8), ("normal", 0.02), ("gaussian", 1 / 8)]
-)
+@pytest.mark.parametrize(("initialisation", "deviation"), [("linear", 3**-0.5 / 8), ("gaussian", 1 / 8)])
 def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) -> None:
     config = ReferenceConfig(Architecture(1), width=64, attention="content", initialisation=initialisation, biases=True)
     parameters = drawn(config)
@@ -172,14 +170,10 @@ def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) 
     ("change", "message"),
     [
         ({"width": 7, "attention": "content"}, "reference width 7 is not a multiple of 2 heads"),
-        ({"dtype": "float16"}, "reference dtype 'float16' is unknown; allowed: float32, float64"),
+        ({"dtype": "float16"}, "reference: dtype must be one of float32, float64, got 'float16'"),
         ({"vocabulary_size": None}, "reference outputs must be given if there is no vocabulary"),
-        ({"outputs": 0}, "reference outputs must be a whole number >= 1"),
-        ({"width": True}, "reference width must be a whole number >= 1"),
-        ({"key_value_heads": 3}, "reference key_value_heads 3 is not a divisor of 2 heads"),
-        ({"values": "gaussian", "output_map": False, "head_width": 3}, "needs heads \\* head_dim = width, got 2 \\* 3"),
-        ({"residual_scale": float("nan")}, "reference residual_scale must be finite, got nan"),
-        ({"norm_epsilon": 0.0}, "reference norm_epsilon must be a finite number > 0, got 0.0"),
+        ({"outputs": 0}, "reference: outputs must be a whole number >= 1"),
+        ({"width": True}, "reference: width must be a whole number >= 1"),
         (
             {"architecture": Architecture(1, encoding="sinusoidal(width=8)"), "absolute": "added"},
             "reference width 16 differs from the 8 features of sinusoidal",
@@ -202,5 +196,6 @@ def test_bad_inputs_are_refused() -> None:
         run(config, drawn(config), token_ids, rows=(N,))
     with pytest.raises(UsageError, match="at least one, got"):
         run(config, drawn(config), token_ids, rows=())
-    with pytest.raises(UsageError, match=r"inputs must be \[member, batch, position\] of token ids"):
-        run(config, drawn(config), torch.zeros(1, N, 16), rows=(0,))
+    vectors = ReferenceConfig(Architecture(1), vocabulary_size=None, outputs=3)
+    with pytest.raises(UsageError, match=r"inputs must be \[member, batch, position, feature\] of numbers, got"):
+        run(vectors, drawn(vectors), token_ids, rows=(0,))

@@ -6,7 +6,7 @@ import torch
 
 from posbias import Architecture, UsageError, load_model
 from posbias.architecture import KeyBias
-from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shape_of
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters
 from posbias.models.reference.forward import logit_bias
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.tasks.synthetic import CuedCopy
@@ -46,10 +46,10 @@ def test_it_is_added_to_the_encoding(encoding: str) -> None:
 
 def test_keys_beyond_the_table_get_its_last_number() -> None:
     short, weights = config(trained=3), {"trained_key_bias": VALUES[None, None, :3].expand(1, 2, 3)}
-    shape, fixed = shape_of(short, 5), constants_of(short, 5)["bias"][:1]
-    added = logit_bias(shape, weights, fixed)[0, 0, -1]
+    fixed = constants_of(short, 5)["bias"][:1]
+    added = logit_bias(short, weights, fixed)[0, 0, -1]
     assert torch.equal(added, torch.cat((VALUES[:3], VALUES[2:3], VALUES[2:3])))
-    assert torch.equal(logit_bias(shape, weights, fixed, rows=(1, 4))[0, 0, 1], added)
+    assert torch.equal(logit_bias(short, weights, fixed, rows=(1, 4))[0, 0, 1], added)
 
 
 def test_it_is_learnt_saved_and_loaded(tmp_path) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 import posbias as pb
 from posbias import Architecture, UsageError
-from posbias.models.reference.config import ReferenceConfig, draw_parameters
+from posbias.models.reference.config import NORM_EPSILON, ReferenceConfig, draw_parameters
 from posbias.models.reference.forward import CHUNK, attention_maps, recurrence
 from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
 from posbias.prompts.prompts import Prompts
@@ -87,25 +87,23 @@ def test_a_long_context_is_read_across_chunks() -> None:
     assert not torch.allclose(model.network(model.embed(changed))[0][0, -1], whole[0, -1], rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("shared", [None, 1])
-def test_the_layer_is_the_one_that_is_described(shared: int | None) -> None:
+def test_the_layer_is_the_one_that_is_described() -> None:
     """Written out once more with loops over heads and tokens, gates and slopes included."""
-    chosen = config([LINEAR], norm="none", residual="none", mlp=False, biases=True, key_value_heads=shared)
+    chosen = config([LINEAR], norm="none", residual="none", mlp=False, biases=True)
     model = build(chosen)
     (block,) = model.network.blocks
     weights = {name: value.detach() for name, value in block.named_parameters()}
     stream = model.embed(torch.from_numpy(prompts(1).token_ids))[0]
     carried = []
     for head, slope in enumerate((0.05, 0.6)):
-        group = 0 if shared else head
         state, rows = torch.zeros(4, 4, dtype=torch.float64), []
         for x in stream:
             written = softplus(x @ weights["step"][:, head] + weights["step_bias"][head])
-            key, value = (x @ weights[name][group] + weights[f"{name}_bias"][group] for name in ("key", "value"))
+            key, value = (x @ weights[name][head] + weights[f"{name}_bias"][head] for name in ("key", "value"))
             lost = slope * torch.exp(weights["rate"][head]) * written / np.log(2)
             state = torch.exp(-lost) * state + written * torch.outer(key, value)
             read = (x @ weights["query"][head] + weights["query_bias"][head]) @ state / 2
-            rows.append(read / (read.square().mean() + chosen.norm_epsilon).sqrt())
+            rows.append(read / (read.square().mean() + NORM_EPSILON).sqrt())
         carried.append(torch.stack(rows) @ weights["output"][head])
     expected = carried[0] + carried[1] + weights["output_bias"]
     torch.testing.assert_close(model.network(stream[None])[0][0], expected, rtol=EXACT, atol=EXACT)
@@ -134,10 +132,9 @@ def test_theories_read_its_own_decays_and_nothing_takes_it_for_attention(tmp_pat
     np.testing.assert_allclose(group.linear_slopes(), bare.numpy() * [0.05, 0.6], rtol=1e-12)
     prediction = pb.predict(model, theory="rollout", prompts=prompts())
     assert any("decays at bare gates" in caveat for caveat in prediction.caveats)
+    stack = model.network.stack(model.embed(torch.zeros(1, N, dtype=torch.int64)))
     with pytest.raises(UsageError, match=r"its layers 1, 2 are linear ones \(recurrent\), which have no attention"):
-        attention_maps(
-            *model.network.stack(model.embed(torch.zeros(1, N, dtype=torch.int64))), torch.zeros(1, 1, N, 8).double()
-        )
+        attention_maps(chosen, *stack, torch.zeros(1, 1, N, 8).double())
     with pytest.raises(UsageError, match="a linear layer"):
         pb.predict(born, N, theory="mean_field")
     with pytest.raises(UsageError, match="cannot be seen"):

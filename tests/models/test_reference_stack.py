@@ -30,7 +30,7 @@ def gradients(
     config: ReferenceConfig, parameters: dict[str, Tensor], constants: dict[str, Tensor], inputs: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    logits = forward(shape_of(config, N), leaves, constants, inputs, rows=(N - 1,))
+    logits = forward(config, leaves, constants, inputs, rows=(N - 1,))
     found = torch.autograd.grad(logits.square().sum(), list(leaves.values()))
     return logits.detach(), dict(zip(leaves, found, strict=True))
 

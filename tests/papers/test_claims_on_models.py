@@ -9,7 +9,7 @@ import torch
 from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure, predict
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of, stacked
+from posbias.models.reference.config import ReferenceConfig, constants_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias_papers import CLAIMS, MODEL_CLAIMS, verify_model
@@ -54,9 +54,9 @@ def test_attention_and_mixing_are_the_models_own(tiny_llama: Path) -> None:
 
     model = ReferenceTransformer(copy_network(Architecture(2, encoding="alibi"), residual=True))
     prompts = prompts_of(model)
-    shape, constants = shape_of(model.config, N), stacked([constants_of(model.config, N)])
+    constants = stacked([constants_of(model.config, N)])
     weights = stacked([{name: value.detach() for name, value in model.network.named_parameters()}])
-    maps = attention_maps(shape, weights, constants, torch.as_tensor(prompts.token_ids)[None])[:, 0]
+    maps = attention_maps(model.config, weights, constants, torch.as_tensor(prompts.token_ids)[None])[:, 0]
     run = run_model(model, prompts)
     np.testing.assert_allclose(run.kernels, maps.mean(2).transpose(0, 1).double().numpy(), atol=1e-6)
     np.testing.assert_allclose(run.mixing.mean(0), measure(model, prompts, kinds=["jacobian"]).mixing, rtol=1e-5)

@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import posbias as pb
 from posbias import Architecture, load_prompts
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import turned_by
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.rotary import turned_by
 from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, Walk, affine, attention_of, norm_forward
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace

@@ -31,9 +31,9 @@ def reference(seed=0, *, depth=3, mask="causal", encoding="none", mixing=0.5, **
         {},
         {"residual": "none"},
         {"mask": "sliding_window(width=6)", "encoding": "alibi", "residual": "added", "norm": "pre", "mlp": True},
-        {"mask": "prefix(length=5)", "residual": "added", "norm": "post", "mlp": True},
+        {"mask": "prefix(length=5)", "residual": "added", "norm": "pre", "mlp": True},
         {"attention": "content", "encoding": "rope(head_dim=16)", "residual": "added", "norm": "pre"},
-        {"attention": "content", "encoding": ["none", "alibi", "none"], "residual": "added", "norm": "post"},
+        {"attention": "content", "encoding": ["none", "alibi", "none"], "residual": "added", "norm": "pre"},
         {"encoding": "decay(rate=0.7)", "residual": "added", "mlp": True},
         {"attention": "content", "output_map": False, "residual": "added", "norm": "pre", "mlp": True},
         SINUSOIDS,
@@ -60,8 +60,6 @@ def test_independent_linear_layers_add_squares():
 def test_what_has_no_theory_is_refused(fresh):
     with pytest.raises(UsageError, match="gaussian"):
         mean_field(ReferenceTransformer(Architecture(depth=1)), 4)
-    with pytest.raises(UsageError, match="no embedding norm before positions"):
-        mean_field(reference(embedding_norm=True, **SINUSOIDS), 4)
     published = retrieval_network(Architecture(2), width=16)
     with pytest.raises(UsageError, match="input vectors; give it items"):
         mean_field(ReferenceTransformer(published), 4)

@@ -10,8 +10,7 @@ import torch
 from torch.autograd.functional import jacobian
 
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import Norm
-from posbias.models.rotary import turned_by
+from posbias.models.layout import Norm, turned_by
 from posbias.theory.power_rollout.local_maps import (
     BACK_PROPAGATION,
     THEORY,

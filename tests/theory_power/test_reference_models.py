@@ -28,29 +28,24 @@ CONFIGS = {
     "copy": copy_network(Architecture(2), residual=True, mlp=True),
     "copy-without-residual": copy_network(Architecture(2), mlp=True),
     "pre-norm": ReferenceConfig(Architecture(2, 2), width=8, norm="pre", mlp=True, residual="added", **GAUSSIAN),
-    "post-layer-norm": ReferenceConfig(
+    "layer-norm": ReferenceConfig(
         Architecture(2, 2, encoding="alibi"),
         width=8,
-        norm="post",
+        norm="pre",
         normalisation="layer",
         mlp=True,
         biases=True,
-        embedding_norm=True,
         residual="added",
-        residual_scale=0.6,
         **GAUSSIAN,
     ),
-    "gated-grouped": ReferenceConfig(
+    "gated": ReferenceConfig(
         Architecture(2, 4, encoding=[["rope", "none", "alibi", "rope"]] * 2),
         width=16,
-        key_value_heads=2,
-        head_width=6,
         norm="pre",
         mlp=True,
         gated_mlp=True,
         activation="silu",
         residual="mixed",
-        rotate_stream=True,
         learned_positions=N,
         **GAUSSIAN,
     ),
@@ -160,7 +155,7 @@ def test_networks_at_birth_are_near_the_measured(residual: bool) -> None:
 
 
 def test_what_cannot_be_walked_is_said() -> None:
-    model = build(replace(CONFIGS["gated-grouped"]))
+    model = build(replace(CONFIGS["gated"]))
     with pytest.raises(UsageError, match="7 learned positions, 9 were asked for"):
         trace_model(model, token_ids(model, 9))
     carried = build(ReferenceConfig(Architecture(2, 2, mixing=0.4), width=8, attention="content"))

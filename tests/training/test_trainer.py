@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from posbias import TrainOptions, UsageError
-from posbias.models.reference.config import constants_of, draw_parameters, shape_of, stacked
+from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
@@ -79,7 +79,6 @@ def test_odd_widths_are_alone_or_together_equal_to_rounding():
 def test_training_is_the_plain_loop_with_pytorchs_optimiser():
     member = normed(4, seed=3)
     trained = train_members([member, normed(1)], SHORT).members[0]
-    shape = shape_of(member.config, member.task.n_positions)
     constants = stacked([constants_of(member.config, member.task.n_positions)])
     drawn = draw_parameters(member.config, member.generator())
     weights = {name: nn.Parameter(values) for name, values in drawn.items()}
@@ -89,7 +88,7 @@ def test_training_is_the_plain_loop_with_pytorchs_optimiser():
     for step in range(SHORT.steps):
         batch = data.batch(step, SHORT.batch)
         logits = forward(
-            shape, {name: each[None] for name, each in weights.items()}, constants, batch.inputs, rows=(5,)
+            member.config, {name: each[None] for name, each in weights.items()}, constants, batch.inputs, rows=(5,)
         )
         loss = nn.functional.cross_entropy(logits[0, :, 0], batch.targets[0, :, 0])
         optimiser.zero_grad()

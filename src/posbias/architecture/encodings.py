@@ -2,19 +2,14 @@
 
 With content held constant, a relative encoding adds `logits(distance)` to the attention logits of each head. Those that
 fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, which gives theory an O(N) pull.
-
-Absolute encodings are vectors added to the input, which act on logits through given content vectors. With queries from
-`query + p_i` and keys from `key + p_j`, the logit is scale * (query + p_i).(key + p_j). Terms of the query alone cancel
-in the softmax, but `query.p_j` favours positions for every query and `p_i.p_j` joins pairs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Interval, MinLen
 from jaxtyping import Float64, Int64
 
 from posbias.checks import CELLS, Count
@@ -22,8 +17,8 @@ from posbias.errors import UsageError, check_most
 from posbias.registry import Registry
 
 LEFT = dict.fromkeys(
-    ("kerple_log", "kerple_power", "t5_buckets"),
-    "no published model whose rollout is known has it; alibi, decay, rope and key_bias stay",
+    ("kerple_log", "kerple_power", "t5_buckets", "learned"),
+    "no published model whose rollout is known has it; alibi, decay, rope, sinusoidal and key_bias stay",
 )
 """Encodings that posbias had."""
 ENCODINGS: Registry["Encoding"] = Registry("encoding", left=LEFT)
@@ -124,12 +119,8 @@ class Alibi(LinearEncoding):
 class Decay(LinearEncoding):
     """Every head weighs a key by `rate ** distance` before normalising (the decay mask of arXiv 2502.01951)."""
 
-    rate: float
+    rate: Annotated[float, Interval(ge=1e-300, le=1)]
     """Weight lost per position, in (0, 1]; 1 is no encoding."""
-
-    def __post_init__(self) -> None:
-        if not np.exp(-MAX_SLOPE) <= self.rate <= 1:
-            raise UsageError(f"decay: rate must lie in (0, 1], got {self.rate}")
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """Minus log of the rate, the same for every head."""
@@ -145,14 +136,8 @@ class Recurrent(LinearEncoding):
     behind such a layer does by and large (docs/theory, section 5).
     """
 
-    slopes: Sequence[float]
+    slopes: Annotated[tuple[Slope, ...], MinLen(1)]
     """Decays in [0, 700] nats per position; heads take evenly spaced quantiles if there are more or fewer of them."""
-
-    def __post_init__(self) -> None:
-        slopes = one_or_per_head(self.slopes)
-        if slopes.ndim != 1 or not np.all((slopes >= 0) & (slopes <= MAX_SLOPE)):
-            raise UsageError(f"recurrent: slopes must be a list of numbers in [0, {MAX_SLOPE:g}], got {self.slopes!r}")
-        object.__setattr__(self, "slopes", tuple(slopes.tolist()))
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """The decays, or as many of their quantiles as there are heads."""
@@ -169,7 +154,7 @@ class Rope(Encoding):
     """Base of the geometric series of frequencies (> 1)."""
     head_dim: Annotated[Count, Ge(2)] = 64
     """Feature pairs come from this many features (even, >= 2)."""
-    logit: float = 1.0
+    logit: Annotated[float, Interval(ge=-MAX_SLOPE / 2, le=MAX_SLOPE / 2)] = 1.0
     """Content logit q.k / sqrt(head_dim) of a query with a key at distance 0 and angle 0."""
     angle: float = 0.0
     """Angle between query and key in every feature pair, before rotation (radians)."""
@@ -177,8 +162,6 @@ class Rope(Encoding):
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise UsageError(f"rope: head_dim must be an even number >= 2, got {self.head_dim}")
-        if not (np.isfinite(self.logit) and abs(self.logit) <= MAX_SLOPE / 2):
-            raise UsageError(f"rope: logit must lie in [-{MAX_SLOPE / 2:g}, {MAX_SLOPE / 2:g}], got {self.logit}")
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """The mean cosine over feature pairs, the same for every head."""
@@ -199,66 +182,15 @@ def published_alibi_slopes(heads: int) -> list[float]:
     return slopes + extra[: heads - power]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AbsoluteEncoding(Encoding):
-    """An encoding whose bias depends on both positions, not on their distance alone; the same for every head."""
-
-    relative = False
-    query: Sequence[float] | None = None
-    """Content of every query beside its position, `width` numbers; None: none."""
-    key: Sequence[float] | None = None
-    """Content of every key beside its position, `width` numbers; None: none."""
-    scale: float | None = None
-    """Factor of the product; None: 1 / sqrt(width)."""
-
-    @abstractmethod
-    def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
-        """The vector added to the input at each position.
-
-        Raises:
-            UsageError: a position that has no vector.
-        """
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Features of the vectors."""
-
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """Refused: distance alone does not decide."""
-        raise UsageError(f"encoding {self.name} depends on both positions, not on their distance alone")
-
-    def pair_logits(
-        self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int
-    ) -> Float64[np.ndarray, "heads n_queries n_keys"]:
-        """scale * (query + p_i).(key + p_j)."""
-        queries = self._content(self.query) + self.vectors_at(query)
-        keys = self._content(self.key) + self.vectors_at(key)
-        scale = self.width**-0.5 if self.scale is None else self.scale
-        return np.broadcast_to(scale * queries @ keys.T, (heads, len(query), len(key)))
-
-    def _content(self, vector: Sequence[float] | None) -> Float64[np.ndarray, "feature"]:
-        return np.zeros(self.width) if vector is None else np.asarray(vector, dtype=np.float64)
-
-    def _check_content(self) -> None:
-        """Content vectors become tuples of the right length, or are refused."""
-        for field in ("query", "key"):
-            vector = getattr(self, field)
-            if vector is None:
-                continue
-            values = np.asarray(vector, dtype=np.float64)
-            if values.shape != (self.width,) or not np.all(np.isfinite(values)):
-                raise UsageError(f"{self.name}: {field} must be {self.width} finite numbers, got shape {values.shape}")
-            object.__setattr__(self, field, tuple(values.tolist()))
-        if self.scale is not None and not np.isfinite(self.scale):
-            raise UsageError(f"{self.name}: scale must be finite, got {self.scale}")
-
-
 @ENCODINGS.register("sinusoidal")
 @dataclass(frozen=True)
-class Sinusoidal(AbsoluteEncoding):
-    """Sines and cosines of the position at `width / 2` frequencies base^(-2k / width) (arXiv 1706.03762)."""
+class Sinusoidal(Encoding):
+    """Sines and cosines of the position at `width / 2` frequencies base^(-2k / width) (arXiv 1706.03762).
 
+    They are vectors added to the input: queries and keys without content have the logit p_i.p_j / sqrt(width).
+    """
+
+    relative = False
     width: Annotated[Count, Ge(2)] = 64
     """Features (even, >= 2)."""
     base: Annotated[float, Gt(1)] = 10000.0
@@ -267,41 +199,20 @@ class Sinusoidal(AbsoluteEncoding):
     def __post_init__(self) -> None:
         if self.width % 2:
             raise UsageError(f"sinusoidal: width must be an even number >= 2, got {self.width}")
-        self._check_content()
 
     def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
-        """[sin, cos] pairs side by side, frequency by frequency."""
+        """The vector added to the input at each position: [sin, cos] pairs side by side, frequency by frequency."""
         check_most("sinusoidal: positions x width", len(positions) * self.width, CELLS)
         angles = positions[:, None] * self.base ** (-2 * np.arange(self.width // 2) / self.width)
         return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), self.width)
 
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """Refused: it depends on both positions."""
+        raise UsageError(f"encoding {self.name} depends on both positions, not on their distance alone")
 
-@ENCODINGS.register("learned")
-@dataclass(frozen=True)
-class Learned(AbsoluteEncoding):
-    """A table of vectors, one per position; contexts are at most as long as the table."""
-
-    vectors: Sequence[Sequence[float]]
-    """[position][feature], finite."""
-
-    def __post_init__(self) -> None:
-        try:
-            table = np.asarray(self.vectors, dtype=np.float64)
-        except (TypeError, ValueError):
-            table = np.zeros(0)
-        if table.ndim != 2 or table.size == 0 or not np.all(np.isfinite(table)):
-            raise UsageError("learned: vectors must be a table [position][feature] of finite numbers")
-        object.__setattr__(self, "vectors", tuple(map(tuple, table.tolist())))
-        self._check_content()
-
-    @property
-    def width(self) -> int:
-        """Features of the table."""
-        return len(self.vectors[0])
-
-    def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
-        """Rows of the table."""
-        if positions.size and positions.max() >= len(self.vectors):
-            raise UsageError(f"learned: {len(self.vectors)} vectors given, position {positions.max()} asked")
-        table = np.asarray(self.vectors, dtype=np.float64)
-        return np.asarray(table[positions])
+    def pair_logits(
+        self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int
+    ) -> Float64[np.ndarray, "heads n_queries n_keys"]:
+        """p_i.p_j / sqrt(width), the same for every head."""
+        products = self.width**-0.5 * self.vectors_at(query) @ self.vectors_at(key).T
+        return np.broadcast_to(products, (heads, len(query), len(key)))

@@ -28,7 +28,6 @@ MODELS = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mo
 SORTS = {
     "masks": "MASKS",
     "encodings": "ENCODINGS",
-    "schedules": "SCHEDULES",
     "theories": "THEORIES",
     "kinds": "KINDS",
     "outputs": "OUTPUTS",
@@ -189,7 +188,7 @@ def get(
     json: options.Json = False,
 ) -> None:
     """Download a named model once and keep it in the user's cache."""
-    from posbias.models.demo import copy_demo, fetch_demo
+    from posbias.models.loading import copy_demo, fetch_demo
 
     if name != "demo":
         raise UsageError(f"unknown model {name!r}; known: demo (other models load by hub id, directory or file)")

@@ -16,7 +16,7 @@ with app.setup:
     import marimo as mo
 
     import posbias as pb
-    from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
+    from posbias.architecture import ENCODINGS, MASKS
     from posbias.architecture.spec import RESIDUAL_MIXING
     from posbias.designing import TARGETS, resolve_target
     from posbias.designing.result import KEY_BIAS
@@ -27,10 +27,10 @@ with app.setup:
 
     NONE = "none"
     STACK = {"mask": (MASKS, "causal", 1.0), "encoding": (ENCODINGS, NONE, 0.9)}
-    STACK |= {"mixing": (SCHEDULES, "constant", RESIDUAL_MIXING)}
     TARGET = {"target": (TARGETS, NONE, 0.9)}
     WHOLE = [2**power for power in range(17)]
     NUMBERS = [*(hundredth / 100 for hundredth in range(101)), 0.995, 0.999, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50]
+    MIXING = [number for number in NUMBERS if number <= 1]
     SIGNED = [*(-number for number in NUMBERS if number not in {0, 1}), *NUMBERS]  # targets take exponents from -1 on
 
 
@@ -88,7 +88,12 @@ def spelled(values: Mapping[str, Any], sort: str) -> str:
 def predicted(stacks: Mapping[str, Mapping[str, Any]], aim: str | None, over: str, n_positions: int) -> Any:
     """The figure of all stacks and of the target, W1 to it and to flat, and the design over `over` of the first."""
     built = {
-        name: pb.Architecture(values["depth"], values["heads"], **{sort: spelled(values, sort) for sort in STACK})
+        name: pb.Architecture(
+            values["depth"],
+            values["heads"],
+            mixing=values["mixing"],
+            **{sort: spelled(values, sort) for sort in STACK},
+        )
         for name, values in stacks.items()
     }
     profiles = {name: pb.predict(stack, n_positions).profile for name, stack in built.items()}
@@ -140,6 +145,9 @@ def _():
                         count: mo.ui.slider(1, most, value=value, show_value=True, debounce=True, label=count)
                         for count, (most, value) in counted.items()
                     },
+                    "mixing": mo.ui.slider(
+                        steps=MIXING, value=RESIDUAL_MIXING, show_value=True, debounce=True, label="mixing"
+                    ),
                     **controls({**STACK, "encoding": (ENCODINGS, encoding, 0.9)}, NUMBERS),
                 }
             )
@@ -162,7 +170,13 @@ def _():
 @app.cell
 def _(asked, stacks):
     columns = [
-        mo.vstack([mo.md(f"### {name}"), stack["depth"], stack["heads"], *(shown(stack, sort) for sort in STACK)])
+        mo.vstack(
+            [
+                mo.md(f"### {name}"),
+                *(stack[number] for number in ("depth", "heads", "mixing")),
+                *(shown(stack, sort) for sort in STACK),
+            ]
+        )
         for name, stack in stacks.elements.items()
     ]
     columns.append(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posbias.errors import UsageError
-from posbias.interventions.base import around_calls, before_calls
+from posbias.interventions.base import before_calls, hooked
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.devices import float64_device
@@ -94,16 +94,9 @@ class AttentionCall(KernelCall):
     def run_repeated(
         self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch key_head key feature"]
     ) -> Attended:
-        """Run with keys for every head, or shared as values are; a single query reads shared values without a copy."""
-        times = key.shape[1] // self.value.shape[1]
-        if times == 1 or query.shape[2] > 1 or not self.plain:
-            return self.run(query=query, key=key, value=self.value.repeat_interleave(times, 1))
-        logits = query @ key.mT * self.scaling
-        if self.mask is not None:
-            mask = self.mask[..., : key.shape[2]]
-            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-        weights = logits.softmax(-1).reshape(len(query), -1, times, key.shape[2])
-        return (weights @ self.value).reshape(len(query), 1, query.shape[1], -1), None
+        """Run with keys for every head, or shared as values are."""
+        value = self.value.repeat_interleave(key.shape[1] // self.value.shape[1], 1)
+        return self.run(query=query, key=key, value=value)
 
     def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
         """Run on values of any width; the kernel gets queries, keys and values filled with zeros to one width."""
@@ -149,7 +142,8 @@ class Padding:
             self.slots = None
             self._known.clear()
 
-        return around_calls(network, self.read, forget, always=True)
+        first = network.register_forward_pre_hook(self.read, with_kwargs=True)
+        return hooked([first, network.register_forward_hook(forget, with_kwargs=True, always_call=True)])
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
@@ -216,7 +210,8 @@ class PerCache(Generic[State]):
                 self._kept[cache] = state
             self._now.state = None
 
-        return around_calls(network, before, after)
+        first = network.register_forward_pre_hook(before, with_kwargs=True)
+        return hooked([first, network.register_forward_hook(after, with_kwargs=True)])
 
 
 def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -235,16 +230,10 @@ def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
     return (mask.cumsum(-1) == 0).sum(-1)
 
 
-def cached_length(arguments: dict[str, Any]) -> int:
-    """Tokens of every prompt that a network has cached before the ones it is called with."""
+def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:
+    """Tokens, or slots of one layer, that are cached before those which a network or attention module is to read."""
     cache = cache_of(arguments)
-    return 0 if cache is None else int(cache.get_seq_length())
-
-
-def past_length(module: nn.Module, named: dict[str, Any]) -> int:
-    """Slots that came before those which an attention module is about to read."""
-    cache = cache_of(named)
-    return 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+    return 0 if cache is None else int(cache.get_seq_length(layer))
 
 
 def cache_of(named: Mapping[str, Any]) -> Any:
@@ -261,7 +250,7 @@ class _Reader:
 
     def read(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on the attention module, called before its cache is extended."""
-        self.past = past_length(module, named)
+        self.past = cached_length(named, module.layer_idx)
         layers = getattr(cache_of(named), "layers", ())
         index: Any = module.layer_idx
         self.cached_keys = getattr(layers[index], "keys", None) if index < len(layers) else None
@@ -348,7 +337,7 @@ def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | 
     """
     family, network = model.family, model.network
     by_layer = [
-        None if block.softmax is None else family.rotary_frequencies(network, block, config=model.config, layer=layer)
+        family.rotary_frequencies(network, block, config=model.config, layer=layer)
         for layer, block in enumerate(family.blocks(network))
     ]
     device = float64_device(model.device)

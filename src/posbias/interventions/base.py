@@ -20,7 +20,6 @@ from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
-from posbias.models.layout import AttentionParts
 from posbias.registry import Registry, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry("intervention")
@@ -143,30 +142,6 @@ def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> Hugging
     changed = copy.copy(model.family)
     vars(changed).update(answers)  # an instance precedes its class
     return model.described_by(changed)
-
-
-def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], AttentionParts]) -> HuggingFaceModel:
-    """Describe the model, if its family is known, with its own `attention_parts`, changed."""
-    if not model.described:
-        return model
-    family = model.family
-    return described(model, attention_parts=lambda block, config: change(family.attention_parts(block, config)))
-
-
-@contextmanager
-def around_calls(
-    network: nn.Module, before: Callable[..., Any], after: Callable[..., Any], *, always: bool = False
-) -> Iterator[None]:
-    """Within the context, hooks stand before and after every call of a network, and get all its arguments.
-
-    Args:
-        before: hook(network, positional, named).
-        after: hook(network, positional, named, output); with `always`, also after a call that fails.
-    """
-    first = network.register_forward_pre_hook(before, with_kwargs=True)
-    last = network.register_forward_hook(after, with_kwargs=True, always_call=always)
-    with hooked([first, last]):
-        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ stream are caught where a block adds them (`models.attention.branches`).
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Annotated, Any, ClassVar
@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from posbias.architecture import ENCODINGS, MASKS, Alibi, Architecture, Encoding, Full, NoEncoding, Rope, SlidingWindow
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
 from posbias.models.attention import (
     Attended,
-    Branches,
     KernelCall,
     asks_interface,
     attention,
@@ -35,8 +34,7 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Norm
-from posbias.models.rotary import changing_kinds
+from posbias.models.layout import AttentionParts, Block, Norm, changing_kinds
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -166,37 +164,6 @@ class SinkMasked(Visibility):
         return model
 
 
-@INTERVENTIONS.register("no_learned_sinks")
-@dataclass(frozen=True)
-class NoLearnedSinks(Intervention):
-    """The learned sinks of every head take nothing (GPT-OSS): their shares go to the visible keys in proportion."""
-
-    ingredient: ClassVar[str] = "sinks"
-    no_ingredient: ClassVar[str] = "an architecture has no learned sinks to take out"
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Set logits of -inf in the place of the sinks; the parameter itself comes back afterwards."""
-        modules = [module for module in attention_modules(model.network).values() if _learned(module) is not None]
-        if not modules:
-            raise UsageError(f"{self}: {model.model_type} models have no learned sinks")
-        with ExitStack() as later:
-            for module in modules:
-                learned = module.get_parameter("sinks")
-                nothing = nn.Parameter(torch.full_like(learned, -torch.inf), requires_grad=False)
-                module.register_parameter("sinks", nothing)
-                later.callback(module.register_parameter, "sinks", learned)
-            yield
-
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Leave the model as it is: what reads attention sees no sinks."""
-        return model
-
-
-def _learned(module: nn.Module) -> Tensor | None:
-    return dict(module.named_parameters(recurse=False)).get("sinks")
-
-
 def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
     """Refuse attention that does not take a plain additive mask."""
     kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
@@ -214,27 +181,6 @@ ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
 """Argument of a family's attention modules that hands them their ALiBi logits."""
 
 
-@contextmanager
-def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: float) -> Iterator[None]:
-    """Within the context, the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
-
-    def scaled(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-        if "position_ids" in named:
-            return positional, {**named, "position_ids": named["position_ids"].float() * scale}
-        return (positional[0], positional[1].float() * scale, *positional[2:]), named
-
-    modules = _rotary_modules(model, intervention)
-    for module in modules:
-        kinds = changing_kinds(module)
-        if kinds:
-            raise UsageError(
-                f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
-                "length; default, linear, yarn and llama3 are allowed"
-            )
-    with before_calls((module, scaled) for module in modules):
-        yield
-
-
 @INTERVENTIONS.register("no_rope")
 @dataclass(frozen=True)
 class NoRope(Intervention):
@@ -247,23 +193,33 @@ class NoRope(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Factor 0, also where an attention module is handed angles of another pass."""
+        """Position 0 for the rotary modules, and no angle where an attention module is handed one of another pass."""
+
+        def at_start(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            if "position_ids" in named:
+                return positional, {**named, "position_ids": torch.zeros_like(named["position_ids"])}
+            return (positional[0], torch.zeros_like(positional[1]), *positional[2:]), named
 
         def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             angles = named.get("position_embeddings")
             if angles is None:
                 return positional, named
             whole = angles.abs() if isinstance(angles, Tensor) else torch.hypot(*angles)
-            unturned = torch.complex(whole, torch.zeros_like(whole)) if isinstance(angles, Tensor) else None
+            pair = whole, torch.zeros_like(whole)
             return positional, {
                 **named,
-                "position_embeddings": (whole, torch.zeros_like(whole)) if unturned is None else unturned,
+                "position_embeddings": torch.complex(*pair) if isinstance(angles, Tensor) else pair,
             }
 
-        with (
-            rotary_scaled(model, self, 0.0),
-            before_calls((module, still) for module in attention_modules(model.network).values()),
-        ):
+        modules = _rotary_modules(model, self)
+        kinds = set().union(*map(changing_kinds, modules))
+        if kinds:
+            raise UsageError(
+                f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
+                "default, linear, yarn and llama3 are allowed"
+            )
+        attending = attention_modules(model.network).values()
+        with before_calls([*((module, at_start) for module in modules), *((module, still) for module in attending)]):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -276,23 +232,6 @@ class NoRope(Intervention):
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `rope`."""
         return replace(architecture, encoding=_without(architecture.encoding, Rope, self))
-
-
-@INTERVENTIONS.register("scaled_rope")
-@dataclass(frozen=True)
-class ScaledRope(Intervention):
-    """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
-
-    ingredient: ClassVar[str] = "encoding"
-    undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
-    no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
-
-    factor: NonNegative
-    """At least 0; 0 is `no_rope`, 1 changes nothing."""
-
-    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
-        """That factor."""
-        return rotary_scaled(model, self, float(self.factor))
 
 
 @INTERVENTIONS.register("no_learned_positions")
@@ -405,7 +344,7 @@ class AttentionScaled(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Multiply what every branch adds."""
-        with changed_branches(model, self, Branches(branch=lambda branch: branch * self.factor)):
+        with changed_branches(model, self, branch=lambda branch: branch * self.factor):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -460,7 +399,7 @@ class NoResidual(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let nothing stand in the stream's place where a branch is added to it."""
-        with changed_branches(model, self, Branches(stream=torch.zeros_like)):
+        with changed_branches(model, self, stream=torch.zeros_like):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -506,7 +445,12 @@ class NoContent(Intervention):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
-        return with_attention(model, lambda parts: replace(parts, scale=0.0))
+        if not model.described:
+            return model
+        family = model.family
+        return described(
+            model, attention_parts=lambda block, config: replace(family.attention_parts(block, config), scale=0.0)
+        )
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """No content offset in any head."""
@@ -514,7 +458,7 @@ class NoContent(Intervention):
 
 
 @contextmanager
-def changed_branches(model: HuggingFaceModel, intervention: Intervention, change: Branches) -> Iterator[None]:
+def changed_branches(model: HuggingFaceModel, intervention: Intervention, **changes: Any) -> Iterator[None]:
     """Within the context, blocks add their branches with a change; one that adds none to its input is refused."""
 
     def check(layer: int, _stream: Tensor, branch: Tensor | None) -> None:
@@ -524,5 +468,5 @@ def changed_branches(model: HuggingFaceModel, intervention: Intervention, change
                 "its input; allowed are models whose every block does"
             )
 
-    with branches(model.network, replace(change, done=check)):
+    with branches(model.network, check, **changes):
         yield

@@ -21,9 +21,9 @@ from posbias.interventions.attention import (
     AttentionCall,
     Padding,
     attending,
+    cached_length,
     has_sinks,
     is_wired,
-    past_length,
 )
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
 from posbias.interventions.ingredients import additive, check_maskable, shown
@@ -200,7 +200,7 @@ def _in_mask(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Callabl
 
     def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         read, mask = stream_read(positional, named), named.get("attention_mask")
-        past = past_length(module, named)
+        past = cached_length(named, module.layer_idx)
         total = past + read.shape[1]
         if mask is None:
             mask = additive(shown(None, total, read.device)[:, past:]).to(read)

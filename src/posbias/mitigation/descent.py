@@ -28,7 +28,7 @@ from posbias.measurement.units import check_passes, halving, together_in_memory
 from posbias.mitigation.fitting import Calibration, FitOptions, Windows
 from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
-from posbias.models.rotary import AngleLengths
+from posbias.models.layout import AngleLengths
 from posbias.progress import track
 from posbias.prompts.tokens import locate
 from posbias.tasks.language import Example

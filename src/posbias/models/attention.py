@@ -343,19 +343,13 @@ SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Ten
 
 
 Done = Callable[[int, Tensor, Tensor | None], None]
-"""Called with a block's number, the stream and the branch as they met; the branch is None if none met the stream."""
+"""Called when a block is through: its number, the stream and the branch as they met, None if none met the stream."""
+Change = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Branches:
-    """What is done with the stream and with the branch as they meet: by default nothing."""
-
-    stream: Callable[[Tensor], Tensor] = lambda stream: stream
-    """What goes on from the stream."""
-    branch: Callable[[Tensor], Tensor] = lambda branch: branch
-    """What is added to it."""
-    done: Done = lambda *_: None
-    """Called when a block is through."""
+def unchanged(tensor: Tensor) -> Tensor:
+    """What goes on from the stream, or is added to it, as it is."""
+    return tensor
 
 
 @dataclass(eq=False)
@@ -363,7 +357,7 @@ class _Block(TorchFunctionMode):
     """Sees the additions of one block in one call."""
 
     stream: Tensor
-    changes: Sequence[Branches]
+    changes: Sequence[tuple[Change, Change, Done]]
     branch: Tensor | None = None
     passing: Tensor | None = None
     """The stream as it met a branch."""
@@ -391,8 +385,8 @@ class _Block(TorchFunctionMode):
         if self.passing is None and (_same(first, self.stream) or _same(second, self.stream)):
             met_first = _same(first, self.stream)
             passing, other = (first, second) if met_first else (second, first)
-            for change in self.changes:
-                passing = change.stream(passing)
+            for stream, _, _ in self.changes:
+                passing = stream(passing)
             self.passing, self.goes_on = passing, self.branch is not None
             if self.branch is None:
                 other = self._changed(other)
@@ -406,18 +400,17 @@ class _Block(TorchFunctionMode):
         return add(first, second)
 
     def _changed(self, branch: Tensor) -> Tensor:
-        for change in self.changes:
-            branch = change.branch(branch)
+        for _, change, _ in self.changes:
+            branch = change(branch)
         self.branch = branch
         return branch
 
     def finish(self, number: int) -> None:
         """Report what met."""
-        for change in self.changes:
-            if self.passing is None or not self.goes_on:
-                change.done(number, self.stream, None)
-            else:
-                change.done(number, self.passing, self.branch)
+        branch = self.branch if self.goes_on else None
+        stream = self.stream if branch is None or self.passing is None else self.passing
+        for _, _, done in self.changes:
+            done(number, stream, branch)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -446,14 +439,16 @@ def beyond_attention(network: nn.Module) -> list[int]:
 
 
 @contextmanager
-def branches(network: nn.Module, change: Branches) -> Iterator[Callable[[], None]]:
+def branches(
+    network: nn.Module, done: Done, *, stream: Change = unchanged, branch: Change = unchanged
+) -> Iterator[Callable[[], None]]:
     """Within the context, every block of a decoder adds its attention branch with a change, and reports what met.
 
     Contexts may stand one in the other: the later one sees what the earlier one makes. A block has no branch if it does
     not add those of attention and MLP, one after the other or together, to its input. The function that is yielded ends
     the change before the context does.
     """
-    ends = ExitStack()
+    ends, change = ExitStack(), (stream, branch, done)
     with ExitStack() as later:
         for number, block in enumerate(named_blocks(network).values()):
             changes = vars(block).get(MARK)
@@ -544,7 +539,7 @@ def watch_branches(network: nn.Module, *, once: bool = False) -> Iterator[Branch
     """
     watch = BranchWatch()
     with ExitStack() as hooks:
-        end = hooks.enter_context(branches(network, Branches(done=watch.done)))
+        end = hooks.enter_context(branches(network, watch.done))
         if once:
             hooks.callback(network.register_forward_hook(lambda *_: end()).remove)
         yield watch

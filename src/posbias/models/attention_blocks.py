@@ -6,7 +6,6 @@ Every query sees a run of keys that ends at its own: causal layers, with a windo
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,7 +47,6 @@ VANISHING = 1e-30
 """In place of a scale of 0, which torch's fused attention turns into NaN; e^logit is 1 to every digit."""
 KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
 """transformers' own attention implementations; one registered by someone else may compute anything."""
-_block_elements: ContextVar[int | None] = ContextVar("block_elements", default=None)
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,6 @@ def state_of(call: KernelCall, dtype: torch.dtype) -> AttentionState:
     if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
         query, scale = query / own, own
     sinks = call.options.get("s_aux")
-    if sinks is not None and bool((sinks == -torch.inf).all()):  # taken out
-        sinks = None
     return AttentionState(
         query=query.reshape(len(key), -1, *query.shape[1:]),
         key=key,
@@ -294,42 +290,25 @@ def block_ranges(
     if reach < n_positions:
         most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
     keys = min(n_positions, most + reach)
-    rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
+    fitting = elements_at_once(device) // (heads * keys)
+    if device.type == "cpu":
+        rows = min(most, fitting, BLOCK_QUERIES)
+    else:
+        rows = min(most, fitting, max(FILLING_ELEMENTS // (heads * keys), -(-keys // BLOCKS)))
+    rows = max(1, rows)
     for start in reversed(range(0, n_positions, rows)):
         end = min(start + rows, n_positions)
         yield slice(start, end), slice(min(oldest[start:end]), end)
 
 
-def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:
-    """Attention weights of a block of queries that see so many keys on a device; of a single query if no more fit."""
-    queries = min(keys, block or keys, BLOCK_QUERIES if device.type == "cpu" else keys)
-    elements = elements_at_once(device)
-    if device.type != "cpu":
-        elements = min(elements, max(FILLING_ELEMENTS, heads * keys * -(-keys // BLOCKS)))
-    return max(heads * keys, min(elements, heads * keys * queries))
-
-
 def elements_at_once(device: torch.device) -> int:
     """Attention weights that may be held at once on a device."""
-    chosen = _block_elements.get()
-    if chosen is not None:
-        return chosen
     if device.type == "cpu":
         return BLOCK_ELEMENTS
     if device.type != "cuda" or not torch.cuda.is_available():
         return FILLING_ELEMENTS
     memory = torch.cuda.get_device_properties(device).total_memory
     return int(memory * MEMORY_SHARE) // torch.float32.itemsize
-
-
-@contextmanager
-def blocks_of(elements: int | None) -> Iterator[None]:
-    """Hold that many attention weights at once within the context (None: as suits the device); results are equal."""
-    token = _block_elements.set(elements)
-    try:
-        yield
-    finally:
-        _block_elements.reset(token)
 
 
 def query_blocks(state: AttentionState, *, block: int | None = None) -> Iterator[AttentionBlock]:

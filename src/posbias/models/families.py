@@ -5,14 +5,10 @@ the factors and roundings of their code.
 """
 
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
-from torch import Tensor
 
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
 from posbias.models.layout import Layout, named_length, own_heads
@@ -30,19 +26,17 @@ def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-def _mpt_slopes(heads: int) -> Float64[np.ndarray, "heads"]:
-    """Slope of each head: 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two."""
+def _mpt_encoding(config: Any) -> Encoding:
+    """Slopes 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two.
+
+    transformers never passes `alibi_bias_max` on, so its default of 8 is what runs.
+    """
+    heads = int(config.num_attention_heads)
     power = 2 ** int(np.ceil(np.log2(heads)))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     if power != heads:
         slopes = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
-    return np.asarray(slopes)
-
-
-def _mpt_encoding(config: Any) -> Encoding:
-    """transformers never passes `alibi_bias_max` on, so its default of 8 is what runs."""
-    slopes = _mpt_slopes(int(config.num_attention_heads))
-    if np.allclose(slopes, published_alibi_slopes(len(slopes)), rtol=1e-12, atol=0):
+    if np.allclose(slopes, published_alibi_slopes(heads), rtol=1e-12, atol=0):
         return Alibi()  # the short spelling
     return Alibi(slopes=tuple(slopes.tolist()))
 
@@ -65,11 +59,6 @@ def _mpt_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-def _falcon_slopes(heads: int) -> Float[Tensor, "heads"]:
-    """The published slopes, rounded to bfloat16."""
-    return torch.tensor(published_alibi_slopes(heads), dtype=torch.float32).bfloat16()
-
-
 def _falcon_times(config: Any) -> int:
     # Eager attention adds the bias itself, and again with the mask.
     return 1 if config._attn_implementation == "sdpa" else 2
@@ -84,7 +73,8 @@ def _falcon_encoding(config: Any) -> Encoding:
     """The slopes as they are applied, each rounded to bfloat16; the staircase they climb is left out."""
     if not config.alibi:
         return NoEncoding()
-    slopes = _falcon_slopes(int(config.num_attention_heads)).double().numpy() * _falcon_times(config)
+    published = torch.tensor(published_alibi_slopes(int(config.num_attention_heads)), dtype=torch.float32)
+    slopes = published.bfloat16().double().numpy() * _falcon_times(config)
     return Alibi(slopes=tuple((slopes / _falcon_root(config)).tolist()))
 
 
@@ -159,11 +149,7 @@ _FUSED = replace(_LLAMA, up_and_down=("gate_up_proj", "down_proj"), gate_in_up=T
 _GLM = replace(_FUSED, turns_neighbours=True)
 _GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="embedding_multiplier")
 _COHERE = replace(_LLAMA, parallel=True, mlp_norm="input_layernorm", turns_neighbours=True, angles_come="side by side")
-_MAMBA = replace(
-    _LLAMA, linear="mamba", final_norm="model.final_layernorm", mlp="feed_forward", mlp_norm="pre_ff_layernorm"
-)
 _QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
-_QWEN3_5 = replace(_QWEN3, linear="linear_attn", gated_queries=True)
 
 
 DENSE: dict[str, Layout] = {
@@ -285,7 +271,7 @@ DENSE: dict[str, Layout] = {
 }
 """Dense decoders, whose weights the power rollout and mean field read."""
 
-OTHERS: dict[str, Layout] = {
+MIXTURES: dict[str, Layout] = {
     "mixtral": _ONE_WINDOW,
     "phimoe": _ONE_WINDOW,
     "qwen2_moe": _LLAMA,
@@ -294,60 +280,23 @@ OTHERS: dict[str, Layout] = {
     "glm4_moe": replace(_QWEN3, query_key_norm_switch="use_qk_norm"),
     "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
     "gpt_oss": replace(_LLAMA, angles_come="once"),
-    "bamba": _MAMBA,
-    "jamba": replace(_MAMBA, rotary=False),
-    "granitemoehybrid": replace(
-        _GRANITE,
-        linear="mamba",
-        mlp="shared_mlp",
-        up_and_down=("input_linear", "output_linear"),
-        gate_in_up=True,
-        rotary=lambda attention, config: config.position_embedding_type == "rope",
-    ),
-    "lfm2": replace(
-        _LLAMA,
-        linear="conv",
-        final_norm="model.embedding_norm",
-        attention_output="self_attn.out_proj",
-        attention_norm="operator_norm",
-        mlp="feed_forward",
-        mlp_norm="ffn_norm",
-        query_key_norms=("q_layernorm", "k_layernorm"),
-        up_and_down=("w3", "w2"),
-        gate="w1",
-    ),
-    "qwen3_5_text": _QWEN3_5,
-    "qwen3_next": _QWEN3_5,
 }
-"""Families with mixtures of experts or linear layers: their attention and their branches are read, no more."""
+"""Families with mixtures of experts: their attention and their branches are read, no more."""
 
-FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted({**DENSE, **OTHERS}.items())}
-
-
-INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-"""What a module of transformers imports if its attention can be replaced."""
+FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted({**DENSE, **MIXTURES}.items())}
 
 
 def replaceable(name: str) -> bool:
     """Tell whether a family's attention goes through transformers' attention interface, without a cap on its logits."""
-    folder = name.removesuffix("_text")
-    spec = find_spec(f"transformers.models.{folder}.modeling_{folder}")
-    wired = spec is not None and spec.origin is not None and INTERFACE in Path(spec.origin).read_text(encoding="utf-8")
-    return wired and FAMILIES[name].softcap is None
-
-
-def runs_on(name: str) -> str:
-    """What runs on one family of the table, in a line."""
-    row, parts = FAMILIES[name], ["every verb" if name in DENSE else "every verb but the power rollout and mean field"]
-    if row.linear is not None:
-        parts.append("no rollout, and attention of the layers that have it")
-    if row.gated_queries:
-        parts.append("adapters not of q, k, v")
-    if not replaceable(name):
-        parts.append("its attention is not replaced, so that of methods adapters and changed prompts alone run")
-    return "; ".join(parts)
+    return FAMILIES[name].softcap is None and name not in ("bloom", "falcon", "gpt_neo", "mpt")
 
 
 def families() -> dict[str, str]:
-    """`runs_on` of every family by name."""
-    return {name: runs_on(name) for name in FAMILIES}
+    """What runs on every family of the table, in a line each."""
+    lines = {}
+    for name in FAMILIES:
+        parts = ["every verb" if name in DENSE else "every verb but the power rollout and mean field"]
+        if not replaceable(name):
+            parts.append("its attention is not replaced, so that of methods adapters and changed prompts alone run")
+        lines[name] = "; ".join(parts)
+    return lines

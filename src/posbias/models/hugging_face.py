@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from posbias.errors import UsageError
 from posbias.models.attention import beyond_attention, watch_branches
 from posbias.models.families import DENSE, FAMILIES
-from posbias.models.layout import Layout
+from posbias.models.layout import AngleLengths, Layout
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.tokens import template_options_of
 
@@ -88,10 +87,6 @@ class HuggingFaceModel(Model):
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
         length = next((length for length in lengths if isinstance(length, int)), None)
         self.max_positions = length if self._family is None else self._family.max_positions(self.config)
-        self._stretched_from: int | None = None
-        stretched = stretched_positions(self.config)
-        if stretched is not None and self.max_positions is not None and stretched > self.max_positions:
-            self._stretched_from, self.max_positions = self.max_positions, stretched
         self.reads_tokens: str | None = None
         """Why embeddings do not say all that the network reads of its tokens, as `compare_inputs` found; None: they do,
         or it was not asked."""
@@ -127,14 +122,14 @@ class HuggingFaceModel(Model):
         Raises:
             UsageError: there is none, this configuration does not fit it, or the model has more than it describes.
         """
-        known = self._family is not None
-        has = self.family.not_dense(self.network) if known else "a layout that is not in the table"
-        if has is not None:
+        family = None if self._family is None else self.family
+        if family is None or any(map(family.is_mixture, family.blocks(self.network))):
+            has = "a layout that is not in the table" if family is None else "mixtures of experts"
             raise UsageError(
                 f"{theory} reads the weights of dense decoders, and this {self.model_type} model has {has}; it can be "
                 f"measured, evaluated and mitigated by adapters; allowed: {', '.join(sorted(DENSE))}"
             )
-        return self.family
+        return family
 
     def described_by(self, family: Layout, *, misfit: str | None = None) -> "HuggingFaceModel":
         """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""
@@ -172,11 +167,6 @@ class HuggingFaceModel(Model):
                 counts[name] = getattr(config, entry)
         return counts
 
-    def facts(self) -> Mapping[str, str]:
-        """The rows of every model, with the differences between what runs and what the name promises."""
-        caveats = self.caveats()
-        return {**super().facts(), **({"caveats": "\n".join(caveats)} if caveats else {})}
-
     @property
     def intervention(self) -> str | None:
         """The spelling that the network itself is marked with."""
@@ -207,25 +197,6 @@ class HuggingFaceModel(Model):
                 f"({self.reads_tokens}), which influence through embeddings would leave out; allowed: evaluating it, "
                 "and models that read embeddings alone"
             )
-        return self._outputs(embeddings, positions, cache=cache)
-
-    def caveats(self) -> list[str]:
-        """Differences between what runs and what the model's name promises."""
-        caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
-        if self._stretched_from is not None:
-            caveats.append(
-                f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "
-                f"{self.max_positions:,} (factor times original length), which are allowed"
-            )
-        return caveats
-
-    def _outputs(
-        self,
-        embeddings: Float[Tensor, "batch position feature"],
-        positions: Sequence[int],
-        *,
-        cache: Any = None,
-    ) -> Outputs:
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -237,6 +208,10 @@ class HuggingFaceModel(Model):
         finally:
             handle.remove()
         return Outputs(hidden=_rows(caught[-1], positions), logits=logits)
+
+    def caveats(self) -> list[str]:
+        """Differences between what runs and what the model's name promises."""
+        return [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
 
     @torch.no_grad()
     def logits(
@@ -268,7 +243,8 @@ class HuggingFaceModel(Model):
             return  # nothing can be compared; whoever runs the network says that its numbers are not finite
         factors = torch.tensor([1.0, OFF_TABLE], dtype=self.dtype, device=self.device)
         try:
-            by_embedding = self._outputs(self.embed(token_ids) * factors[:, None, None], positions).logits[0].float()
+            embeddings = self.embed(token_ids) * factors[:, None, None]
+            by_embedding = self._forward(positions, cache=None, inputs_embeds=embeddings)[0].float()
         except Exception as error:  # whatever a network raises that cannot do without the tokens
             self.reads_tokens = f"it fails on embeddings that no token has, with {type(error).__name__}"
             return

@@ -1,12 +1,16 @@
-"""Layouts of decoders: where the parts of a network are and what they do, as data; and their maps as numbers.
+"""Layouts of decoders: where the parts of a network are and what they do, as data; their maps and rotary positions.
 
 `Block` is one decoder block taken apart by role. Theory, measurement and interventions read these and nothing else; the
-rows are in `families.py`. Mixtures of experts and linear layers have their place in a block, and no maps that are read.
+rows are in `families.py`. Mixtures of experts have their place in a block, and no maps that are read.
 
 `nn.Linear` stores [out, in], GPT-2's `Conv1D` [in, out]; here every map is [out, in], so that y = W x + b.
+
+Most kinds of RoPE turn a position by the same angle in every pass. LongRoPE takes other frequencies (PhiMoE: another
+factor, too) for all positions of a pass that is longer than the original context; dynamic NTK has frequencies of its
+own for every length beyond the configured one. Keys that were turned in one sort of pass fit no pass of another.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,13 +21,81 @@ from torch import Tensor, nn
 
 from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
-from posbias.models.rotary import changing_kinds
+
+CHANGING_ROPE = ("dynamic", "longrope")
+"""Kinds of RoPE whose frequencies depend on the length of the prompt."""
+ORIGINAL = "original_max_position_embeddings"
+"""What a configuration calls the context length before it was stretched."""
+
+
+def changing_kinds(module: nn.Module) -> set[str]:
+    """Kinds of RoPE among a module's own whose frequencies depend on the length of the prompt."""
+    kinds = getattr(module, "rope_type", "default")
+    kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
+    return {str(kind) for kind in kinds if any(word in str(kind) for word in CHANGING_ROPE)}
+
+
+@dataclass(frozen=True)
+class AngleLengths:
+    """Lengths of a pass (positions, cached ones included) at which a network's rotary angles become others."""
+
+    switches: tuple[int, ...] = ()
+    """A pass longer than one of these has other angles at all of its positions."""
+    moving_from: int | None = None
+    """Beyond it, the angles of every length are their own; None: nowhere."""
+
+    @classmethod
+    def of(cls, network: nn.Module) -> "AngleLengths":
+        """Read a network's rotary modules; a kind that does not say where it begins to change does so at once."""
+        switches: set[int] = set()
+        moving: list[int] = []
+        for module in network.modules():
+            if not changing_kinds(module):
+                continue
+            settings = _settings(getattr(module, "config", None))
+            longer = [
+                rope.get(ORIGINAL) for rope in settings if rope.get("rope_type") == "longrope" or "long_mscale" in rope
+            ]
+            switches |= {length for length in longer if isinstance(length, int)}
+            if any("dynamic" in str(rope.get("rope_type")) for rope in settings):
+                moving.append(int(getattr(module, "original_max_seq_len", 0)))
+            elif not longer or None in longer:
+                moving.append(0)
+        return cls(tuple(sorted(switches)), min(moving, default=None))
+
+    def angles(self, n_positions: int) -> tuple[int, int]:
+        """A name of the angles in a pass of so many positions: passes of one name can share keys."""
+        moves = self.moving_from is not None and n_positions > self.moving_from
+        return sum(n_positions > switch for switch in self.switches), n_positions if moves else 0
+
+
+def _settings(config: Any) -> list[Mapping[str, Any]]:
+    """The rotary parameters of a configuration: one set for every sort of layers, or one for all."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, Mapping):
+        return []
+    return [rope for rope in parameters.values() if isinstance(rope, Mapping)] or [parameters]
+
+
+def turned_by(
+    values: Float[Tensor, "*rows feature"],
+    cosine: Float[Tensor, "*shown pair"],
+    sine: Float[Tensor, "*shown pair"],
+) -> Float[Tensor, "*rows feature"]:
+    """Turn queries or keys by angles, half against half; features beyond the pairs stay."""
+    pairs = cosine.shape[-1]
+    precise = torch.promote_types(values.dtype, torch.float32)
+    whole = values.to(precise)
+    first, second, unturned = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
+    cosine, sine = cosine.to(whole), sine.to(whole)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
+
 
 OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
 COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
 """LayerNorms without a bias, written out."""
-LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS", "Qwen3Next", "Qwen3_5")
+LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS")
 """RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
 Fusion = Literal["stacked", "interleaved"]
@@ -128,49 +200,9 @@ def readable(module: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def read_attention(
-    projections: Sequence[nn.Module],
-    output: nn.Module,
-    *,
-    heads: tuple[int, int],
-    fusion: Fusion,
-    scale: float,
-    gated: bool = False,
-) -> AttentionParts:
-    """The maps of an attention layer.
-
-    The projections are those of queries, of keys and of values, or one of all three, which `fusion` describes; `output`
-    takes the heads' outputs to the stream, and `heads` counts query heads and key heads. If `gated`, the rows of each
-    head's queries are followed by those of its gate, which is left out.
-    """
-
-    def three(tensors: list[Any]) -> Sequence[Any]:
-        if len(tensors) == 3:
-            return tensors
-        return (None, None, None) if tensors[0] is None else split_fused(tensors[0], heads, fusion)
-
-    query, key, value = three([weight_of(projection) for projection in projections])
-    query_bias, key_bias, value_bias = three([bias_of(projection) for projection in projections])
-    if gated:
-        query, query_bias = (rows if rows is None else _before_gates(rows, heads[0]) for rows in (query, query_bias))
-    return AttentionParts(
-        query=query,
-        key=key,
-        value=value,
-        output=weight_of(output),
-        heads=heads[0],
-        key_heads=heads[1],
-        head_dim=query.shape[0] // heads[0],
-        scale=scale,
-        query_bias=query_bias,
-        key_bias=key_bias,
-        value_bias=value_bias,
-        output_bias=bias_of(output),
-    )
-
-
-def _before_gates(rows: Shaped[Tensor, "all *columns"], heads: int) -> Shaped[Tensor, "half *columns"]:
-    return rows.reshape(heads, 2, -1, *rows.shape[1:])[:, 0].flatten(0, 1)
+def scaled(numbers: Tensor | None, factor: float) -> Any:
+    """Numbers that may be missing times a factor, or the very ones if it is 1."""
+    return numbers if numbers is None or factor == 1 else numbers * factor
 
 
 def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
@@ -214,7 +246,7 @@ def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
 def read_norm(module: nn.Module) -> Norm:
     """A LayerNorm or RMS norm, or StableLM's list of one for each head; others are refused.
 
-    Gemma, Nemotron and Qwen 3 Next store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
+    Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
     """
     kind = type(module).__name__
     if kind == "StableLmLayerNormPerHead":
@@ -243,26 +275,13 @@ Path = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
-class Mixer:
-    """A layer that mixes positions, by the parts at its two ends."""
-
-    module: nn.Module
-    output: nn.Module
-    """The output projection."""
-
-
-@dataclass(frozen=True)
 class Block:
-    """One decoder block by role; None for a part that it does not have.
-
-    What attention or a linear layer adds to the stream is one branch, the attention branch by name, whichever it is.
-    """
+    """One decoder block by role; None for a part that it does not have."""
 
     module: nn.Module
-    softmax: Mixer | None = None
-    """The attention."""
-    linear: Mixer | None = None
-    """A state-space, gated linear or convolutional layer in attention's place, which has no attention matrix."""
+    attention: nn.Module
+    attention_output: nn.Module
+    """The output projection of the attention."""
     attention_norm: nn.Module | None = None
     """Norm of the attention branch's input (None: it reads the stream as it is, as in OLMo-2)."""
     attention_post_norm: nn.Module | None = None
@@ -272,32 +291,6 @@ class Block:
     mlp_post_norm: nn.Module | None = None
     branch_scale: float = 1.0
     """Factor on both branches when they are added to the stream (Granite)."""
-
-    @property
-    def attention(self) -> nn.Module:
-        """The attention of a block that has it."""
-        assert self.softmax is not None, "a linear layer stands in the place of attention"
-        return self.softmax.module
-
-    @property
-    def attention_output(self) -> nn.Module:
-        """The output projection of the attention of a block that has it."""
-        assert self.softmax is not None, "a linear layer stands in the place of attention"
-        return self.softmax.output
-
-    def attention_added(self, parts: AttentionParts) -> AttentionParts:
-        """The attention's parts with its factor in the output map: the branch as it is added."""
-        if self.branch_scale == 1:
-            return parts
-        bias = None if parts.output_bias is None else parts.output_bias * self.branch_scale
-        return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
-
-    def mlp_added(self, parts: MlpParts) -> MlpParts:
-        """The MLP's parts with the factor in the down map."""
-        if self.branch_scale == 1:
-            return parts
-        bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
-        return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
 
 
 def grouped_heads(config: Any) -> int:
@@ -358,16 +351,10 @@ class Layout:
     """The MLP, or its last map if it is no module of its own (OPT)."""
     mlp_norm: Path = "post_attention_layernorm"
     mlp_post_norm: Path = None
-    linear: str | None = None
-    """The layer that mixes positions where a block has no attention."""
-    linear_output: str = "out_proj"
-    """Its output projection, within it."""
 
     # Names inside its attention and its MLP.
     query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Three projections, or one that holds all three."""
-    gated_queries: bool = False
-    """A gate of every head's output lies behind its queries in their map (Qwen 3 Next); no method may change it."""
     fusion: Fusion = "stacked"
     query_key_norms: tuple[str, str] | None = None
     """Norms of queries and keys before they turn, of each head or over all features."""
@@ -447,14 +434,10 @@ class Layout:
             paths = (path,) if isinstance(path, str) else path
             return next((found for one in paths if (found := getattr(module, one, None)) is not None), None)
 
-        layer = None if self.linear is None else getattr(module, self.linear, None)
-        softmax = None
-        if layer is None:
-            softmax = Mixer(module.get_submodule(self.attention), module.get_submodule(self.attention_output))
         return Block(
             module=module,
-            softmax=softmax,
-            linear=None if layer is None else Mixer(layer, layer.get_submodule(self.linear_output)),
+            attention=module.get_submodule(self.attention),
+            attention_output=module.get_submodule(self.attention_output),
             attention_norm=part(self.attention_norm),
             attention_post_norm=part(self.attention_post_norm),
             mlp=module.get_submodule(self.mlp),
@@ -463,40 +446,40 @@ class Layout:
             branch_scale=1.0 if self.branch_factor is None else float(getattr(module, self.branch_factor)),
         )
 
-    def not_dense(self, network: nn.Module) -> str | None:
-        """What a network has that theories of weights do not read; None for a dense decoder."""
-        blocks = self.blocks(network)
-        if any(block.linear is not None for block in blocks):
-            return "linear layers"
-        if any(self.is_mixture(block) for block in blocks):
-            return "mixtures of experts"
-        return "gated attention" if self.gated_queries else None
-
     # Numbers.
 
     def norm(self, module: nn.Module) -> Norm:
         """A norm module as numbers."""
         return read_norm(module)
 
-    def logit_scale(self, attention: nn.Module) -> float:
-        """Factor that the attention multiplies q.k by."""
-        return 1.0 if self.scale is None else float(getattr(attention, self.scale))
-
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """The attention layer's linear maps and norms."""
+        """The attention layer's linear maps and norms, the factor on its branch in the output map."""
         clip = getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None)
         if clip:
             raise UsageError(
                 f"{self.name}: queries, keys and values are clamped (clip_qkv = {clip}), which what reads the maps of "
                 "attention does not follow; allowed: measuring and evaluating the model, or one without a clamp"
             )
-        parts = read_attention(
-            [block.attention.get_submodule(name) for name in self.query_key_value],
-            block.attention_output,
-            heads=(self.heads(config), self.key_heads(config)),
-            fusion=self.fusion,
-            scale=self.logit_scale(block.attention),
-            gated=self.gated_queries,
+        projections = [block.attention.get_submodule(name) for name in self.query_key_value]
+        maps: Any = [weight_of(projection) for projection in projections]
+        biases: Any = [bias_of(projection) for projection in projections]
+        if len(projections) == 1:
+            heads = self.heads(config), self.key_heads(config)
+            maps = split_fused(maps[0], heads, self.fusion)
+            biases = (None,) * 3 if biases[0] is None else split_fused(biases[0], heads, self.fusion)
+        parts = AttentionParts(
+            query=maps[0],
+            key=maps[1],
+            value=maps[2],
+            output=scaled(weight_of(block.attention_output), block.branch_scale),
+            heads=self.heads(config),
+            key_heads=self.key_heads(config),
+            head_dim=len(maps[0]) // self.heads(config),
+            scale=1.0 if self.scale is None else float(getattr(block.attention, self.scale)),
+            query_bias=biases[0],
+            key_bias=biases[1],
+            value_bias=biases[2],
+            output_bias=scaled(bias_of(block.attention_output), block.branch_scale),
         )
         if getattr(block.attention, "sinks", None) is not None:
             parts = replace(parts, sinks=readable(block.attention, "sinks").detach())
@@ -518,14 +501,10 @@ class Layout:
         """Tell whether a block has a mixture of experts for its MLP, or beside it."""
         return any(name.rpartition(".")[2] == "experts" for name, _ in block.module.named_modules())
 
-    def mlp_module(self, block: Block) -> nn.Module:
-        """The module in which the maps of the MLP lie: the block itself if the MLP is its last map."""
-        assert block.mlp is not None, "every block of a layout has an MLP"
-        return block.module if self.mlp == self.up_and_down[1] else block.mlp
-
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The linear maps and activation of an MLP that is no mixture of experts."""
-        module = self.mlp_module(block)
+        """The linear maps and activation of an MLP that is no mixture, the factor on its branch in the down map."""
+        module = block.module if self.mlp == self.up_and_down[1] else block.mlp
+        assert module is not None, "every block of a layout has an MLP"
         up, down = (module.get_submodule(name) for name in self.up_and_down)
         gate: Any = getattr(module, self.gate, None)
         up_map, up_bias = weight_of(up), bias_of(up)
@@ -535,11 +514,11 @@ class Layout:
             gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
         return MlpParts(
             up=up_map,
-            down=weight_of(down),
+            down=scaled(weight_of(down), block.branch_scale),
             gate=gate_map,
             activation=getattr(module, self.activation),
             up_bias=up_bias,
-            down_bias=bias_of(down),
+            down_bias=scaled(bias_of(down), block.branch_scale),
             gate_bias=gate_bias,
         )
 
@@ -606,59 +585,30 @@ class Projection:
         return made, read
 
 
-BY_NAME = {f"{role}_proj": role for role in ROLES}
+def projections_of(network: nn.Module, family: Layout | None, config: Any) -> list[Projection]:
+    """The linear projections of attention and of MLPs, layer by layer, experts of a mixture left out.
 
-
-def named_projections(network: nn.Module) -> Iterator[Projection]:
-    """The projections of a network without a layout, by the names that most families give them, experts left out."""
-    for path, module in network.named_modules():
-        *above, name = path.split(".")
-        numbers = [int(step) for step in above if step.isdigit()]
-        if name in BY_NAME and len(numbers) == 1 and isinstance(module, nn.Linear):
-            made = torch.arange(weight_of(module).shape[0])
-            yield Projection(path, numbers[0], module, {BY_NAME[name]: made})
-
-
-def linear_projections(network: nn.Module, family: Layout, config: Any) -> Iterator[Projection]:
-    """All projections of attention and of MLPs, layer by layer; experts of a mixture are left out, and what makes
-    queries, keys and values if it makes more than these.
-
-    Raises:
-        UsageError: one is no linear map, or its weights are packed.
+    They are known by the names that the layout has for them, or most families without one.
     """
-    paths = {id(module): path for path, module in network.named_modules()}
-    for layer, block in enumerate(family.blocks(network)):
-        by_role: list[tuple[nn.Module, tuple[str, ...]]] = []
-        if block.softmax is not None:
-            if not family.gated_queries:
-                queries = [block.attention.get_submodule(name) for name in family.query_key_value]
-                by_role = [(queries[0], ("q", "k", "v"))]
-                if len(queries) > 1:
-                    by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
-            by_role.append((block.attention_output, ("o",)))
-        if not family.is_mixture(block):
-            within = family.mlp_module(block)
-            up, down = (within.get_submodule(name) for name in family.up_and_down)
-            gate = getattr(within, family.gate, None)
-            by_role += [] if gate is None else [(gate, ("gate",))]
-            by_role += [(up, ("gate", "up") if family.gate_in_up else ("up",)), (down, ("down",))]
-        for module, roles in by_role:
-            path = paths[id(module)]
-            _check_linear(module, path, family)
-            made = torch.arange(weight_of(module).shape[0])
-            parts: Any = (made,)
-            if roles == ("q", "k", "v"):
-                parts = split_fused(made, (family.heads(config), family.key_heads(config)), family.fusion)
-            elif len(roles) > 1:
-                parts = made.chunk(len(roles))
-            yield Projection(path, layer, module, dict(zip(roles, parts, strict=True)))
-
-
-def _check_linear(module: nn.Module, path: str, family: Layout) -> None:
-    weight = getattr(module, "weight", None)
-    linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    if not linear or not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:
-        raise UsageError(
-            f"{family.name}: {path} is {type(module).__name__}, no linear projection with plain weights; allowed are "
-            "Linear and Conv1D, unquantised"
-        )
+    roles: dict[str, tuple[str, ...]] = {f".{role}_proj": (role,) for role in ROLES}
+    if family is not None:
+        queries = [f".{family.attention}.{name}" for name in family.query_key_value]
+        within = "" if family.mlp == family.up_and_down[1] else f".{family.mlp}"
+        up, down, gate = (f"{within}.{name}" for name in (*family.up_and_down, family.gate))
+        roles = dict(zip(queries, (("q",), ("k",), ("v",)) if len(queries) > 1 else (("q", "k", "v"),), strict=True))
+        roles |= {f".{family.attention_output}": ("o",), gate: ("gate",), down: ("down",)}
+        roles[up] = ("gate", "up") if family.gate_in_up else ("up",)
+    found = []
+    for path, module in network.named_modules():
+        numbers = [int(step) for step in path.split(".") if step.isdigit()]
+        name = next((name for name in roles if path.endswith(name)), None)
+        linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if name is None or len(numbers) != 1 or not linear:
+            continue
+        made = torch.arange(weight_of(module).shape[0])
+        parts: Any = made.chunk(len(roles[name]))
+        if roles[name] == ("q", "k", "v"):
+            assert family is not None
+            parts = split_fused(made, (family.heads(config), family.key_heads(config)), family.fusion)
+        found.append(Projection(path, numbers[0], module, dict(zip(roles[name], parts, strict=True))))
+    return sorted(found, key=lambda one: (one.layer, ROLES.index(next(iter(one.rows)))))

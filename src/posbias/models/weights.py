@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 
+from posbias.models.layout import changing_kinds
 from posbias.models.model import Model
-from posbias.models.rotary import changing_kinds
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 REDUCED = (torch.float16, torch.bfloat16)

@@ -6,6 +6,7 @@ from torch import Tensor
 from posbias.architecture import Rope
 from posbias.errors import UsageError
 from posbias.models.layout import AttentionParts, MlpParts, Norm
+from posbias.models.reference.config import NORM_EPSILON
 from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 
@@ -16,7 +17,7 @@ def heads_turn_alike(block: ReferenceBlock) -> bool:
 
 
 def attention_parts(block: ReferenceBlock) -> AttentionParts:
-    """The maps of a block's attention; heads that share keys but not their rotary angles get copies of the keys.
+    """The maps of a block's attention.
 
     Raises:
         UsageError: the block has a linear layer in attention's place, or heads that carry the stream itself.
@@ -32,31 +33,29 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
             f"this theory needs values drawn for every head (gaussian), got {config.values!r}; rollout is allowed"
         )
     heads, width, features = config.architecture.heads, config.width, config.head_dim
-    key_heads = config.n_key_value_heads if heads_turn_alike(block) else heads
 
-    def rows(name: str, count: int) -> Tensor:
+    def rows(name: str) -> Tensor:
         """The map of all heads, [head * feature, width]; zero if there is none."""
         if name not in weights:
-            return weights["value"].new_zeros(count * features, width)
-        weight = weights[name].transpose(1, 2)
-        return weight.repeat_interleave(count // len(weight), 0).flatten(0, 1)
+            return weights["value"].new_zeros(heads * features, width)
+        return weights[name].transpose(1, 2).flatten(0, 1)
 
-    def bias(name: str, count: int) -> Tensor | None:
+    def bias(name: str) -> Tensor | None:
         vector = weights.get(f"{name}_bias")
-        return None if vector is None else vector.repeat_interleave(count // len(vector), 0).flatten()
+        return None if vector is None else vector.flatten()
 
     return AttentionParts(
-        query=rows("query", heads),
-        key=rows("key", key_heads),
-        value=rows("value", key_heads),
+        query=rows("query"),
+        key=rows("key"),
+        value=rows("value"),
         output=weights["output"].flatten(0, 1).T if config.output_map else torch.eye(width).to(weights["value"]),
         heads=heads,
-        key_heads=key_heads,
+        key_heads=heads,
         head_dim=features,
         scale=config.head_dim**-0.5 if config.attention == "content" else 0.0,
-        query_bias=bias("query", heads),
-        key_bias=bias("key", key_heads),
-        value_bias=bias("value", key_heads),
+        query_bias=bias("query"),
+        key_bias=bias("key"),
+        value_bias=bias("value"),
         output_bias=weights.get("output_bias"),
     )
 
@@ -77,14 +76,14 @@ def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
     )
 
 
-def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str, *, where: str | None = None) -> Norm | None:
-    """The norm called `name`; None if the configuration has its norms elsewhere than at `where` (`pre`, `post`)."""
+def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str) -> Norm | None:
+    """The norm called `name`; None if the configuration has none."""
     config, weights = module.config, dict(module.named_parameters(recurse=False))
-    if where not in (None, config.norm) or f"{name}_gain" not in weights:
+    if f"{name}_gain" not in weights:
         return None
     return Norm(
         kind="rms" if config.normalisation == "rms" else "layer",
         gain=weights[f"{name}_gain"].detach(),
         bias=weights[f"{name}_shift"].detach() if f"{name}_shift" in weights else None,
-        epsilon=config.norm_epsilon,
+        epsilon=NORM_EPSILON,
     )

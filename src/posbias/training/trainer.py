@@ -30,7 +30,7 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, float64_device, training_device
-from posbias.models.reference.config import constants_of, draw_parameters, shape_of
+from posbias.models.reference.config import constants_of, draw_parameters
 from posbias.models.reference.forward import forward
 from posbias.progress import announce, report
 from posbias.runs.engines import collect, pinned
@@ -110,7 +110,7 @@ class Stack:
         self.layout, self.values, self.state = standing
         self._gradients = torch.zeros_like(self.values)
         first = self.members[0]
-        self._shape = shape_of(first.config, first.task.n_positions)
+        self._config = first.config
         self._rows = first.task.rows
         constants = [constants_of(member.config, member.task.n_positions) for member in self.members]
         self._constants = {
@@ -180,7 +180,7 @@ class Stack:
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         inputs = inputs.to(self.device, self.values.dtype if inputs.is_floating_point() else None)
-        return forward(self._shape, parameters, self._constants, inputs, rows=self._rows)
+        return forward(self._config, parameters, self._constants, inputs, rows=self._rows)
 
 
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks", "posbias.training")

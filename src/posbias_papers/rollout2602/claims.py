@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from posbias.architecture import Causal, Mask, PowerDecay, SlidingWindow
+from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.theory.kernels import masked_softmax
 from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import (
@@ -461,7 +461,7 @@ class NoCollapse(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Smallest R_ii over the product, and the product itself; m_l = 0.5 / (l+1)^2."""
-        mixing = np.full(LAYERS, 0.3) if broken else PowerDecay(start=0.5, exponent=2.0).per_layer(LAYERS)
+        mixing = np.full(LAYERS, 0.3) if broken else 0.5 / np.arange(1.0, LAYERS + 1) ** 2
         products = np.cumprod(1 - mixing)
         runs = residual_runs(mixing, generator)
         diagonals = [np.diagonal(run.rolled, axis1=1, axis2=2) for _, run in runs]
@@ -504,7 +504,7 @@ class Collapse(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Both bounds for constant mixing 0.3 and harmonic mixing 0.5/(l+1); the limit for the constant one."""
         violation: Violation = "weights" if broken else "none"
-        schedules = {"constant": np.full(LAYERS, 0.3), "harmonic": PowerDecay(0.5, 1.0).per_layer(LAYERS)}
+        schedules = {"constant": np.full(LAYERS, 0.3), "harmonic": 0.5 / np.arange(1.0, LAYERS + 1)}
         ratios, sharp, rests = [], [], {}
         for name, mixing in schedules.items():
             outside = []

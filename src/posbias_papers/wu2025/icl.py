@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from posbias.display.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure, Stroke
-from posbias.models.reference.config import constants_of, shape_of, stacked
+from posbias.models.reference.config import constants_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
@@ -601,13 +601,12 @@ def member_sinks(members: Sequence[TrainedMember]) -> list[Float64[np.ndarray, "
     for indices in group([trained.member for trained in members], stack_size=TOGETHER):
         chosen = [members[index] for index in indices]
         first = chosen[0].member
-        shape = shape_of(first.config, first.task.n_positions)
         weights = stacked([trained.parameters or {} for trained in chosen])
         constants = stacked([constants_of(trained.member.config, first.task.n_positions) for trained in chosen])
         tasks = [replace(_retrieval(trained.member.task), answers="any") for trained in chosen]
         seeds = [trained.member.seed for trained in chosen]
         inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
-        maps = attention_maps(shape, weights, constants, inputs)
+        maps = attention_maps(first.config, weights, constants, inputs)
         for place, index in enumerate(indices):
             mask = chosen[place].member.config.architecture.head_groups[0][0].mask
             visible = mask.visible(first.task.n_positions)

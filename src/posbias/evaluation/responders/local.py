@@ -36,9 +36,9 @@ from posbias.evaluation.responders.passes import (
 )
 from posbias.models.devices import free_bytes
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AngleLengths
 from posbias.models.loading import as_model
 from posbias.models.model import Model
-from posbias.models.rotary import AngleLengths
 from posbias.progress import track
 from posbias.prompts.prompts import check_vocabulary
 from posbias.prompts.tokens import spelled_in, tokenise
@@ -135,7 +135,7 @@ class LocalResponder(Presented, Responder):
 
     def shown(self) -> Shown:
         """Its model."""
-        return replace(self.model.shown(), facts=self.model.facts())
+        return self.model.shown()
 
     @property
     def together(self) -> str | None:

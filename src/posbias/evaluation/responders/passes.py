@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import CUT_OFF, MARKED, STOPPED, UNFINISHED, Request, Response, Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
-from posbias.models.rotary import AngleLengths
+from posbias.models.layout import AngleLengths
 from posbias.tasks.language.calls import call_text, calls_in
 
 TokenIds = Int64[np.ndarray, "_"]

@@ -20,7 +20,7 @@ from posbias.errors import UsageError
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.question import Spans
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import ROLES, Projection, linear_projections, named_projections
+from posbias.models.layout import ROLES, Projection, projections_of
 from posbias.models.weights import quantised
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
@@ -141,10 +141,7 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     roles = set(adapter.roles)
     if quantised(model.network):
         raise UsageError(f"adapter: the weights of {model.origin.source!r} are quantised; others are allowed")
-    if model.described:
-        projections = list(linear_projections(model.network, model.family, model.config))
-    else:
-        projections = list(named_projections(model.network))
+    projections = projections_of(model.network, model.family if model.described else None, model.config)
     present = {role for projection in projections for role in projection.rows}
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same

@@ -19,8 +19,9 @@ from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.mitigation.methods.question import Question, Spans
+from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import OWN
+from posbias.models.networks import OWN
 from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
 
@@ -129,7 +130,7 @@ class Mitigation(Method):
 
     def check_every_layer(self, model: HuggingFaceModel) -> None:
         """Refuse a model with linear layers, which would pass the method by."""
-        if model.described and any(block.linear for block in model.family.blocks(model.network)):
+        if beyond_attention(model.network):
             raise UsageError(
                 f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
                 "models with attention in every layer"
@@ -244,8 +245,8 @@ def identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[
     return {
         "source": model.origin.source,
         "model_type": model.model_type,
-        "depth": model.family.depth(model.config),
-        "heads": model.family.heads(model.config),
+        "depth": model.sizes["layers"],
+        "heads": model.sizes["heads"],
         "width": model.width,
         "vocabulary_size": model.vocabulary_size,
         "dtype": str(model.dtype).removeprefix("torch."),

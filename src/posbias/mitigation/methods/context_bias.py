@@ -38,7 +38,7 @@ class ContextBias(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
-        heads, depth = model.family.heads(model.config), model.family.depth(model.config)
+        heads, depth = model.sizes["heads"], model.sizes["layers"]
         check_shape(self.name, self.values, depth, heads)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 

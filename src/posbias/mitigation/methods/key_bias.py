@@ -91,7 +91,7 @@ class KeyBiasMethod(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b_j in every attention module."""
-        heads, depth = model.family.heads(model.config), model.family.depth(model.config)
+        heads, depth = model.sizes["heads"], model.sizes["layers"]
         layers = KeyBiased(self.biases).layers(depth)
         for bias in layers:
             bias.check_heads(heads)

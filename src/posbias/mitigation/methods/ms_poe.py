@@ -20,7 +20,7 @@ from posbias.interventions.attention import Attended, AttentionCall, KeptKeys, P
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.question import Spans, unpadded
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.rotary import changing_kinds, turned_by
+from posbias.models.layout import changing_kinds, turned_by
 
 Frequencies = Float[Tensor, "pair"] | None
 
@@ -119,7 +119,7 @@ class MsPoe(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Turn queries and keys, the latter repeated for all heads that share them."""
         frequencies = turning(model, self)
-        heads = model.family.heads(model.config)
+        heads = model.sizes["heads"]
         if self.first_layer >= len(frequencies):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)

@@ -23,7 +23,7 @@ from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
 from posbias.mitigation.methods.question import Spans, unpadded
 from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
-from posbias.models.rotary import turned_by
+from posbias.models.layout import turned_by
 
 BLOCK = 128
 """Queries that attend at once."""

@@ -166,7 +166,7 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
             f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
             "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    if family.gated_queries or len(family.query_key_value) != 3:
+    if len(family.query_key_value) != 3:
         raise UsageError(
             f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
         )

@@ -1,14 +1,14 @@
 """`ReferenceConfig`: what a reference transformer consists of; its weights at initialisation, and what is fixed.
 
-The architecture says what mixes positions; everything else in a layer is chosen here. `ReferenceShape` is the part that
+The architecture says what mixes positions; everything else in a layer is chosen here. `shape_of` is the part that
 decides which tensors exist and which operations run: models of one shape compute together, stacked.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,112 +17,83 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.architecture import Architecture, Causal, HeadGroup, KeyEncoding, NoEncoding, Recurrent, Rope
-from posbias.architecture.encodings import AbsoluteEncoding
-from posbias.checks import CELLS, checked_value
+from posbias.architecture.encodings import Sinusoidal
+from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.errors import UsageError, check_most
 
-CHOICES = {
-    "attention": ("positional", "content"),
-    "values": ("identity", "orthogonal", "gaussian"),
-    "residual": ("mixed", "added", "none"),
-    "norm": ("none", "pre", "post"),
-    "dtype": ("float32", "float64"),
-    "normalisation": ("rms", "layer"),
-    "activation": ("gelu", "gelu_tanh", "relu", "silu"),
-    "absolute": ("logits", "added"),
-    "readout": ("linear", "mlp"),
-    "initialisation": ("gaussian", "linear", "normal"),
+Counted = Annotated[int, Ge(1)]
+LEFT = {
+    "rotate_stream": False,
+    "head_width": None,
+    "key_value_heads": None,
+    "embedding_norm": False,
+    "residual_scale": 1.0,
+    "initial_deviation": 0.02,
+    "norm_epsilon": 1e-6,
 }
-COUNTS = (
-    "width",
-    "vocabulary_size",
-    "outputs",
-    "head_width",
-    "key_value_heads",
-    "mlp_width",
-    "learned_positions",
-    "trained_key_bias",
-)
-COUNTS_OF_READOUT = ("readout_width", "readout_layers")
+"""Fields that configurations had, and the values at which they changed nothing."""
 NORM_EPSILON = 1e-6
+"""Added to the power that a norm divides by."""
 
 
+@checked
 @dataclass(frozen=True)
 class ReferenceConfig:
     """A reference transformer: what mixes positions, and what else is in a layer."""
 
+    name: ClassVar[str] = "reference"
+
     architecture: Architecture
-    width: int = 16
+    width: Counted = 16
     """Features d (>= 1); a multiple of the number of heads if heads have features of their own."""
-    vocabulary_size: int | None = 64
+    vocabulary_size: Counted | None = 64
     """Rows of the embedding (>= 1); None: no embedding, inputs are vectors of `width` features."""
-    attention: str = "positional"
+    attention: Annotated[str, OneOf("positional", "content")] = "positional"
     """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, rotary
     encodings turn q and k, and a layer whose encoding is `recurrent` is a gated linear layer (`recurrence`)."""
-    values: str = "identity"
-    """Values that heads carry: x itself (`identity`), x times one `orthogonal` matrix per layer, or x through value and
-    output maps of each head (`gaussian`)."""
-    residual: str = "mixed"
-    """`mixed`: (1 - m) x + m a with the architecture's mixing; `added`: s x + a; `none`: a alone."""
-    norm: str = "none"
-    """`none`; `pre`: norm of each branch's input and at the end; `post`: of the stream after each addition."""
+    values: Annotated[str, OneOf("identity", "gaussian")] = "identity"
+    """Values that heads carry: x itself (`identity`), or x through value and output maps of each head (`gaussian`)."""
+    residual: Annotated[str, OneOf("mixed", "added", "none")] = "mixed"
+    """`mixed`: (1 - m) x + m a with the architecture's mixing; `added`: x + a; `none`: a alone."""
+    norm: Annotated[str, OneOf("none", "pre")] = "none"
+    """`none`; `pre`: norm of each branch's input and at the end."""
     mlp: bool = False
-    rotate_stream: bool = False
-    """Multiply the stream after each layer by an orthogonal matrix, which changes no norm."""
-    seed: int = 0
-    dtype: str = "float64"
+    seed: Natural = 0
+    dtype: Annotated[str, OneOf("float32", "float64")] = "float64"
     """Type of weights and computation: `float32` or `float64`."""
-    outputs: int | None = None
+    outputs: Counted | None = None
     """Classes of the readout (>= 1); None: as many as the vocabulary has tokens."""
-    head_width: int | None = None
-    """Features of one head (>= 1); None: width / heads."""
-    key_value_heads: int | None = None
-    """Heads that keys and values are shared between, a divisor of heads; None: as many as heads."""
     output_map: bool = True
     """Give heads with values of their own (`gaussian`) output maps; without, their features are joined."""
     biases: bool = False
     """Give the linear maps of attention and MLP biases."""
-    normalisation: str = "rms"
-    """`rms`: gain * x / sqrt(mean x^2 + epsilon); `layer`: mean taken off first, and a shift added."""
-    norm_epsilon: float = NORM_EPSILON
-    embedding_norm: bool = False
-    """Normalise the embedded tokens, before positions are added."""
-    mlp_width: int | None = None
+    normalisation: Annotated[str, OneOf("rms", "layer")] = "rms"
+    """`rms`: gain * x / sqrt(mean x^2 + 1e-6); `layer`: mean taken off first, and a shift added."""
+    mlp_width: Counted | None = None
     """Hidden features of each MLP (>= 1); None: 4 d."""
-    activation: str = "gelu"
+    activation: Annotated[str, OneOf("gelu", "gelu_tanh", "relu", "silu")] = "gelu"
     """Activation of the MLPs: `gelu` (exact), `gelu_tanh`, `relu` or `silu`."""
     gated_mlp: bool = False
     """Multiply the MLP's hidden features: activation(x gate) * (x up)."""
-    residual_scale: float = 1.0
-    """The s of `added`, for attention and MLP; any finite number."""
-    absolute: str = "logits"
+    absolute: Annotated[str, OneOf("logits", "added")] = "logits"
     """Effect of an absolute encoding of the architecture: its constant-content `logits`, or its vectors are `added` to
     the input of the first layer."""
-    learned_positions: int | None = None
+    learned_positions: Counted | None = None
     """Rows of a trained table of vectors added to the input (>= 1, the longest context); None: no table."""
-    trained_key_bias: int | None = None
+    trained_key_bias: Counted | None = None
     """Keys (>= 1) whose bias is trained, for each layer and head: a number added to what the encoding gives (none,
     key_bias or gamma_key), 0 at initialisation; later keys get the last number. None: the encoding's alone."""
-    readout: str = "linear"
+    readout: Annotated[str, OneOf("linear", "mlp")] = "linear"
     """From the stream to the outputs: one `linear` map without bias, or an `mlp` of ReLU layers with biases."""
-    readout_width: int | None = None
+    readout_width: Counted | None = None
     """Hidden features of the readout MLP (>= 1); None: d."""
-    readout_layers: int = 3
+    readout_layers: Counted = 3
     """Hidden layers of the readout MLP (>= 1), each followed by a ReLU; a linear map to the outputs comes after."""
-    initialisation: str = "gaussian"
+    initialisation: Annotated[str, OneOf("gaussian", "linear")] = "gaussian"
     """Initial linear maps: `gaussian` with variance 1 / inputs and biases 0; `linear`, uniform within 1 / sqrt(inputs)
-    as PyTorch's linear layer; `normal` with deviation `initial_deviation` and biases 0."""
-    initial_deviation: float = 0.02
-    """Deviation of `normal`, embeddings included (> 0)."""
+    as PyTorch's linear layer."""
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"reference {name} {getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
-        for name in (*COUNTS, *COUNTS_OF_READOUT):
-            value = getattr(self, name)
-            if value is not None:
-                checked_value(f"reference {name}", value, Annotated[int, Ge(1)])
         layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
         tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
         readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
@@ -131,29 +102,23 @@ class ReferenceConfig:
         check_most("reference weights", weights, CELLS)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
-        for name in ("norm_epsilon", "initial_deviation"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"reference {name} must be a finite number > 0, got {getattr(self, name)}")
-        if not abs(self.residual_scale) < float("inf"):
-            raise UsageError(f"reference residual_scale must be finite, got {self.residual_scale}")
         heads = self.architecture.heads
         sinks = self.architecture.layer_sinks
         if sinks.max() > float("-inf"):
             raise UsageError(f"reference models have no sinks, the architecture has logits up to {sinks.max():g}")
-        if self.per_head and self.head_width is None and self.width % heads:
+        if (self.attention == "content" or self.values == "gaussian") and self.width % heads:
             raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
-        if heads % self.n_key_value_heads:
-            raise UsageError(f"reference key_value_heads {self.key_value_heads} is not a divisor of {heads} heads")
-        joined = self.values == "gaussian" and not self.output_map
-        if joined and heads * self.head_dim != self.width:
-            raise UsageError(
-                f"reference without output maps needs heads * head_dim = width, got {heads} * {self.head_dim} for "
-                f"width {self.width}"
-            )
         if self.rotary and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
-        self._check_trained_key_bias()
-        self._check_linear_layers()
+        for layer, groups in enumerate(self.architecture.head_groups):
+            for group in groups:  # the sum with another encoding would be none with a name
+                if self.trained_key_bias is not None and not isinstance(group.encoding, NoEncoding | KeyEncoding):
+                    raise UsageError(
+                        "reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got "
+                        f"{group.encoding}"
+                    )
+            if self.linear_layers[layer]:
+                self._check_linear_layer(layer, groups)
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
@@ -162,33 +127,19 @@ class ReferenceConfig:
         """Everything the model's numbers depend on apart from its weights, as plain values."""
         return {**vars(self), "architecture": self.architecture.describe()}
 
-    def _check_trained_key_bias(self) -> None:
-        """Refuse it beside an encoding that is no bias of keys: their sum would be no encoding with a name."""
-        for group in (group for layer in self.architecture.head_groups for group in layer):
-            if self.trained_key_bias is not None and not isinstance(group.encoding, NoEncoding | KeyEncoding):
-                raise UsageError(
-                    "reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got "
-                    f"{group.encoding}"
-                )
-
-    def _check_linear_layers(self) -> None:
+    def _check_linear_layer(self, layer: int, groups: Sequence[HeadGroup]) -> None:
         """Refuse what would be ignored in a linear layer."""
-        for layer, groups in enumerate(self.architecture.head_groups):
-            if not self.linear_layers[layer]:
-                continue
-            reasons = {
-                f"in all of its heads, got {' and '.join(str(group.encoding) for group in groups)}": not all(
-                    isinstance(group.encoding, Recurrent) for group in groups
-                ),
-                f"with the mask causal, got {groups[0].mask}": any(
-                    not isinstance(group.mask, Causal) for group in groups
-                ),
-                f"with values gaussian, got {self.values}": self.values != "gaussian",
-                "without a content offset": bool(self.architecture.layer_content[layer].any()),
-            }
-            for reason, wrong in reasons.items():
-                if wrong:
-                    raise UsageError(f"reference layer {layer} is linear (recurrent), which is allowed {reason}")
+        reasons = {
+            f"in all of its heads, got {' and '.join(str(group.encoding) for group in groups)}": not all(
+                isinstance(group.encoding, Recurrent) for group in groups
+            ),
+            f"with the mask causal, got {groups[0].mask}": any(not isinstance(group.mask, Causal) for group in groups),
+            f"with values gaussian, got {self.values}": self.values != "gaussian",
+            "without a content offset": bool(self.architecture.layer_content[layer].any()),
+        }
+        for reason, wrong in reasons.items():
+            if wrong:
+                raise UsageError(f"reference layer {layer} is linear (recurrent), which is allowed {reason}")
 
     @property
     def linear_layers(self) -> tuple[bool, ...]:
@@ -200,19 +151,9 @@ class ReferenceConfig:
         )
 
     @property
-    def per_head(self) -> bool:
-        """Tell whether heads have features of their own."""
-        return self.attention == "content" or self.values == "gaussian"
-
-    @property
     def head_dim(self) -> int:
         """Features of one head."""
-        return self.width // self.architecture.heads if self.head_width is None else self.head_width
-
-    @property
-    def n_key_value_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.architecture.heads if self.key_value_heads is None else self.key_value_heads
+        return self.width // self.architecture.heads
 
     @property
     def n_outputs(self) -> int:
@@ -233,12 +174,12 @@ class ReferenceConfig:
         return chosen
 
     @property
-    def input_encoding(self) -> AbsoluteEncoding | None:
+    def input_encoding(self) -> Sinusoidal | None:
         """The absolute encoding whose vectors are added to the input, or None."""
         if self.absolute != "added":
             return None
         groups = [group for layer in self.architecture.head_groups for group in layer]
-        encodings = {group.encoding for group in groups if isinstance(group.encoding, AbsoluteEncoding)}
+        encodings = {group.encoding for group in groups if isinstance(group.encoding, Sinusoidal)}
         if len(encodings) > 1:
             raise UsageError(
                 f"reference: {len(encodings)} absolute encodings cannot all be added to the input; give one"
@@ -252,75 +193,25 @@ class ReferenceConfig:
         return self.attention == "content" and any(isinstance(group.encoding, Rope) for group in groups)
 
 
-@dataclass(frozen=True)
-class ReferenceShape:
-    """Sizes and operations that must be equal for models to be computed together.
+def shape_of(config: ReferenceConfig, n_positions: int) -> tuple[Any, ...]:
+    """What must be equal for models to be computed together: the tensors that exist, and the operations that run.
 
-    Masks, encodings (given that both or neither are rotary, both or neither add vectors), content offsets and residual
-    scales are not part of it: they are data.
+    Masks, encodings (given that both or neither are rotary, both or neither add vectors), content offsets and mixing
+    are not part of it: they are data.
+
+    Raises:
+        UsageError: n_positions below 1, or beyond the table of learned positions.
     """
-
-    n_positions: int
-    depth: int
-    heads: int
-    width: int
-    head_dim: int
-    key_value_heads: int
-    vocabulary_size: int | None
-    n_outputs: int
-    dtype: torch.dtype
-    attention: str
-    values: str
-    output_map: bool
-    biases: bool
-    residual: str
-    """`none`, `added` (scale 1) or `scaled` (by the constants)."""
-    norm: str
-    normalisation: str
-    norm_epsilon: float
-    embedding_norm: bool
-    mlp_width: int
-    """Hidden features; 0: no MLP."""
-    activation: str
-    gated_mlp: bool
-    rotate_stream: bool
-    rotary: bool
-    linear_layers: tuple[bool, ...]
-    adds_positions: bool
-    learned_positions: int | None
-    trained_key_bias: int | None
-    readout: str
-    readout_width: int
-    readout_layers: int
-
-
-def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
-    """The shape of a configuration at a context length (>= 1, within the table of learned positions)."""
-    checked_value("reference n_positions", n_positions, Annotated[int, Ge(1)])
+    checked_value("reference n_positions", n_positions, Counted)
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} were asked for")
-    scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
-    shared = {field.name for field in fields(ReferenceConfig)} & {field.name for field in fields(ReferenceShape)}
-    different = {
-        "n_positions": n_positions,
-        "depth": config.architecture.depth,
-        "heads": config.architecture.heads,
-        "head_dim": config.head_dim,
-        "key_value_heads": config.n_key_value_heads,
-        "n_outputs": config.n_outputs,
-        "dtype": config.torch_dtype,
-        "residual": "scaled" if scaled else config.residual,
-        "mlp_width": config.hidden_width if config.mlp else 0,
-        "rotary": config.rotary,
-        "linear_layers": config.linear_layers,
-        "adds_positions": config.input_encoding is not None,
-        "readout_width": config.width if config.readout_width is None else config.readout_width,
-    }
-    return ReferenceShape(**({name: getattr(config, name) for name in shared} | different))
+    choices = tuple(value for name, value in vars(config).items() if name not in ("architecture", "absolute", "seed"))
+    stack = config.architecture.depth, config.architecture.heads, config.linear_layers
+    return (n_positions, *stack, config.rotary, config.input_encoding is not None, *choices)
 
 
 Draw = tuple[str, str, tuple[int, ...], int]
-"""Name, sort (`table`, `weight`, `bias`, `orthogonal`, `gain`, `shift`), shape, and inputs of the map."""
+"""Name, sort (`table`, `weight`, `bias`, `gain`, `shift`), shape, and inputs of the map."""
 
 
 def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
@@ -333,11 +224,9 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
         `unembedding` [output, d] or `readout.K.weight` [in, out]; contiguous, on the generator's device.
     """
     device = torch.device("meta") if generator is None else generator.device
-    linear, normal = config.initialisation == "linear", config.initialisation == "normal"
+    linear = config.initialisation == "linear"
 
     def drawn(sort: str, shape: tuple[int, ...], inputs: int) -> Tensor:
-        if sort == "orthogonal":
-            return torch.empty(shape, device=device) if generator is None else random_orthogonal(shape[0], generator)
         if sort == "gain":
             return torch.ones(shape, dtype=torch.float64, device=device)
         if sort == "shift" or (sort == "bias" and not linear):
@@ -346,8 +235,6 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
             values = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
             return (2 * values - 1) / math.sqrt(inputs)
         values = torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
-        if normal:
-            return values * config.initial_deviation
         return values if sort == "table" else values / math.sqrt(inputs)
 
     return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in _draws(config)}
@@ -358,8 +245,6 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
     width, outputs = config.width, config.n_outputs
     if config.vocabulary_size is not None:
         yield "embedding", "table", (config.vocabulary_size, width), width
-    if config.embedding_norm:
-        yield from _norm(config, "embedding")
     for layer in range(config.architecture.depth):
         for name, sort, shape, inputs in _block(config, layer):
             yield f"blocks.{layer}.{name}", sort, shape, inputs
@@ -377,20 +262,18 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
 
 
 def _block(config: ReferenceConfig, layer: int) -> Iterator[Draw]:
-    heads, shared, biases = config.architecture.heads, config.n_key_value_heads, config.biases
+    heads, biases = config.architecture.heads, config.biases
     width, head_dim, hidden = config.width, config.head_dim, config.hidden_width
     if config.attention == "content":
         yield "query", "weight", (heads, width, head_dim), width
-        yield "key", "weight", (shared, width, head_dim), width
+        yield "key", "weight", (heads, width, head_dim), width
         if biases:
             yield "query_bias", "bias", (heads, head_dim), width
-            yield "key_bias", "bias", (shared, head_dim), width
-    if config.values == "orthogonal":
-        yield "value", "orthogonal", (width, width), width
+            yield "key_bias", "bias", (heads, head_dim), width
     if config.values == "gaussian":
-        yield "value", "weight", (shared, width, head_dim), width
+        yield "value", "weight", (heads, width, head_dim), width
         if biases:
-            yield "value_bias", "bias", (shared, head_dim), width
+            yield "value_bias", "bias", (heads, head_dim), width
         if config.output_map:
             yield "output", "weight", (heads, head_dim, width), heads * head_dim
             if biases:
@@ -412,8 +295,6 @@ def _block(config: ReferenceConfig, layer: int) -> Iterator[Draw]:
         if biases:
             yield from ((f"{name}_bias", "bias", (hidden,), width) for name in into)
             yield "down_bias", "bias", (width,), hidden
-    if config.rotate_stream:
-        yield "rotation", "orthogonal", (width, width), width
 
 
 def _norm(config: ReferenceConfig, name: str) -> Iterator[Draw]:
@@ -422,20 +303,12 @@ def _norm(config: ReferenceConfig, name: str) -> Iterator[Draw]:
         yield f"{name}_shift", "shift", (config.width,), 1
 
 
-def random_orthogonal(width: int, generator: torch.Generator) -> Float[Tensor, "width width"]:
-    """A uniformly distributed orthogonal matrix (QR of a Gaussian one, signs fixed)."""
-    gaussian = torch.randn((width, width), generator=generator, dtype=torch.float64, device=generator.device)
-    orthogonal, triangular = torch.linalg.qr(gaussian)
-    signed: Tensor = orthogonal * torch.sign(torch.diagonal(triangular))
-    return signed
-
-
 def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[Tensor, "..."]]:
     """The tensors that the architecture fixes at one context length N (>= 1).
 
     Returns:
-        `bias` [layer, head, query, key], added to the logits, -inf if the mask hides the key; `kept`, `added` and
-        `mlp_kept` [layer], what multiplies the stream and the attention branch, and the stream beside the MLP;
+        `bias` [layer, head, query, key], added to the logits, -inf if the mask hides the key; `kept` and `added`
+        [layer], what multiplies the stream and the attention branch;
         if heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
         if layers are linear, `slopes` [layer, head], 0 for those that are not;
         if vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
@@ -443,33 +316,35 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     Raises:
         UsageError: n_positions below 1, or beyond what the encodings have vectors for.
     """
-    shape = shape_of(config, n_positions)
-    depth, dtype = shape.depth, config.torch_dtype
+    shape_of(config, n_positions)
+    depth, heads = config.architecture.depth, config.architecture.heads
     mixed = config.residual == "mixed"
     mixing = torch.from_numpy(np.asarray(config.architecture.layer_mixing, dtype=np.float64))
-    scale = config.residual_scale if config.residual == "added" else float(mixed)
-    bias = np.empty((depth, shape.heads, n_positions, n_positions))
+    half = config.head_dim // 2
+    bias = torch.empty(depth, heads, n_positions, n_positions, dtype=torch.float64)
+    slopes = torch.zeros(depth, heads, dtype=torch.float64)
+    angles = torch.zeros(depth, heads, n_positions, half if config.rotary else 0, dtype=torch.float64)
     for layer, groups in enumerate(config.architecture.head_groups):
         for group in groups:
-            bias[layer, group.heads] = shown(config, group).masked_logits(n_positions)
+            of = layer, torch.from_numpy(group.heads)
+            bias[of] = torch.from_numpy(shown(config, group).masked_logits(n_positions))
+            if config.rotary and isinstance(group.encoding, Rope):
+                frequency = group.encoding.base ** (-torch.arange(half, dtype=torch.float64) / half)
+                angles[of] = torch.arange(n_positions, dtype=torch.float64)[:, None] * frequency
+            if config.linear_layers[layer]:
+                slopes[of] = torch.as_tensor(group.linear_slopes())
     constants = {
-        "bias": torch.from_numpy(bias),
-        "kept": 1 - mixing if mixed else torch.full((depth,), scale, dtype=torch.float64),
+        "bias": bias,
+        "kept": 1 - mixing if mixed else torch.full((depth,), float(config.residual == "added"), dtype=torch.float64),
         "added": mixing if mixed else torch.ones(depth, dtype=torch.float64),
-        "mlp_kept": torch.full((depth,), scale, dtype=torch.float64),
     }
     if config.rotary:
-        angles = torch.stack([rotary_angles(config, layer, n_positions) for layer in range(depth)])
         constants |= {"cosine": angles.cos(), "sine": angles.sin()}
     if any(config.linear_layers):
-        slopes = np.zeros((depth, shape.heads))
-        for layer, groups in enumerate(config.architecture.head_groups):
-            for group in groups if config.linear_layers[layer] else ():
-                slopes[layer, group.heads] = group.linear_slopes()
-        constants["slopes"] = torch.from_numpy(slopes)
+        constants["slopes"] = slopes
     if config.input_encoding is not None:
         constants["positions"] = torch.from_numpy(config.input_encoding.vectors_at(np.arange(n_positions)))
-    return {name: value.to(dtype) for name, value in constants.items()}
+    return {name: value.to(config.torch_dtype) for name, value in constants.items()}
 
 
 def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
@@ -479,20 +354,8 @@ def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
     be added to the input. They add their constant-content bias if not.
     """
     turned = config.attention == "content" and isinstance(group.encoding, Rope | Recurrent)
-    entered = config.absolute == "added" and isinstance(group.encoding, AbsoluteEncoding)
+    entered = config.absolute == "added" and isinstance(group.encoding, Sinusoidal)
     return replace(group, encoding=NoEncoding()) if turned or entered else group
-
-
-def rotary_angles(config: ReferenceConfig, layer: int, n_positions: int) -> Float[Tensor, "head position pair"]:
-    """Angles of the feature pairs of each head at each position, in float64; 0 for a head that is not rotary."""
-    half = config.head_dim // 2
-    angles = torch.zeros((config.architecture.heads, n_positions, half), dtype=torch.float64)
-    for group in config.architecture.head_groups[layer]:
-        if isinstance(group.encoding, Rope):
-            frequency = group.encoding.base ** (-torch.arange(half, dtype=torch.float64) / half)
-            turn = torch.arange(n_positions, dtype=torch.float64)[:, None] * frequency
-            angles[torch.from_numpy(group.heads)] = turn
-    return angles
 
 
 def stacked(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Float[Tensor, "member ..."]]:

@@ -19,7 +19,7 @@ the architecture's (`recurrent(slopes=...)`): what the state loses in a position
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from jaxtyping import Complex, Float, Inexact, Int
@@ -27,11 +27,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from posbias.errors import UsageError
-from posbias.models.reference.config import ReferenceShape
+from posbias.models.reference.config import NORM_EPSILON, ReferenceConfig
 
 Weights = Mapping[str, Tensor]
 Stream = Float[Tensor, "member batch position feature"]
 Rows = Float[Tensor, "member batch row feature"]
+Chosen = tuple[int, ...] | None
+"""Rows that are wanted; None: all."""
 Maps = Float[Tensor, "member #batch head row position"]
 
 
@@ -53,109 +55,96 @@ def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) 
     return values.index_select(dim, torch.tensor(rows, device=values.device))
 
 
-def branch(shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps) -> Rows:
-    """Attention's addition to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
-    if shape.values != "gaussian":
-        mean = maps.mean(dim=2) @ inputs
-        return linear(mean, weights["value"]) if shape.values == "orthogonal" else mean
-    carried = _carried(shape, weights, inputs, maps)
-    if not shape.output_map:
+def branch(config: ReferenceConfig, weights: Weights, inputs: Stream, maps: Maps) -> Rows:
+    """Attention's addition to the stream: mean_h A_h x, sum_h A_h x V_h O_h, or A_h x V_h joined."""
+    if config.values != "gaussian":
+        return maps.mean(dim=2) @ inputs
+    bias = weights.get("value_bias")
+    members, batch, heads, rows, n_positions = len(inputs), inputs.shape[1], *maps.shape[2:]
+    width, head_dim = config.width, config.head_dim
+    if rows * (n_positions * width + width * head_dim) < n_positions * head_dim * (width + rows):
+        # (A x) W_V, [member, head, batch * row, feature], so that each head's map is one product.
+        whole = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
+        carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
+        carried = carried if bias is None else carried + bias[:, :, None, None]
+        carried = carried.permute(0, 2, 3, 1, 4)
+    else:
+        carried = (maps @ heads_of(inputs, weights["value"], bias)).transpose(2, 3)
+    if not config.output_map:
         return carried.flatten(3)
     return linear(carried.flatten(3), weights["output"].flatten(1, 2), weights.get("output_bias"))
 
 
-def _carried(
-    shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps
-) -> Float[Tensor, "member batch row head head_feature"]:
-    """The values that each head brings to each row."""
-    bias = weights.get("value_bias")
-    if not _merges_values(shape, n_rows=maps.shape[3]):
-        values = shared(shape, heads_of(inputs, weights["value"], bias))
-        return (maps @ values).transpose(2, 3)
-    # [member, head, batch * row, feature], so that each head's map is one product.
-    members, batch, heads, rows = len(inputs), inputs.shape[1], *maps.shape[2:4]
-    whole = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
-    carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
-    if bias is not None:
-        carried = carried + bias[:, :, None, None]
-    return carried.permute(0, 2, 3, 1, 4)
-
-
 def attention(
-    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None = None
+    config: ReferenceConfig,
+    weights: Weights,
+    constants: Weights,
+    inputs: Stream,
+    *,
+    rows: Chosen = None,
 ) -> Maps:
     """Row-stochastic matrices A_h of a layer, from what the branch reads; one for the whole batch without content.
 
     `rows` are the query positions wanted; None: all.
     """
-    bias = logit_bias(shape, weights, constants["bias"], rows=rows)[:, None]
-    if shape.attention != "content":
+    bias = logit_bias(config, weights, constants["bias"], rows=rows)[:, None]
+    if config.attention != "content":
         return torch.softmax(bias, dim=-1)
-    query, key = queries_and_keys(shape, weights, constants, inputs, rows=rows)
+    query, key = queries_and_keys(config, weights, constants, inputs, rows=rows)
     return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
 
 
 def logit_bias(
-    shape: ReferenceShape,
+    config: ReferenceConfig,
     weights: Weights,
     fixed: Float[Tensor, "member head position position"],
     *,
-    rows: tuple[int, ...] | None = None,
+    rows: Chosen = None,
 ) -> Float[Tensor, "member head row position"]:
     """Bias on the logits of a layer's chosen rows: the architecture's `fixed` one plus the trained one."""
     bias = fixed if rows is None else rows_of(fixed, rows, dim=2)
-    if shape.trained_key_bias is None:
+    if config.trained_key_bias is None:
         return bias
-    trained, n_positions = weights["trained_key_bias"], shape.n_positions
-    beyond = n_positions - shape.trained_key_bias
+    trained, n_positions = weights["trained_key_bias"], fixed.shape[-1]
+    beyond = n_positions - config.trained_key_bias
     if beyond > 0:
         trained = torch.cat((trained, trained[..., -1:].expand(-1, -1, beyond)), dim=2)
     return bias + trained[:, :, None, :n_positions]
 
 
 def queries_and_keys(
-    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
+    config: ReferenceConfig, weights: Weights, constants: Weights, inputs: Stream, *, rows: Chosen
 ) -> tuple[
     Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
 ]:
     """Queries / sqrt(head_dim) of the chosen rows, and keys: two factors of the logits."""
     stream_rows = inputs if rows is None else rows_of(inputs, rows, dim=2)
-    if _merges_queries(shape, n_rows=stream_rows.shape[2]):
-        return merged_queries(shape, weights, stream_rows), inputs[:, :, None]
-    scale = 1 / math.sqrt(shape.head_dim)
-    weight, bias = map_of(shape, weights, "query")
-    key = shared(shape, heads_of(inputs, *map_of(shape, weights, "key")))
-    if shape.rotary:
+    query, key, query_bias, key_bias = (weights.get(name) for name in ("query", "key", "query_bias", "key_bias"))
+    assert query is not None
+    assert key is not None
+    n_rows, n_positions, width, head_dim = stream_rows.shape[2], inputs.shape[2], config.width, config.head_dim
+    if "cosine" in constants:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
-        aside = scale * (turn if rows is None else rows_of(turn, rows, dim=3))
-        return turned(heads_of(stream_rows, weight, bias), aside), turned(key, turn)
-    return heads_of(stream_rows, weight * scale, None if bias is None else bias * scale), key
-
-
-def map_of(
-    shape: ReferenceShape, weights: Weights, name: str
-) -> tuple[Float[Tensor, "member head feature head_feature"], Float[Tensor, "member head head_feature"] | None]:
-    """Weight and bias of queries or keys; if they are turned, the two features of each pair side by side."""
-    weight, bias = weights[name], weights.get(f"{name}_bias")
-    if not shape.rotary:
-        return weight, bias
-    return _paired(weight), None if bias is None else _paired(bias)
+        aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * (1 / math.sqrt(head_dim))
+        queries = heads_of(stream_rows, _paired(query), None if query_bias is None else _paired(query_bias))
+        keys = heads_of(inputs, _paired(key), None if key_bias is None else _paired(key_bias))
+        return turned(queries, aside), turned(keys, turn)
+    if (
+        n_rows * width * (width + n_positions)
+        < (n_rows + n_positions) * width * head_dim + n_rows * n_positions * head_dim
+    ):
+        back = key.transpose(2, 3) / math.sqrt(head_dim)
+        bias = None if query_bias is None else (query_bias[:, :, None] @ back)[:, :, 0]
+        return heads_of(stream_rows, query @ back, bias), inputs[:, :, None]
+    scale = 1 / math.sqrt(head_dim)
+    scaled_bias = None if query_bias is None else query_bias * scale
+    return heads_of(stream_rows, query * scale, scaled_bias), heads_of(inputs, key, key_bias)
 
 
 def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feature"]:
     """Features k and k + half next to each other: no product of a query with a key changes."""
     halves = features.reshape(*features.shape[:-1], 2, -1)
     return halves.transpose(-1, -2).flatten(-2)
-
-
-def merged_queries(
-    shape: ReferenceShape, weights: Weights, stream_rows: Rows
-) -> Float[Tensor, "member batch head row feature"]:
-    """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
-    back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
-    query_key = weights["query"] @ back
-    bias = weights.get("query_bias")
-    return heads_of(stream_rows, query_key, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
 
 
 def heads_of(
@@ -169,15 +158,6 @@ def heads_of(
     return joined.view(*inputs.shape[:3], heads, -1).transpose(2, 3)
 
 
-def shared(
-    shape: ReferenceShape, vectors: Float[Tensor, "member batch shared position head_feature"]
-) -> Float[Tensor, "member batch head position head_feature"]:
-    """Keys or values spread over the heads that share them."""
-    if shape.key_value_heads == shape.heads:
-        return vectors
-    return vectors.repeat_interleave(shape.heads // shape.key_value_heads, dim=2)
-
-
 def turned(
     vectors: Float[Tensor, "member batch head position feature"],
     turn: Complex[Tensor, "member one head position pair"],
@@ -185,22 +165,6 @@ def turned(
     """Rotary positions: neighbouring features as one complex number, turned by its angle."""
     pairs = torch.view_as_complex(vectors.reshape(*vectors.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turn).flatten(-2)
-
-
-def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Tell whether x (W_Q W_K^T) x'^T takes fewer products than (x W_Q) (x' W_K)^T."""
-    n, d, e = shape.n_positions, shape.width, shape.head_dim
-    if shape.rotary or shape.key_value_heads != shape.heads:
-        return False
-    return n_rows * d * d + n_rows * n * d < (n_rows + n) * d * e + n_rows * n * e
-
-
-def _merges_values(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Tell whether (A x) W_V takes fewer products than A (x W_V)."""
-    n, d, e = shape.n_positions, shape.width, shape.head_dim
-    if shape.key_value_heads != shape.heads:
-        return False
-    return n_rows * (n * d + d * e) < n * d * e + n_rows * n * e
 
 
 CHUNK = 64
@@ -212,7 +176,12 @@ LANES = 64
 
 
 def linear_branch(
-    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None = None
+    config: ReferenceConfig,
+    weights: Weights,
+    constants: Weights,
+    inputs: Stream,
+    *,
+    rows: Chosen = None,
 ) -> Rows:
     """A linear layer's addition to the stream, of the wanted rows (None: all)."""
     query, key, value = (
@@ -220,11 +189,11 @@ def linear_branch(
     )
     step = elementwise(functional.softplus, linear(inputs, weights["step"], weights["step_bias"])).transpose(2, 3)
     fall = decay_rates(weights, constants)[:, None, :, None] * step
-    written = shared(shape, key) * step[..., None]
-    read = recurrence(query / math.sqrt(shape.head_dim), written, shared(shape, value), fall).transpose(2, 3)
+    written = key * step[..., None]
+    read = recurrence(query / math.sqrt(config.head_dim), written, value, fall).transpose(2, 3)
     read = read if rows is None else rows_of(read, rows, dim=2)
-    read = (read * torch.rsqrt(read.square().mean(dim=-1, keepdim=True) + shape.norm_epsilon)).flatten(3)
-    return linear(read, weights["output"].flatten(1, 2), weights.get("output_bias")) if shape.output_map else read
+    read = (read * torch.rsqrt(read.square().mean(dim=-1, keepdim=True) + NORM_EPSILON)).flatten(3)
+    return linear(read, weights["output"].flatten(1, 2), weights.get("output_bias")) if config.output_map else read
 
 
 def recurrence(
@@ -284,8 +253,6 @@ def bare_decays(weights: Weights, constants: Weights) -> Float[Tensor, "member h
 
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
-Chosen = tuple[int, ...] | None
-"""Rows that are wanted; None: all."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -296,33 +263,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def forward(
-    shape: ReferenceShape, parameters: Weights, constants: Weights, inputs: Inputs, *, rows: tuple[int, ...]
+    config: ReferenceConfig, parameters: Weights, constants: Weights, inputs: Inputs, *, rows: tuple[int, ...]
 ) -> Float[Tensor, "member batch row output"]:
     """Logits of the positions `rows`, each in 0 ... N - 1, for every member of a stack of one shape.
 
     Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
-    are token ids, or vectors if the shape has no vocabulary, of N positions.
+    are token ids, or vectors, of N positions. The configuration is that of any member.
 
     Raises:
         UsageError: inputs of another length or sort, or a row outside them.
     """
-    return read_out(shape, parameters, hidden_states(shape, parameters, constants, inputs, rows=rows))
-
-
-def hidden_states(
-    shape: ReferenceShape, parameters: Weights, constants: Weights, inputs: Inputs, *, rows: tuple[int, ...]
-) -> Rows:
-    """The stream of some positions after the last layer and norm: what the readout reads. Arguments as `forward`."""
-    _check(shape, inputs, rows)
-    stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
-    for layer in range(shape.depth):
+    _check(config, constants, inputs, rows)
+    stream = entrance(config, parameters, constants, embedded(parameters, inputs))
+    last = config.architecture.depth - 1
+    for layer in range(last + 1):
         weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
-        stream = layer_output(shape, weights, fixed, stream, rows=rows if layer == shape.depth - 1 else None)
-    return normalise(shape, parameters, "final", stream) if shape.norm == "pre" else stream
+        stream = layer_output(config, weights, fixed, stream, rows=rows if layer == last else None)
+    return read_out(config, parameters, entered(config, parameters, "final", stream))
 
 
 def attention_maps(
-    shape: ReferenceShape, parameters: Weights, constants: Weights, inputs: Inputs
+    config: ReferenceConfig, parameters: Weights, constants: Weights, inputs: Inputs
 ) -> Float[Tensor, "layer member batch head query key"]:
     """Attention of every layer and head, for small models: all of them are kept. Arguments as `forward`.
 
@@ -332,83 +293,73 @@ def attention_maps(
     Raises:
         UsageError: a layer is linear and has no attention.
     """
-    refuse_linear_layers(shape.linear_layers)
-    _check(shape, inputs, (0,))
-    stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
-    maps = []
-    for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
-        layer_maps = attention(shape, weights, fixed, entered(shape, weights, "attention", below))
-        maps.append(layer_maps.expand(-1, inputs.shape[1], -1, -1, -1))
-    return torch.stack(maps)
-
-
-def refuse_linear_layers(linear: Sequence[bool]) -> None:
-    """Refuse to take them for attention."""
-    layers = ", ".join(str(layer) for layer, is_linear in enumerate(linear) if is_linear)
-    if layers:
+    if any(config.linear_layers):
+        layers = ", ".join(str(layer) for layer, is_linear in enumerate(config.linear_layers) if is_linear)
         raise UsageError(
             f"attention of this reference model: its layers {layers} are linear ones (recurrent), which have no "
             "attention matrix; allowed are models with attention in every layer"
         )
+    _check(config, constants, inputs, (0,))
+    stream = entrance(config, parameters, constants, embedded(parameters, inputs))
+    maps = []
+    for weights, fixed, below in layer_inputs(config, parameters, constants, stream):
+        layer_maps = attention(config, weights, fixed, entered(config, weights, "attention", below))
+        maps.append(layer_maps.expand(-1, inputs.shape[1], -1, -1, -1))
+    return torch.stack(maps)
 
 
 def layer_inputs(
-    shape: ReferenceShape, parameters: Weights, constants: Weights, stream: Stream
+    config: ReferenceConfig, parameters: Weights, constants: Weights, stream: Stream
 ) -> Iterator[tuple[Weights, Weights, Stream]]:
     """Weights, constants and input of every layer, from below; `stream` is what enters the first."""
-    for layer in range(shape.depth):
+    for layer in range(config.architecture.depth):
         weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
         yield weights, fixed, stream
-        stream = layer_output(shape, weights, fixed, stream)
+        stream = layer_output(config, weights, fixed, stream)
 
 
-def embedded(shape: ReferenceShape, parameters: Weights, inputs: Inputs) -> Stream:
+def embedded(parameters: Weights, inputs: Inputs) -> Stream:
     """The vectors of the inputs, before anything is added to them."""
-    if shape.vocabulary_size is None:
+    if inputs.is_floating_point():
         return inputs
     members = torch.arange(len(inputs), device=inputs.device)[:, None, None]
     return parameters["embedding"][members, inputs]
 
 
-def entrance(shape: ReferenceShape, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
-    """The input of the first layer: embeddings, normalised if configured, plus vectors of position."""
-    if shape.embedding_norm:
-        vectors = normalise(shape, parameters, "embedding", vectors)
-    if shape.adds_positions:
+def entrance(config: ReferenceConfig, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
+    """The input of the first layer: embeddings plus vectors of position."""
+    if "positions" in constants:
         vectors = vectors + constants["positions"][:, None]
-    if shape.learned_positions is not None:
-        vectors = vectors + parameters["positions"][:, None, : shape.n_positions]
+    if config.learned_positions is not None:
+        vectors = vectors + parameters["positions"][:, None, : vectors.shape[2]]
     return vectors
 
 
 def layer_output(
-    shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
+    config: ReferenceConfig, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> Rows:
     """One layer, of its wanted rows only (None: all)."""
-    passing, added = split(shape, weights, constants, stream, rows=rows)
+    passing, added = split(config, weights, constants, stream, rows=rows)
     stream = added if passing is None else passing + added
-    if shape.norm == "post":
-        stream = normalise(shape, weights, "attention", stream)
-    if shape.mlp_width:
-        stream = with_mlp(shape, weights, constants, stream)
-    return stream @ weights["rotation"][:, None] if shape.rotate_stream else stream
+    return with_mlp(config, weights, stream) if config.mlp else stream
 
 
 def split(
-    shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
+    config: ReferenceConfig, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> tuple[Rows | None, Rows]:
     """The part of the stream that the residual keeps (None: nothing), and the part that attention, or the linear layer
     in its place, adds to it."""
-    entering = entered(shape, weights, "attention", stream)
+    entering = entered(config, weights, "attention", stream)
     if "step" in weights:
-        added = linear_branch(shape, weights, constants, entering, rows=rows)
+        added = linear_branch(config, weights, constants, entering, rows=rows)
     else:
-        added = branch(shape, weights, entering, attention(shape, weights, constants, entering, rows=rows))
-    if shape.residual == "none":
+        added = branch(config, weights, entering, attention(config, weights, constants, entering, rows=rows))
+    if config.residual == "none":
         return None, added
     passing = stream if rows is None else rows_of(stream, rows, dim=2)
-    if shape.residual == "scaled":
-        return scaled(constants["kept"], passing), scaled(constants["added"], added)
+    if config.residual == "mixed":
+        kept, weight = (constants[name][:, None, None, None] for name in ("kept", "added"))
+        return kept * passing, weight * added
     return passing, added
 
 
@@ -423,57 +374,47 @@ def of_layer(tensors: Weights, layer: int) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def normalise(shape: ReferenceShape, weights: Weights, name: str, stream: Stream) -> Stream:
-    """The norm called `name`."""
+def entered(config: ReferenceConfig, weights: Weights, name: str, stream: Stream) -> Stream:
+    """The input of a branch, or of the readout (`final`): the stream, normalised if the configuration has norms."""
+    if config.norm == "none":
+        return stream
     gain = weights[f"{name}_gain"][:, None, None]
-    if shape.normalisation == "rms":
+    if config.normalisation == "rms":
         power = stream.square().mean(dim=-1, keepdim=True)
-        return gain * stream * torch.rsqrt(power + shape.norm_epsilon)
+        return gain * stream * torch.rsqrt(power + NORM_EPSILON)
     shift = weights[f"{name}_shift"][:, None, None]
-    return functional.layer_norm(stream, (shape.width,), eps=shape.norm_epsilon) * gain + shift
+    return functional.layer_norm(stream, (config.width,), eps=NORM_EPSILON) * gain + shift
 
 
-def entered(shape: ReferenceShape, weights: Weights, name: str, stream: Stream) -> Stream:
-    """The input of a branch: the stream, normalised if norms come first."""
-    return normalise(shape, weights, name, stream) if shape.norm == "pre" else stream
-
-
-def with_mlp(shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream) -> Stream:
+def with_mlp(config: ReferenceConfig, weights: Weights, stream: Stream) -> Stream:
     """The stream after the layer's MLP and its residual."""
-    inner = entered(shape, weights, "mlp", stream)
-    activation = ACTIVATIONS[shape.activation]
+    inner = entered(config, weights, "mlp", stream)
+    activation = ACTIVATIONS[config.activation]
     up = linear(inner, weights["up"], weights.get("up_bias"))
-    gate = linear(inner, weights["gate"], weights.get("gate_bias")) if shape.gated_mlp else None
+    gate = linear(inner, weights["gate"], weights.get("gate_bias")) if config.gated_mlp else None
     hidden = activation(up) if gate is None else activation(gate) * up
     update = linear(hidden, weights["down"], weights.get("down_bias"))
-    if shape.residual == "scaled":
-        stream = scaled(constants["mlp_kept"], stream) + update
-    else:
-        stream = update if shape.residual == "none" else stream + update
-    return normalise(shape, weights, "mlp", stream) if shape.norm == "post" else stream
+    return update if config.residual == "none" else stream + update
 
 
-def scaled(factor: Float[Tensor, "member"], stream: Stream) -> Stream:
-    """Each member's stream times its own number."""
-    return factor[:, None, None, None] * stream
-
-
-def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[Tensor, "member batch row output"]:
+def read_out(config: ReferenceConfig, parameters: Weights, hidden: Rows) -> Float[Tensor, "member batch row output"]:
     """Logits of the outputs."""
-    if shape.readout == "linear":
+    if config.readout == "linear":
         return linear(hidden, parameters["unembedding"].transpose(1, 2))
-    for layer in range(shape.readout_layers + 1):
+    for layer in range(config.readout_layers + 1):
         hidden = functional.relu(hidden) if layer else hidden
         hidden = linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
     return hidden
 
 
-def _check(shape: ReferenceShape, inputs: Inputs, rows: tuple[int, ...]) -> None:
-    vectors = shape.vocabulary_size is None
-    expected = "[member, batch, position, feature] of numbers" if vectors else "[member, batch, position] of token ids"
-    if inputs.ndim != 3 + vectors or inputs.is_floating_point() != vectors:
+def _check(config: ReferenceConfig, constants: Weights, inputs: Inputs, rows: tuple[int, ...]) -> None:
+    vectors = inputs.is_floating_point()
+    expected = "[member, batch, position, feature] of numbers"
+    expected = expected if config.vocabulary_size is None else f"{expected}, or [member, batch, position] of token ids"
+    if inputs.ndim != 3 + vectors or (config.vocabulary_size is None and not vectors):
         raise UsageError(f"inputs must be {expected}, got {list(inputs.shape)} of {inputs.dtype}")
-    if inputs.shape[2] != shape.n_positions:
-        raise UsageError(f"inputs have {inputs.shape[2]} positions, the shape {shape.n_positions}")
-    if not rows or not all(0 <= row < shape.n_positions for row in rows):
-        raise UsageError(f"rows must be positions within 0 ... {shape.n_positions - 1}, at least one, got {list(rows)}")
+    n_positions = constants["bias"].shape[-1]
+    if inputs.shape[2] != n_positions:
+        raise UsageError(f"inputs have {inputs.shape[2]} positions, the constants {n_positions}")
+    if not rows or not all(0 <= row < n_positions for row in rows):
+        raise UsageError(f"rows must be positions within 0 ... {n_positions - 1}, at least one, got {list(rows)}")

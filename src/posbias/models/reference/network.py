@@ -7,7 +7,7 @@ is whole.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,18 @@ from posbias.files import read_json, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import (
+    LEFT,
     ReferenceConfig,
-    ReferenceShape,
     constants_of,
     draw_parameters,
-    shape_of,
     shown,
 )
 from posbias.models.reference.forward import (
     bare_decays,
+    entered,
     entrance,
     layer_inputs,
     layer_output,
-    normalise,
     of_constants,
     of_layer,
     read_out,
@@ -47,9 +46,9 @@ CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"
 FORMAT = 1
 ITEMS = "items"
+"""Name of the table of input vectors beside the weights."""
 CONFIG_BYTES = 10_000_000
 """The largest configuration read; those of real models have a few thousand bytes."""
-"""Name of the table of input vectors beside the weights."""
 DRAWN_ITEMS = 256
 """Items of a model that was saved without any."""
 
@@ -67,10 +66,10 @@ class ReferenceBlock(nn.Module):
         self.linear = config.linear_layers[layer]
 
     def forward(
-        self, stream: Float[Tensor, "batch position feature"], shape: ReferenceShape, weights: Tensors, fixed: Tensors
+        self, stream: Float[Tensor, "batch position feature"], weights: Tensors, fixed: Tensors
     ) -> Float[Tensor, "batch position feature"]:
         """The layer's output, from the weights and constants of this layer in a stack of one member."""
-        return layer_output(shape, weights, fixed, stream[None])[0]
+        return layer_output(self.config, weights, fixed, stream[None])[0]
 
 
 class ReferenceNetwork(nn.Module):
@@ -92,24 +91,22 @@ class ReferenceNetwork(nn.Module):
                 module = module.get_submodule(part)
             module.register_parameter(last, nn.Parameter(value.detach().to(config.torch_dtype, copy=True)))
 
-    def stack(self, embeddings: Float[Tensor, "batch position feature"]) -> tuple[ReferenceShape, Tensors, Tensors]:
-        """Shape, weights and constants of a stack of this one member, whose inputs are vectors, at their length."""
-        n_positions = embeddings.shape[1]
-        shape = replace(shape_of(self.config, n_positions), vocabulary_size=None)
+    def stack(self, embeddings: Float[Tensor, "batch position feature"]) -> tuple[Tensors, Tensors]:
+        """Weights and constants of a stack of this one member at the length of its inputs."""
         weights = {name: value[None] for name, value in self.named_parameters()}
-        constants = constants_of(self.config, n_positions)
-        return shape, weights, {name: value[None].to(embeddings.device) for name, value in constants.items()}
+        constants = constants_of(self.config, embeddings.shape[1])
+        return weights, {name: value[None].to(embeddings.device) for name, value in constants.items()}
 
     def forward(
         self, embeddings: Float[Tensor, "batch position feature"]
     ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position output"]]:
         """Hidden states after the final norm, and logits, at every position."""
-        shape, weights, constants = self.stack(embeddings)
-        stream = entrance(shape, weights, constants, embeddings[None])[0]
+        weights, constants = self.stack(embeddings)
+        stream = entrance(self.config, weights, constants, embeddings[None])[0]
         for layer, block in enumerate(self.blocks):
-            stream = block(stream, shape, of_layer(weights, layer), of_constants(constants, layer))
-        hidden = normalise(shape, weights, "final", stream[None]) if shape.norm == "pre" else stream[None]
-        return hidden[0], read_out(shape, weights, hidden)[0]
+            stream = block(stream, of_layer(weights, layer), of_constants(constants, layer))
+        hidden = entered(self.config, weights, "final", stream[None])
+        return hidden[0], read_out(self.config, weights, hidden)[0]
 
 
 class ReferenceTransformer(Model):
@@ -159,7 +156,7 @@ class ReferenceTransformer(Model):
     def sizes(self) -> Mapping[str, int]:
         """Counts of the configuration."""
         layers, heads = self.config.architecture.depth, self.config.architecture.heads
-        return {"layers": layers, "heads": heads, "key heads": self.config.n_key_value_heads}
+        return {"layers": layers, "heads": heads, "key heads": heads}
 
     def to(self, device: str | torch.device) -> "ReferenceTransformer":
         """Move the model, in place; refused in float64 if the device has none."""
@@ -191,11 +188,11 @@ class ReferenceTransformer(Model):
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
         """Norms of what each layer keeps of the stream and of what attention adds to it."""
         vectors = self.embed(token_ids)
-        shape, parameters, constants = self.network.stack(vectors)
-        stream = entrance(shape, parameters, constants, vectors[None])
+        parameters, constants = self.network.stack(vectors)
+        stream = entrance(self.config, parameters, constants, vectors[None])
         passing, added = [], []
-        for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
-            keep, branch = split(shape, weights, fixed, below)
+        for weights, fixed, below in layer_inputs(self.config, parameters, constants, stream):
+            keep, branch = split(self.config, weights, fixed, below)
             added.append(branch[0].norm(dim=-1))
             passing.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
         return BranchNorms(stream=torch.stack(passing), branch=torch.stack(added))
@@ -271,8 +268,7 @@ def save_reference(
     """
     from safetensors.torch import save
 
-    check_shapes(config, {name: value.shape for name, value in parameters.items()})
-    check_finite(parameters)
+    check_parameters(config, parameters)
     if items is not None and config.vocabulary_size is not None:
         raise UsageError(f"items belong to models of vector inputs, this one has {config.vocabulary_size} tokens")
     tensors = dict(parameters)
@@ -307,7 +303,15 @@ def load_reference(
         RunError: weights damaged, missing, of the wrong shape, or not finite.
     """
     path = Path(directory)
-    document = _document(path)
+    try:
+        document = read_json(path / CONFIG_FILE, most_bytes=CONFIG_BYTES)
+    except OSError:
+        raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
+    except ValueError as error:
+        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
+    version = document.get("format") if isinstance(document, dict) else None
+    if version != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
+        raise UsageError(f"model {path.name!r} has format {str(version)[:80]}; this version reads {FORMAT}")
     config = config_from(document["config"])
     tensors = load_parameters(path, config)
     items = tensors.pop(ITEMS, None)
@@ -323,16 +327,12 @@ def load_reference(
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     """The configuration that `to_dict` described, refused if a field is unknown, missing or out of range."""
-    names = {field.name for field in fields(ReferenceConfig)}
-    unknown = sorted(set(values) - names)
-    if unknown or "architecture" not in values:
-        wrong = f"unknown field {unknown[0][:80]!r}" if unknown else "no architecture"
-        raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(names))}")
+    values = {name: value for name, value in values.items() if name not in LEFT or value != LEFT[name]}
     try:
         return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
     except UsageError as error:
         raise UsageError(one_line(error)) from None  # it may repeat a value of any length
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"reference configuration is refused: {one_line(error)}") from None
 
 
@@ -348,8 +348,9 @@ def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tenso
     name, path = directory.name, directory / WEIGHTS_FILE
     try:
         tensors: dict[str, Tensor] = load_file(path)
-        check_shapes(config, {key: list(value.shape) for key, value in tensors.items() if key != ITEMS})
-        check_finite(tensors)
+        check_parameters(config, {key: value for key, value in tensors.items() if key != ITEMS})
+        if ITEMS in tensors and not bool(tensors[ITEMS].isfinite().all()):
+            raise UsageError(f"weight {ITEMS!r} holds NaN or infinite values; allowed: finite")
     except (SafetensorError, OSError) as error:
         raise RunError(f"model {name!r}: {path.name} is missing or damaged: {one_line(error)}") from None
     except UsageError as error:
@@ -357,31 +358,13 @@ def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tenso
     return tensors
 
 
-def check_shapes(config: ReferenceConfig, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse weights that are not the configuration's: the first missing, unknown, or of another shape."""
+def check_parameters(config: ReferenceConfig, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not the configuration's, or not finite: the first missing, unknown, or wrong."""
     expected = {name: list(value.shape) for name, value in draw_parameters(config, None).items()}
-    for name in sorted(set(expected) ^ set(shapes)):
+    for name in sorted(set(expected) ^ set(parameters)):
         raise UsageError(f"weight {name[:80]!r} is {'missing' if name in expected else 'not part of this model'}")
-    for name, shape in shapes.items():
-        if list(shape) != expected[name]:
-            raise UsageError(f"weight {name!r} has shape {list(shape)}, expected {expected[name]}")
-
-
-def check_finite(parameters: Mapping[str, Tensor]) -> None:
-    """Refuse weights that hold NaN or infinite values, or are no such numbers at all."""
     for name, value in parameters.items():
+        if list(value.shape) != expected[name]:
+            raise UsageError(f"weight {name!r} has shape {list(value.shape)}, expected {expected[name]}")
         if not value.is_floating_point() or not bool(value.isfinite().all()):
             raise UsageError(f"weight {name[:80]!r} holds NaN or infinite values; allowed: finite")
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document = read_json(path / CONFIG_FILE, most_bytes=CONFIG_BYTES)
-    except OSError:
-        raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
-    except ValueError as error:
-        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
-    version = document.get("format") if isinstance(document, dict) else None
-    if version != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
-        raise UsageError(f"model {path.name!r} has format {str(version)[:80]}; this version reads {FORMAT}")
-    return dict(document)

@@ -265,8 +265,6 @@ class Step:
 
     branches: tuple[Branch, ...]
     residual: ResidualSpec
-    joined: Kernel
-    """The stream after the addition, before a norm of the stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,8 +293,8 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
                     output = part.forward(setting.width, x)
                 branches.append(Branch(part, stream, x, output))
                 joined = joined + _normed(part.post_norm, output).scaled(part.residual.branch_factor**2)
-            steps.append(Step(tuple(branches), residual, joined))
-            stream = _normed(residual.norm, joined)
+            steps.append(Step(tuple(branches), residual))
+            stream = joined
     return Forward(entry, tuple(steps), stream)
 
 
@@ -307,7 +305,6 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     start[-1, -1] = 1.0
     gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
-        gradient = _pulled(step.residual.norm, gradient, step.joined)
         above, gradient = gradient, gradient.scaled(step.residual.stream_factor**2)
         for branch in step.branches:
             part, arriving = branch.spec, above.scaled(branch.spec.residual.branch_factor**2)

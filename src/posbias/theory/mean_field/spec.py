@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posbias.architecture import HeadGroup, Rope
-from posbias.architecture.encodings import AbsoluteEncoding
+from posbias.architecture.encodings import Sinusoidal
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -71,12 +71,10 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class ResidualSpec:
-    """Addition of a branch to the stream: stream <- norm?(stream_factor * stream + branch_factor * branch)."""
+    """Addition of a branch to the stream: stream <- stream_factor * stream + branch_factor * branch."""
 
     stream_factor: float = 1.0
     branch_factor: float = 1.0
-    norm: NormSpec | None = None
-    """Norm of the stream after the addition (the original post-norm transformer)."""
 
 
 PLAIN_RESIDUAL = ResidualSpec()
@@ -181,7 +179,7 @@ class MeanFieldSpec:
     """Factor of the network on its own input (Granite); `embedding` includes it, the Jacobian's input does not."""
     positions: float = 0.0
     """Mean square of a learned position table added to the input; 0 without one."""
-    added: AbsoluteEncoding | None = None
+    added: Sinusoidal | None = None
     """An absolute encoding whose vectors are added to the input (reference models)."""
     embedding_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
@@ -238,7 +236,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         before, after = (getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm"))
         return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
-    parts = block.attention_added(family.attention_parts(block, config))
+    parts = family.attention_parts(block, config)
     if parts.sinks is not None:
         raise UsageError("mean field has no learned attention sinks; measure the Jacobian: kinds='jacobian'")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
@@ -257,7 +255,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
             rotation=None if frequencies is None else np.tile(frequencies, (parts.heads, 1)),
             **norms("attention"),
         ),
-        mlp=_mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp")),
+        mlp=_mlp_spec(family.mlp_parts(block, config), **norms("mlp")),
         parallel=family.is_parallel(config),
     )
 
@@ -324,8 +322,6 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     config, network = model.config, model.network
     if config.vocabulary_size is None and model.items is None:
         raise UsageError("mean field needs to know this model's input vectors; give it items")
-    if config.embedding_norm and (config.learned_positions is not None or config.input_encoding is not None):
-        raise UsageError("mean field has no embedding norm before positions are added; allowed: either of the two")
     blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,
@@ -333,8 +329,7 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
         embedding=_embedding_power(model),
         positions=0.0 if config.learned_positions is None else _power(network.get_parameter("positions")),
         added=config.input_encoding,
-        embedding_norm=_norm(norm_of(network, "embedding")),
-        final_norm=_norm(norm_of(network, "final", where="pre")),
+        final_norm=_norm(norm_of(network, "final")),
     )
 
 
@@ -342,15 +337,14 @@ def _reference_layer(block: ReferenceBlock) -> LayerSpec:
     config, mlp = block.config, mlp_parts(block)
 
     def norms(branch: str, stream_factor: float, branch_factor: float) -> dict[str, Any]:
-        before, stream = (_norm(norm_of(block, branch, where=where)) for where in ("pre", "post"))
-        return {"pre_norm": before, "residual": ResidualSpec(stream_factor, branch_factor, stream)}
+        return {"pre_norm": _norm(norm_of(block, branch)), "residual": ResidualSpec(stream_factor, branch_factor)}
 
     half = config.head_dim // 2
     rotation = np.zeros((config.architecture.heads, half))
     for group in block.groups:
         if isinstance(group.encoding, Rope):
             rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
-    beside_mlp = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
+    beside_mlp = 0.0 if config.residual == "none" else 1.0
     factors = (1 - block.mixing, block.mixing) if config.residual == "mixed" else (beside_mlp, 1.0)
     return LayerSpec(
         attention=_attention_spec(

@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.layout import MlpParts, Norm
-from posbias.models.rotary import turned_by
+from posbias.models.layout import MlpParts, Norm, turned_by
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 
 Power = Literal[1, 2]

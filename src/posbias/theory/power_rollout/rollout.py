@@ -77,14 +77,11 @@ class PromptTrace(Trace):
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
         layer, trace = self.description.layers[block], self.layers[block]
         power = walk.power
-        if layer.rotation is not None:
-            energy = energy @ layer.rotation.T.pow(power)
-        above = energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power)
+        above = energy
         if layer.mlp is not None:
             energy = _times(layer.mlp_stream_factor, energy, power) + mlp_pull(layer, trace, energy, walk)
         if layer.parallel:
             return energy + attention_pull(layer, trace, above, walk)
-        energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power)
         added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
         return _times(layer.stream_factor, energy, power) + added
 

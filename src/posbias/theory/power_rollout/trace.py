@@ -10,7 +10,7 @@ logits by position are any matrix, and residuals have factors.
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,11 @@ from posbias.models.attention_blocks import KeptAttention, kept_attention, seen_
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Model
-from posbias.models.reference.config import constants_of, shape_of
+from posbias.models.reference.config import constants_of
 from posbias.models.reference.forward import (
+    entered,
     entrance,
     logit_bias,
-    normalise,
     of_constants,
     of_layer,
     read_out,
@@ -56,10 +56,6 @@ class LayerDescription:
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp_post_norm: Norm | None
-    attention_stream_norm: Norm | None = None
-    """Norm of the stream after the attention branch was added (post-norm reference models)."""
-    mlp_stream_norm: Norm | None = None
-    """Norm of the stream after the MLP branch was added (post-norm reference models)."""
     parallel: bool = False
     """Both branches read the block's input."""
     stream_factor: Factor = 1.0
@@ -68,8 +64,6 @@ class LayerDescription:
     """Factor of the attention branch before it is added."""
     mlp_stream_factor: Factor = 1.0
     """Factor of the stream beside the MLP branch."""
-    rotation: Float[Tensor, "feature feature"] | None = None
-    """An orthogonal matrix that the block's output is multiplied by."""
     angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None = None
     """Rotary cosines and sines, from the named arguments of its attention module; None if nothing is rotated."""
     bias: Float[Tensor, "key_head group query key"] | None = None
@@ -110,9 +104,6 @@ class LayerTrace:
     attention_branch: Float[Tensor, "position feature"] | None = None
     mlp_branch: Float[Tensor, "position feature"] | None = None
     """The branches before their post-norms; None if the family has none."""
-    attention_sum: Float[Tensor, "position feature"] | None = None
-    mlp_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with each branch added, before the norm of the stream; None without such a norm."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +152,9 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             "middle": None if parallel else block.mlp_norm or block.mlp,
         }
         return LayerDescription(
-            parts=block.attention_added(family.attention_parts(block, model.config)),
+            parts=family.attention_parts(block, model.config),
             angles=partial(family.angles, block.attention) if family.rotates(block.attention, model.config) else None,
-            mlp=block.mlp_added(family.mlp_parts(block, model.config)),
+            mlp=family.mlp_parts(block, model.config),
             parallel=parallel,
             inputs={name: module for name, module in inputs.items() if module is not None},
             **norms,
@@ -249,33 +240,28 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
-    shape = shape_of(config, n_positions)
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
         parts = attention_parts(block)
         weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
-        bias = logit_bias(shape, weights, constants["bias"][index][None])
+        bias = logit_bias(config, weights, constants["bias"][index][None])
         bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
         layers.append(
             LayerDescription(
                 parts=parts,
                 mlp=mlp_parts(block),
-                attention_norm=norm_of(block, "attention", where="pre"),
+                attention_norm=norm_of(block, "attention"),
                 attention_post_norm=None,
-                mlp_norm=norm_of(block, "mlp", where="pre"),
+                mlp_norm=norm_of(block, "mlp"),
                 mlp_post_norm=None,
-                attention_stream_norm=norm_of(block, "attention", where="post"),
-                mlp_stream_norm=norm_of(block, "mlp", where="post"),
                 stream_factor=constants["kept"][index],
                 branch_factor=constants["added"][index],
-                mlp_stream_factor=constants["mlp_kept"][index],
-                rotation=block.get_parameter("rotation") if config.rotate_stream else None,
+                mlp_stream_factor=0.0 if config.residual == "none" else 1.0,
                 bias=bias,
             )
         )
-    final, embedding = norm_of(network, "final", where="pre"), norm_of(network, "embedding")
-    return Description(layers, final, embedding, dtype=config.torch_dtype)
+    return Description(layers, norm_of(network, "final"), None, dtype=config.torch_dtype)
 
 
 @torch.no_grad()
@@ -288,39 +274,32 @@ def trace_reference(
         RunError: an output is not finite.
     """
     vectors = model.embed(token_ids[None])
-    shape, parameters, constants = model.network.stack(vectors)
-    # The norms of sums are left out of the MLP: a pull needs their inputs.
-    bare = shape if shape.norm == "pre" else replace(shape, norm="none")
-    stream, layers = entrance(shape, parameters, constants, vectors[None]), []
+    config, (parameters, constants) = model.config, model.network.stack(vectors)
+    stream, layers = entrance(config, parameters, constants, vectors[None]), []
     for index, block in enumerate(model.network.blocks):
         assert isinstance(block, ReferenceBlock)
         weights, fixed = of_layer(parameters, index), of_constants(constants, index)
-        carried, added = split(shape, weights, fixed, stream, rows=None)
-        total = added if carried is None else carried + added
-        middle = normalise(shape, weights, "attention", total) if shape.norm == "post" else total
-        mlp_sum = with_mlp(bare, weights, fixed, middle) if shape.mlp_width else middle
-        cosine, sine = (_of_pairs(block, fixed[name][0]) if shape.rotary else None for name in ("cosine", "sine"))
+        carried, added = split(config, weights, fixed, stream, rows=None)
+        middle = added if carried is None else carried + added
+        cosine, sine = (_of_pairs(block, fixed[name][0]) if config.rotary else None for name in ("cosine", "sine"))
         layers.append(
             LayerTrace(
                 stream[0, 0],
                 middle[0, 0],
                 cosine=cosine,
                 sine=sine,
-                attention_sum=total[0, 0],
-                mlp_sum=mlp_sum[0, 0],
             )
         )
-        stream = normalise(shape, weights, "mlp", mlp_sum) if shape.norm == "post" and shape.mlp_width else mlp_sum
-        stream = stream @ weights["rotation"][:, None] if shape.rotate_stream else stream
+        stream = with_mlp(config, weights, middle) if config.mlp else middle
     final = stream[0, :, -1:]
-    state = normalise(shape, parameters, "final", final[None])[0] if shape.norm == "pre" else final
+    state = entered(config, parameters, "final", final[None])[0]
     if not bool(state.isfinite().all()):
         raise RunError("the model's last state is not finite on a prompt; check its weights for overflow")
     gradient = None
     if target != "jacobian":
         with torch.enable_grad():
             leaf = state.detach().requires_grad_(True)
-            gradient = score_gradient(read_out(shape, parameters, leaf[None])[0, 0, 0], leaf, target)
+            gradient = score_gradient(read_out(config, parameters, leaf[None])[0, 0, 0], leaf, target)
     return Trace(vectors[0], layers, final[0, 0], state[0, 0], gradient)
 
 
