@@ -91,13 +91,6 @@ class AttentionCall(KernelCall):
         numbers = torch.cat([members.to(self.key)] * len(parts), -1)
         return self._run_extended(torch.cat(parts, -1), numbers[:, None])
 
-    def run_repeated(
-        self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch key_head key feature"]
-    ) -> Attended:
-        """Run with keys for every head, or shared as values are."""
-        value = self.value.repeat_interleave(key.shape[1] // self.value.shape[1], 1)
-        return self.run(query=query, key=key, value=value)
-
     def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
         """Run on values of any width; the kernel gets queries, keys and values filled with zeros to one width."""
         query, key = changed.get("query", self.query), changed.get("key", self.key)

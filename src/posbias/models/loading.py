@@ -40,7 +40,7 @@ from posbias.models.networks import (
     read_tokenizer,
     refused_configuration,
 )
-from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
+from posbias.models.reference.network import CONFIG_FILE, ReferenceTransformer, load_reference
 from posbias.models.sources import (
     Source,
     absolute_source,
@@ -229,7 +229,7 @@ def load_model(
 def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
     """A saved reference model; None if the source is none."""
     named = request.source.removeprefix("config:")
-    if not named or named == "demo" or not is_reference(path := named_path(named)):
+    if not named or named == "demo" or not ((path := named_path(named)) / CONFIG_FILE).is_file():
         return None
     if request.device == SPREAD:
         raise UsageError(f"device {SPREAD!r} is for large models; allowed for {path.name!r}: {AUTO}, cpu, cuda ...")

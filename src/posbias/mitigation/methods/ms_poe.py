@@ -146,7 +146,9 @@ class MsPoe(Mitigation):
                 return layer_turns.turn(keys.repeat_interleave(call.group, 1), positions, indices)
 
             query = layer_turns.turn(call.query, call.query_positions, indices)
-            return call.run_repeated(query, turned_keys.of(call, indices, turn))
+            keys = turned_keys.of(call, indices, turn)
+            value = call.value.repeat_interleave(keys.shape[1] // call.value.shape[1], 1)
+            return call.run(query=query, key=keys, value=value)
 
         single = unpadded(model, self.name, ONE_PROMPT, single=True)
         with rankings.followed(model.network), single, attending(model, str(self), attend):

@@ -277,7 +277,7 @@ def forward(
     stream = entrance(config, parameters, constants, embedded(parameters, inputs))
     last = config.architecture.depth - 1
     for layer in range(last + 1):
-        weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
+        weights, fixed = of_layer(parameters, constants, layer)
         stream = layer_output(config, weights, fixed, stream, rows=rows if layer == last else None)
     return read_out(config, parameters, entered(config, parameters, "final", stream))
 
@@ -313,7 +313,7 @@ def layer_inputs(
 ) -> Iterator[tuple[Weights, Weights, Stream]]:
     """Weights, constants and input of every layer, from below; `stream` is what enters the first."""
     for layer in range(config.architecture.depth):
-        weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
+        weights, fixed = of_layer(parameters, constants, layer)
         yield weights, fixed, stream
         stream = layer_output(config, weights, fixed, stream)
 
@@ -363,15 +363,11 @@ def split(
     return passing, added
 
 
-def of_constants(constants: Weights, layer: int) -> dict[str, Tensor]:
-    """The constants of one layer."""
-    return {name: value[:, layer] for name, value in constants.items() if name != "positions"}
-
-
-def of_layer(tensors: Weights, layer: int) -> dict[str, Tensor]:
-    """The weights of one layer under their short names."""
+def of_layer(parameters: Weights, constants: Weights, layer: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of one layer under their short names, and its constants."""
     prefix = f"blocks.{layer}."
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    weights = {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
+    return weights, {name: value[:, layer] for name, value in constants.items() if name != "positions"}
 
 
 def entered(config: ReferenceConfig, weights: Weights, name: str, stream: Stream) -> Stream:

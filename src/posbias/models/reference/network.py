@@ -34,7 +34,6 @@ from posbias.models.reference.forward import (
     entrance,
     layer_inputs,
     layer_output,
-    of_constants,
     of_layer,
     read_out,
     split,
@@ -104,7 +103,7 @@ class ReferenceNetwork(nn.Module):
         weights, constants = self.stack(embeddings)
         stream = entrance(self.config, weights, constants, embeddings[None])[0]
         for layer, block in enumerate(self.blocks):
-            stream = block(stream, of_layer(weights, layer), of_constants(constants, layer))
+            stream = block(stream, *of_layer(weights, constants, layer))
         hidden = entered(self.config, weights, "final", stream[None])
         return hidden[0], read_out(self.config, weights, hidden)[0]
 
@@ -286,11 +285,6 @@ def save_reference(
     write_atomically(path / WEIGHTS_FILE, save(stored))
     write_atomically(path / CONFIG_FILE, json.dumps(document, indent=1).encode())
     return path
-
-
-def is_reference(directory: str | Path) -> bool:
-    """Tell whether a directory holds a saved reference model."""
-    return (Path(directory) / CONFIG_FILE).is_file()
 
 
 def load_reference(

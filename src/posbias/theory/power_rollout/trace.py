@@ -28,7 +28,6 @@ from posbias.models.reference.forward import (
     entered,
     entrance,
     logit_bias,
-    of_constants,
     of_layer,
     read_out,
     split,
@@ -278,7 +277,7 @@ def trace_reference(
     stream, layers = entrance(config, parameters, constants, vectors[None]), []
     for index, block in enumerate(model.network.blocks):
         assert isinstance(block, ReferenceBlock)
-        weights, fixed = of_layer(parameters, index), of_constants(constants, index)
+        weights, fixed = of_layer(parameters, constants, index)
         carried, added = split(config, weights, fixed, stream, rows=None)
         middle = added if carried is None else carried + added
         cosine, sine = (_of_pairs(block, fixed[name][0]) if config.rotary else None for name in ("cosine", "sine"))
