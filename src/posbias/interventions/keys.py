@@ -97,7 +97,7 @@ class KeyBiased(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Add the bias in every attention module."""
-        heads = model.sizes["heads"]
+        heads = model.sizes.get("heads", 0)
         biases = self.layers(model.sizes["layers"])
         for bias in biases:
             bias.check_heads(heads)

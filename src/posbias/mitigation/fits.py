@@ -103,7 +103,7 @@ class BiasNumbers:
     """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
 
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.heads, self.depth = model.sizes["heads"], model.sizes["layers"]
+        self.heads, self.depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
         self.options = options
         shape = self.depth, self.heads, max(1, len(options.knots) - 1) + options.scales
         self._numbers = torch.zeros(shape, dtype=torch.float64, requires_grad=True)  # 0 for no change

@@ -57,7 +57,7 @@ class AttentionCalibration(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Rescale attention on passages in the upper layers, query by query."""
         self.check_every_layer(model)
-        spans, depth = tuple(passages), model.sizes["layers"]
+        spans, depth = tuple(passages), model.sizes.get("layers", 0)
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
             raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")

@@ -245,8 +245,8 @@ def identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[
     return {
         "source": model.origin.source,
         "model_type": model.model_type,
-        "depth": model.sizes["layers"],
-        "heads": model.sizes["heads"],
+        "depth": model.sizes.get("layers", 0),
+        "heads": model.sizes.get("heads", 0),
         "width": model.width,
         "vocabulary_size": model.vocabulary_size,
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -38,7 +38,7 @@ class ContextBias(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
-        heads, depth = model.sizes["heads"], model.sizes["layers"]
+        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
         check_shape(self.name, self.values, depth, heads)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 

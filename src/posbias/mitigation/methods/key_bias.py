@@ -91,7 +91,7 @@ class KeyBiasMethod(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b_j in every attention module."""
-        heads, depth = model.sizes["heads"], model.sizes["layers"]
+        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
         layers = KeyBiased(self.biases).layers(depth)
         for bias in layers:
             bias.check_heads(heads)

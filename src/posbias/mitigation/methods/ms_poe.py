@@ -119,7 +119,7 @@ class MsPoe(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Turn queries and keys, the latter repeated for all heads that share them."""
         frequencies = turning(model, self)
-        heads = model.sizes["heads"]
+        heads = model.sizes.get("heads", 0)
         if self.first_layer >= len(frequencies):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)
