@@ -87,7 +87,7 @@ def trace_attention(
         traced = [
             replace(
                 layer,
-                parts=block.attention_added(family.attention_parts(block, model.config)),
+                parts=family.attention_parts(block, model.config),
                 after=None if block.attention_post_norm is None else family.norm(block.attention_post_norm),
             )
             for layer, block in zip(traced, family.blocks(model.network), strict=True)
