@@ -81,7 +81,7 @@ def test_the_architecture_of_a_model_has_it() -> None:
 
 
 def test_the_power_rollout_reads_it() -> None:
-    made = config("gamma_key(alpha=2.0)", attention="content")
+    made = config("gamma_key(alpha=2.0)", attention="content", values="gaussian")
     own = made.architecture.head_groups[0][0].encoding.pair_logits(np.zeros(1, int), np.arange(N), 2)[0, 0]
     layer = describe_reference(ReferenceTransformer(made, with_bias(made)), n_positions=N).layers[0]
     assert layer.bias is not None
