@@ -162,13 +162,6 @@ def test_a_result_is_saved_as_the_file_that_its_ending_says(name, ending, result
     assert [each.name for each in path.parent.iterdir()] == [f"a{ending}"]
 
 
-def test_a_saved_page_says_how_its_letters_are_written(results, tmp_path):
-    page = results["profile"].save(tmp_path / "a.HTML").read_bytes()
-    assert page.index(b'<meta charset="utf-8">') < 1024, "browsers look no farther"
-    assert results["profile"]._repr_html_() in page.decode()
-    assert "<title>12 positions; flat line = 1: first" in page.decode()
-
-
 @each
 def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refused(name, results, tmp_path):
     result = results[name]
@@ -214,12 +207,6 @@ def test_where_a_directory_stands_a_run_is_written_into_it_whatever_its_name(res
         results["profile"].save(tmp_path / "run.png")
 
 
-def test_a_file_that_cannot_be_written_is_refused_in_one_line(results, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(pb.RunError, match="cannot write"):
-        results["profile"].save(tmp_path / "file" / "a.csv")
-
-
 @pytest.mark.parametrize("name", ["audit", "audited"])
 def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_initialisation(name, results):
     html, record = results[name]._repr_html_(), results["audited"]
@@ -240,22 +227,6 @@ def test_a_failed_run_shows_why_and_has_no_verdict():
         _ = run.verdict
 
 
-def test_places_are_marked_by_whole_numbers(results):
-    for positions in ((0,), (0, 1), (0, 20, 39)):
-        axes = position_curve(np.random.default_rng(0).random((8, len(positions))), positions=positions).plot(
-            Figure().subplots()
-        )
-        low, high = axes.get_xlim()
-        seen = [tick for tick in axes.get_xticks() if low <= tick <= high]
-        assert seen == [abs(round(tick)) for tick in seen]
-        assert seen
-    # Answers of a random model are cut off, so that nothing is concluded, nor drawn, of their accuracy.
-    of_answers = "log-probability of the answer per token (nats)"
-    assert results["evaluation"].plot(Figure().subplots()).get_ylabel() == of_answers
-    assert results["evaluation"].curves["logprob"].plot(Figure().subplots()).get_ylabel() == of_answers
-    assert results["attention"].plot(Figure().subplots()).get_ylabel() == "distance (positions)"
-
-
 def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_beside_its_models_alone(tmp_path):
     study = study_of(STUDY, name="copies")
     run = train(study, options=TrainOptions(directory=tmp_path / "run"))
@@ -272,16 +243,6 @@ def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_
         run.save(tmp_path / "elsewhere")
     record = read_record(run.save(tmp_path / "run"))
     assert (record.verb, record.scalars["members"][3]["model"]) == ("train", "models/0003")
-
-
-def test_attention_shows_its_distance_by_layer_and_what_the_first_position_takes(results):
-    found = results["attention"]
-    (mean, even), facts = found.shown().series, found.facts()
-    np.testing.assert_allclose(mean.values, found.distance.per_prompt.mean(axis=(0, 2)))
-    np.testing.assert_array_equal(even.values, found.even_distance)
-    share = found.sinks.per_prompt[:, -1, 0].mean()
-    assert facts["queries that give position 0 more than 0.3"].startswith(f"{100 * share:.1f} % [")
-    assert facts["attention distance, positions"].startswith(f"{mean.values.mean():.1f} [")
 
 
 def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):

@@ -12,7 +12,6 @@ from posbias_papers.birth2603.experiment import (
     Bytes,
     birth_prompts,
     ones_probe_share,
-    published_profiles,
     told_of,
 )
 
@@ -52,13 +51,6 @@ def test_the_residual_rollout_is_the_exact_form(birth):
         exact = birth.arrays[f"{stem}/theories/closed_form"]
         np.testing.assert_allclose(birth.arrays[f"{stem}/theories/rollout"], exact, rtol=1e-11)
         np.testing.assert_allclose(exact, closed_form(40, np.arange(40), birth.arrays[f"{stem}/mixing"]), rtol=1e-12)
-
-
-def test_the_fitted_mixing_is_the_best_constant_one():
-    target = published_profiles(64, np.full(6, 0.3), np.full(64, 1 / 64))[0]["continuous"].influence
-    profiles, fitted = published_profiles(64, np.full(6, 0.1), target)
-    assert fitted == pytest.approx(0.3, rel=0.03)
-    assert wasserstein(profiles["continuous_fitted"].influence, target) < 0.01
 
 
 def test_the_ones_probe_is_blind_on_gpt2_only():

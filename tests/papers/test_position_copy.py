@@ -80,16 +80,6 @@ def test_a_failed_member_shifts_no_pair():
     assert not [case for case in position_copy_findings({ONE: apart, TWO: two})[1].tests if "first token" in case]
 
 
-def test_noise_alone_makes_no_middle_harder():
-    draw = np.random.default_rng(3)
-    positive = 0
-    for _ in range(80):
-        losses = {TWO: seeded(draw.normal(2, 0.3, (6, 10)))}
-        test = position_copy_findings(losses)[6].tests["2 layers, d 2"]
-        positive += test.interval.value > 0
-    assert abs(positive / 80 - 0.5) < 0.17, "three standard errors"
-
-
 def test_what_was_not_trained_is_not_run_and_few_seeds_decide_nothing():
     assert set(verdicts({}).values()) == {"not run"}
     assert set(verdicts(planted(seeds=3)).values()) == {"undecided"}

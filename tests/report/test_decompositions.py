@@ -108,12 +108,3 @@ def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(decomposition
     assert page.count('id="figure-shifts-jacobian"') == 1
     assert 'src="http' not in page
     assert (tmp_path / "shifts-jacobian.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
-    decomposition = build(1)
-    page = write_report([decomposition], tmp_path)
-    assert page.read_text().count('class="chart"') == 1
-    assert (
-        next(table.cells for table in tables_of(decomposition) if table.title.startswith("Shift"))[0][3].count("[") == 0
-    )

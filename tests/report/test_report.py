@@ -1,7 +1,6 @@
 """The record layout, the tables, and the page itself, opened in a real browser."""
 
 import io
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import BROWSER, looked_at
 from posbias import Architecture, Profile, Record, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
-from posbias.comparison.metrics import STATISTICS
-from posbias.comparison.stored import Mixing, ProfileRun, Subject, store_subjects
+from posbias.comparison.stored import ProfileRun
 from posbias.display.figures import Figure
 from posbias.report import Report, report_of, show_report
 from posbias.report.page import html_of
-from posbias.report.profiles import percent
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
-from posbias.theory import predictions_record
 
 Build = Callable[..., Any]
 
@@ -57,20 +52,6 @@ def tables_of(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
         table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
         for table in (*overview_tables([view]), *detailed_tables(view))
     }
-
-
-def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Build) -> None:
-    view = ProfileRun.from_record(audit_record())
-    block = next(block for block in view.subjects[0].comparisons if block.theory == "power_rollout")
-    values = {**block.metrics, "total_variation": 0.5, "symmetric_kl": math.inf, "log_error": 0.5004}
-    flat = {**block.flat, "total_variation": 0.4, "symmetric_kl": 0.3, "log_error": 0.5}
-    subject = replace(view.subjects[0], comparisons=(replace(block, metrics=values, flat=flat),))
-    for shown in (view, replace(view, subjects=(subject,))):
-        rows = tables_of(shown)["How near is each theory? Distances (W1) to what was measured; 0 means identical"]
-        best = next(row for row in rows if row["theory"] == "power rollout")
-        assert best["against a flat line"] == (
-            "closer" if shown is view else "closer by W1, farther by total variation"
-        )
 
 
 def test_tables_carry_every_number(audit_record: Build) -> None:
@@ -131,12 +112,6 @@ def test_a_failed_or_empty_run_is_not_drawn(tmp_path: Path, audit_record: Build)
     with pytest.raises(UsageError, match="is damaged: KeyError 'summaries'"):
         write_report([foreign], tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names_with_a_slash_are_refused() -> None:
-    subject = Subject("trained", mixing={"a/b": Mixing(np.array([0.1]))})
-    with pytest.raises(UsageError, match="slash"):
-        store_subjects(Record("audit", {}), [subject])
 
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: Build) -> None:
@@ -233,24 +208,6 @@ def test_a_theory_beside_a_measurement_is_one_picture(audit_record: Build) -> No
     assert len({curve.stroke for curve in both.curves}) == len(both.curves) == 4
 
 
-def test_a_name_that_is_not_the_models_own_is_explained_wherever_it_is_met(audit_record: Build) -> None:
-    said = 'SmolLM2-135M-Instruct is called "demo" here and in commands.'
-    assert said in html_of(report_of(audit_record())).replace("&#34;", '"')
-    assert said not in html_of(report_of(audit_record(model="some/demo"))).replace("&#34;", '"')
-
-
-def test_several_predictions_say_which_has_least_and_which_most() -> None:
-    found = [predict(Architecture(2, encoding=name, mixing=0.2), 300) for name in ("none", "alibi")]
-    first, _, last = report_of(predictions_record(found, {})).verdict
-    shares = [
-        [percent(float(STATISTICS[f"{name}_tenth"](each.profile.influence))) for each in found]
-        for name in ("first", "last")
-    ]
-    (none, alibi), (none_last, alibi_last) = shares
-    assert first == f"Predicted: on the first tenth {alibi} (alibi) to {none} (none)."
-    assert last == f"Predicted: on the last tenth {none_last} (none) to {alibi_last} (alibi)."
-
-
 def test_what_all_rows_share_is_said_once() -> None:
     cells = [["demo", str(row), "Jacobian", ""] for row in range(3)]
     table = Table("Title", ["model", "row", "measured", ""], cells)
@@ -279,53 +236,3 @@ def test_pages_of_long_contexts_are_light(tmp_path: Path) -> None:
     record = Record("predict", {}, {"title": "24 predictions", "curves": curves}, arrays=arrays)
     assert write_report([record], tmp_path / "one").stat().st_size < 250_000
     assert write_report([record, record], tmp_path / "two").stat().st_size < 500_000
-
-
-LOOK = """
-const check = frame => {
-  const page = frame.contentDocument, view = frame.contentWindow, shown = name => shownIn(page, name);
-  const found = { paper: view.getComputedStyle(page.body).backgroundColor };
-  found.wide = page.documentElement.scrollWidth - view.innerWidth;
-  const scales = () => shown("#picture svg").map(each => each.classList[0]);
-  const turn = () => page.querySelectorAll("#picture label").forEach(each => each.click());
-  found.scales = [...scales(), turn(), ...scales(), turn()];
-  return new Promise(resolve => view.setTimeout(() => {
-    const svg = page.querySelector("figure.chart svg"), texts = [...svg.querySelectorAll("text")];
-    found.texts = texts.map(each => each.textContent);
-    found.letters = Math.min(...texts.map(each => box(each).height));
-    found.colours = texts.map(each => view.getComputedStyle(each).fill);
-    found.told = [...svg.querySelectorAll("title")].map(each => each.textContent);
-    const strip = box(svg.querySelector(".told rect"));
-    const met = page.elementFromPoint(strip.left + strip.width / 2, strip.top + strip.height / 2);
-    found.met = met && met.querySelector("title") ? met.textContent : "";
-    resolve(found);
-  }, 300));
-};
-"""
-"""What a page is asked in every frame: by its own measures, nothing of it is simulated."""
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_a_browser_shows_texts_in_its_colours_tells_values_and_turns_the_scale(
-    tmp_path: Path, audit_record: Build
-) -> None:
-    record = audit_record(model="an-organisation/a-model-with-a-rather-long-name-Instruct")
-    page = write_report([record], tmp_path / "report")
-    frames = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
-    looks = looked_at([(page, *frame) for frame in frames], LOOK, tmp_path)
-    profile = ProfileRun.from_record(record).subjects[0].measured["jacobian"].profile.influence
-    tenths = (STATISTICS[f"{name}_tenth"](profile) for name in ("first", "middle", "last"))
-    shares = [percent(float(share)) for share in tenths]
-    for (*_, scheme), look in zip(frames, looks, strict=True):
-        assert look["wide"] <= 0
-        assert look["scales"] == ["log", "log", None, "linear", "linear", None]
-        assert set(look["texts"]) >= {*shares, "measured"}, "texts are texts; the tenths of the verdict are marked"
-        assert "position in the context; shaded: tenths and their shares" in look["texts"]
-        assert look["letters"] > 8, "letters can be read on a phone"
-        assert all(re.search(r"^.+: \d+\nmeasured: [\d.]+ \[.+\]\n", words) for words in look["told"])
-        assert look["met"] == look["told"][0], "a pointer is told the values at the place below it"
-        assert set(look["colours"]) <= {
-            "rgb(232, 232, 230)" if scheme == "dark" else "rgb(26, 26, 26)",
-            "rgb(169, 173, 179)" if scheme == "dark" else "rgb(91, 91, 91)",
-        }
-        assert look["paper"] == ("rgb(21, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")

@@ -16,7 +16,6 @@ from posbias.evaluation.place import Placement
 from posbias.measurement.attention_statistics import HeadStatistic, PromptMean
 from posbias.report import report_of, verdict
 from posbias.report.evaluate import VERDICTS
-from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.runs.records import plain
@@ -49,14 +48,6 @@ def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
     assert isinstance(figure, Figure)
     assert figure.title == "Place 1 is used best and holds passage 0; place 0 is used worst and holds passage 2"
     assert len(figure.curves[0].y) == 3
-
-
-def test_a_placement_that_rests_on_nothing_says_so() -> None:
-    report = report_of(placed([0.5, 0.5, 0.5]))
-    assert report.verdict[1].endswith(": 0,1,2.")
-    assert report.verdict[2].startswith("No gain in accuracy is shown over best last")
-    assert "do not show that the places differ" in report.verdict[3]
-    assert report.picture[0].title == "No difference between the places is shown"
 
 
 def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) -> Record:
@@ -134,14 +125,6 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
     first, second = report_of(Record("correlate", {}, scalars=scalars)).notices
     assert first.startswith("a model: own: In 9 of 12 samples")
     assert second.endswith("they were read as ordinary text, never as the tokens.")
-
-
-def test_what_prompts_spell_of_control_tokens_is_said() -> None:
-    record = Record("measure", {}, {"prompts": {"control_tokens": {"</s>": 3}}, "model": {"caveats": ["odd"]}})
-    assert caveats_of(record) == (
-        "odd",
-        "The prompts spell control tokens ('</s>' 3 times): they were read as ordinary text, never as the tokens.",
-    )
 
 
 def test_the_target_of_a_design_is_on_top_and_like_no_other_curve() -> None:
