@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from signed_walks import generators, right_singular
 from torch import Tensor
-from variants import Experiment, run
+from variants import Experiment, draw_signs, run
 
-from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, draw_signs
+from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION
 from posbias.theory.power_rollout.rollout import PromptTrace
 
 DRAWS = 4
@@ -35,7 +35,7 @@ VARIANTS = {
 def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     for variant, (kept, shared) in VARIANTS.items():
         generator = next(generators(seed, 1, trace.state.device))
-        gradients = trace.pull_start(trace.covectors(DRAWS, generator), BACK_PROPAGATION)
+        gradients = trace.pull_start(draw_signs((DRAWS, len(trace.state)), trace.state, generator), BACK_PROPAGATION)
         for block in reversed(range(len(trace.layers))):
             if kept != "all":
                 gradients = _forget(gradients, kept, shared, generator)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 from signed_walks import generators, shared_direction_of
-from variants import SCRAMBLED, SEED, computed_once, options
+from variants import SCRAMBLED, SEED, computed_once, draw_signs, options
 
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
-from posbias.theory.power_rollout.local_maps import draw_signs
 from posbias.theory.power_rollout.rollout import trace_model
 
 PROBES, DRAWN = 2, 32

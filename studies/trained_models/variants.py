@@ -119,3 +119,9 @@ def _line(name: str, kind: str, found: dict[str, object]) -> str:
         if isinstance(value, dict)
     )
     return f"{name} {kind}: {cells} noise {found['noise']:.3f}"
+
+
+def draw_signs(shape: tuple[int, ...], like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """+1 or -1 with equal chance, independently, in the type and place of `like`."""
+    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+    return bits.to(like).mul_(2).sub_(1)

@@ -25,9 +25,6 @@ Power = Literal[1, 2]
 """1: signed maps, back-propagation; 2: their elementwise squares, energies."""
 Energy = Float[Tensor, "*batch position feature"]
 """Energies (power 2, >= 0) or gradients (power 1) in every residual channel."""
-Signs = Callable[[tuple[int, ...], Tensor], Tensor]
-"""A function of a shape and a tensor: +1 or -1 with equal chance in that shape and in the tensor's type and place,
-independent of each other and of all earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +36,13 @@ class Walk:
     """Follow keys, which move the attention weights, beside the values."""
     query: bool = False
     """Follow queries as well."""
-    signs: Signs | None = None
-    """A random sign on every path term; power 1 only."""
-
-    def signed(self, terms: Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
-        """Terms with their random signs, one for each entry of `shape` (broadcast); as they are without `signs`."""
-        return terms if self.signs is None else terms * self.signs(shape, terms)
 
 
 THEORY = Walk()
 BACK_PROPAGATION = Walk(power=1, query=True)
 """The exact gradient: signed maps along values, keys and queries."""
 
-
-def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
-    """+1 or -1 with equal chance, independently, in the type and place of `like`."""
-    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
-    return bits.to(like).mul_(2).sub_(1)
-
-
 Hidden = Float[Tensor, "position hidden"]
-Table = Float[Tensor, "position feature"]
 
 
 def affine(
@@ -183,7 +166,7 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     """Pull through the MLP branch alone (the stream's own identity path is the caller's).
 
     It leads from the branch's output, where it is added to the stream, to its input: the stream after attention, or the
-    block's input if the branches are parallel. Each batch entry and position has one random sign.
+    block's input if the branches are parallel.
     """
     power = walk.power
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power)
@@ -192,8 +175,7 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     up = affine(read, parts.up, parts.up_bias)
     gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
     pulled = hidden_pull(parts, up, gate, energy @ parts.down.to(energy.dtype).pow(power), power)
-    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power)
-    return walk.signed(pulled, (*pulled.shape[:-1], 1))
+    return norm_pull(layer.mlp_norm, trace.middle, pulled, power)
 
 
 ByHead = Float[Tensor, "*batch head position _feature"]
@@ -276,8 +258,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
     B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without),
     rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p).
-    Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
-    for its key, every (head, query) one for its query.
+    Logits by position (ALiBi) are constants.
     """
     parts, power, attention = layer.parts, walk.power, attention_of(layer, trace)
     state = attention.state
@@ -310,7 +291,7 @@ def _pull_blocks(
     for block in attention_blocks(layer, state):
         weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
-        _collect(values, block.keys, first, rows, walk)
+        values[..., block.keys, :] += first.transpose(-1, -2) @ rows
         if scale == 0 or not (walk.key or walk.query):
             continue
         value = state.value[:, block.keys]
@@ -319,25 +300,13 @@ def _pull_blocks(
             logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
             through.mul_((1 - (logits * (scale / state.softcap)).tanh().square()).pow(power))
         if walk.key:
-            _collect(keys, block.keys, through, query[:, :, block.queries].flatten(-3, -2).pow(power), walk)
+            sent = query[:, :, block.queries].flatten(-3, -2).pow(power)
+            keys[..., block.keys, :] += through.transpose(-1, -2) @ sent
         if walk.query:
             sent = key[:, block.keys].pow(power)
             reached = through @ sent
-            reached = walk.signed(reached, (*reached.shape[:-1], 1))
             queries[..., block.queries, :] = reached.reshape(queries[..., block.queries, :].shape)
     return values, keys, queries
-
-
-def _collect(
-    into: ByKeyHead,
-    keys: slice,
-    transfer: Float[Tensor, "*transfers key_head row key"],
-    rows: Float[Tensor, "*rows key_head row head_dim"],
-    walk: Walk,
-) -> None:
-    """Add to `into`, at a block's keys, the energies that its queries' `rows` send there."""
-    transfer = walk.signed(transfer, (*into.shape[:-2], *transfer.shape[-2:]))
-    into[..., keys, :] += transfer.transpose(-1, -2) @ rows
 
 
 def _centred(

@@ -30,7 +30,6 @@ from posbias.theory.power_rollout.local_maps import (
     Power,
     Walk,
     attention_pull,
-    draw_signs,
     mlp_pull,
     norm_pull,
 )
@@ -97,12 +96,6 @@ class PromptTrace(Trace):
         """Roots of the energies, from gradient^2 (1 for the whole state); not normalised."""
         gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
         return in_float64(self.pull(gradient.to(self.state.dtype).square(), walk)).sum(-1).sqrt()
-
-    def covectors(self, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
-        """Random signs v in the channels of the final state, E ||v'J||^2 = ||J||_F^2; a score's own gradient."""
-        if self.score_gradient is not None:
-            return self.score_gradient.to(self.state.dtype).expand(count, -1)
-        return draw_signs((count, len(self.state)), self.state, generator)
 
 
 def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
