@@ -548,7 +548,13 @@ def decompose(
             }
             record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
             decomposition = store_decomposition(_decomposed(examiner, interventions, record))
-            _check_possible(decomposition, options)
+            if not any(item.profiles for item in decomposition.counterfactuals):
+                if options.directory is not None and not options.resume:  # resumed, earlier pieces may be there
+                    clear_parts(options.directory)
+                reasons = [
+                    f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals
+                ]
+                raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
         run.finish(decomposition.record)
     return decomposition
 
@@ -567,13 +573,3 @@ def _decomposed(examiner: Examiner, interventions: Sequence[Intervention], recor
         counterfactuals.append(item)
     names = tuple(kind.name for kind in examiner.kinds)
     return Decomposition(record, baseline, tuple(counterfactuals), left_out, names)
-
-
-def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> None:
-    """Refuse a decomposition none of whose interventions is possible."""
-    if any(item.profiles for item in decomposition.counterfactuals):
-        return
-    if options.directory is not None and not options.resume:  # resumed, pieces of an earlier request may be there
-        clear_parts(options.directory)
-    reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals]
-    raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")

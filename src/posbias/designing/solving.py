@@ -81,18 +81,14 @@ class Free(ABC):
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """The architecture with these values."""
 
-
-class Differentiable(Free):
-    """Parameters that profiles are differentiable in."""
-
-    @abstractmethod
     def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
-        """Derivatives by the coordinates of the search, from those of a functional of the profile."""
+        """Derivatives by the coordinates of the search, from those of a functional of the profile; of reals alone."""
+        raise NotImplementedError
 
 
 @FREE.register("gamma_key")
 @dataclass(frozen=True)
-class GammaKeys(Differentiable):
+class GammaKeys(Free):
     """alpha of every layer, the same for all heads; in logarithms."""
 
     greatest: float = MAX_ALPHA
@@ -131,7 +127,7 @@ class GammaKeys(Differentiable):
 
 @FREE.register("gamma_alibi")
 @dataclass(frozen=True)
-class SlopedGammaKeys(Differentiable):
+class SlopedGammaKeys(Free):
     """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
 
     logarithmic = True
@@ -172,7 +168,7 @@ def present_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
 
 @FREE.register("alibi")
 @dataclass(frozen=True)
-class AlibiSlopes(Differentiable):
+class AlibiSlopes(Free):
     """The slope of every head, the same in all layers; in logarithms."""
 
     range = (1e-9, 0.4)  # from no bias over any context to a third of the weight lost per position
@@ -196,7 +192,7 @@ class AlibiSlopes(Differentiable):
 
 @FREE.register("mixing")
 @dataclass(frozen=True)
-class Mixings(Differentiable):
+class Mixings(Free):
     """m_l of every layer."""
 
     range = (1e-3, 0.999)  # no layer is switched off, none drowns the residual stream
@@ -275,10 +271,8 @@ class Problem:
             rollout = Rollout(changed, n_positions)
             value, cotangent = misfit_of(rollout.pull(rollout.unit(-1)), self.target)
             by_profile = profile_gradient(rollout, cotangent)
-            parts = []
-            for sort, part in zip(self.free, self.split(values), strict=True):
-                assert isinstance(sort, Differentiable)
-                parts.append(sort.gradient(part, by_profile))
+            split = zip(self.free, self.split(values), strict=True)
+            parts = [sort.gradient(part, by_profile) for sort, part in split]
             total, gradient = total + value, gradient + np.concatenate(parts)
         return total / len(self.lengths), gradient / len(self.lengths)
 
@@ -299,7 +293,7 @@ class Problem:
             round(self.misfit(start), 9): start for start in (np.clip(values, *bounds.T) for values in candidates)
         }
         ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)][:starts]
-        if not all(isinstance(sort, Differentiable) for sort in self.free):
+        if any(isinstance(sort, Windows) for sort in self.free):
             around = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
             search: dict[str, Any] = {"fun": self.misfit, "method": "COBYQA", "options": around}
             ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked]

@@ -8,7 +8,7 @@ from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, mean_ends, mean_of
-from posbias.training import ENDED_WELL, StudyRun, Trained, TrainedMember
+from posbias.training import ENDED_WELL, StudyRun, TrainedMember
 
 Point = tuple[str, ...]
 """A point of the grid: its value on every axis."""
@@ -22,7 +22,7 @@ def training_report(run: StudyRun) -> Report:
     for outcome in trained.members:
         point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
         points.setdefault(point, []).append(outcome)
-    figure, endings = _loss_figure(run), _endings(trained)
+    figure, endings = _loss_figure(run), _endings(run)
     header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
     title = f"{run.title}: mean loss at the end (nats) with its 95 % interval over seeds"
     rows = [[*point, *_last_losses(members)] for point, members in points.items()]
@@ -69,13 +69,10 @@ def _last_losses(members: Sequence[TrainedMember]) -> list[str]:
     return [f"{losses.size} of {len(members)}", mean]
 
 
-def _endings(trained: Trained) -> list[str]:
+def _endings(run: StudyRun) -> list[str]:
     """Numbers of members by how they ended, and why the ones that failed did."""
+    trained, facts = run.trained, run.shown().facts
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
-    failed = [
-        f"{outcome.member.name}: {outcome.status} after {outcome.steps} steps ({outcome.reason})"
-        for outcome in trained.members
-        if outcome.status not in ENDED_WELL
-    ]
     stacks = f"{trained.n_stacks} stack{'' if trained.n_stacks == 1 else 's'}"
+    failed = [f"{name}: {ended}" for name, ended in facts.items()]
     return [f"{len(trained.members)} members in {stacks}: {counts}.", *failed]

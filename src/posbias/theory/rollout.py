@@ -198,7 +198,9 @@ def _derivatives(kernel: Kernel, row: Vector, column: Vector) -> tuple[Vector, F
     position = np.arange(column.size, dtype=np.float64)
     if isinstance(kernel, LinearKernel) and kernel.prefix < 2:
         for head, members in enumerate(kernel.layer_heads):
-            slopes.append((members, _by_parameter(partial(kernel.push_head, head), position, position, row, column)))
+            slopes.append(
+                (members, _by_parameter(partial(kernel.apply_head, head, pull=False), position, position, row, column))
+            )
     elif isinstance(kernel, KeyKernel) and isinstance(kernel.encoding, GammaKey):
         for members, single in kernel.unique_heads():
             alpha = kernel.encoding.parameters(kernel.n_heads)[members[0], 0]

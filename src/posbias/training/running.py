@@ -260,18 +260,16 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
         overwrite=options.overwrite,
     ) as run:
         members, earlier = planned(study, options)
-        result = earlier or _trained(study, members, options)
+        if earlier is not None:
+            result = earlier
+        else:
+            trained, directory = train_members(members, study.schedule, options=options), options.directory
+            if directory is not None:
+                remove_record(directory)  # of an earlier study, whose models are about to be replaced
+            models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
+            result = StudyRun(record_of(study, trained, models), trained, models, directory)
         run.finish(result.record)
     return result
-
-
-def _trained(study: Study, members: list[Member], options: TrainOptions) -> StudyRun:
-    """The study, trained, its models saved."""
-    trained, directory = train_members(members, study.schedule, options=options), options.directory
-    if directory is not None:
-        remove_record(directory)  # of an earlier study, whose models are about to be replaced
-    models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
-    return StudyRun(record_of(study, trained, models), trained, models, directory)
 
 
 def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun | None]:

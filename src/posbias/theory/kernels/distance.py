@@ -98,36 +98,25 @@ class IntervalKernel(Kernel):
             return self.scan(head, "upper", inner.copy())
         return self.scan(head, "upper", inner[::-1].copy())[::-1]
 
-    def pull_head(self, head: int, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """row @ A_head for one unique head."""
+    def apply_head(self, head: int, vector: Float64[np.ndarray, "n"], *, pull: bool) -> Float64[np.ndarray, "n"]:
+        """row @ A_head for one unique head (`pull`), or A_head @ column."""
         shares = self.shares(head)
-        scaled = row * shares.off
-        out = np.asarray(self._lower(head, scaled, pull=True) + shares.diagonal * row)
+        inside = vector * shares.off if pull else vector
+        off = self._lower(head, inside, pull=pull).copy()
         if self.prefix > 1:
-            out[: self.prefix] += self._upper(head, scaled, pull=True)
-        return out
-
-    def push_head(self, head: int, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """A_head @ column for one unique head."""
-        shares = self.shares(head)
-        off = self._lower(head, column, pull=False).copy()
-        if self.prefix > 1:
-            off[: self.prefix] += self._upper(head, column, pull=False)
-        return np.asarray(off * shares.off + shares.diagonal * column)
+            off[: self.prefix] += self._upper(head, inside, pull=pull)
+        return np.asarray((off if pull else off * shares.off) + shares.diagonal * vector)
 
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """Every head's pull, weighted."""
-        total = np.zeros(self.n_positions)
-        for head, weight in enumerate(self.weights):
-            total += weight * self.pull_head(head, row)
-        return total
+        return np.asarray(
+            sum(weight * self.apply_head(head, row, pull=True) for head, weight in enumerate(self.weights))
+        )
 
     def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """Every head's push, weighted."""
-        total = np.zeros(self.n_positions)
-        for head, weight in enumerate(self.weights):
-            total += weight * self.push_head(head, column)
-        return total
+        pushed = (weight * self.apply_head(head, column, pull=False) for head, weight in enumerate(self.weights))
+        return np.asarray(sum(pushed))
 
 
 Table = Float64[np.ndarray, "_ heads"]
