@@ -77,6 +77,7 @@ def design(
     """
     from posbias.designing import DesignOptions
     from posbias.designing import design as find
+    from posbias.designing.result import TOLERANCE
     from posbias.measurement.measurement import Loading
     from posbias.registry import split_literals
 
@@ -96,14 +97,8 @@ def design(
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
     if strict and not solution.met:
-        raise _missed(solution)
-
-
-def _missed(design: "Design") -> RunError:
-    from posbias.designing.result import TOLERANCE
-
-    left = ", ".join(f"{design.distances[n][0]:.2g} at {n}" for n in design.lengths)
-    return RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
+        left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)
+        raise RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
 
 
 def _refuse_unread(context: typer.Context, model: str | None) -> None:

@@ -41,7 +41,6 @@ THEORIES: Registry["Theory"] = Registry("theory")
 
 PROFILE = "profile/"
 """The arrays of a record that hold the predicted profile."""
-ABOUT = ("model", "prompts")
 
 
 @RESULTS.register("predict")
@@ -97,7 +96,7 @@ class Prediction(Result):
         if f"{PROFILE}influence" not in record.arrays:
             return ProfileRun.from_record(record)
         resolved, described = record.resolved, record.resolved.get("architecture")
-        about: dict[str, Any] = {name: resolved[name] for name in ABOUT if name in resolved}
+        about: dict[str, Any] = {name: resolved[name] for name in ("model", "prompts") if name in resolved}
         of_profile, parameters = below(record.arrays, PROFILE), resolved.get("parameters", {})
         profile = Profile(of_profile["influence"], of_profile.get("low"), of_profile.get("high"))
         return cls(

@@ -77,15 +77,9 @@ class Study(Showing):
 
     def shown(self) -> Shown:
         """The sections of the study as facts; it has no curves."""
-        sections = {"task": self.task, "model": self.model, "optimiser": self.optimiser}
-        sections["train"] = self.schedule.describe()
-        facts = {
-            section: ", ".join(f"{name}={value}" for name, value in settings.items())
-            for section, settings in sections.items()
-            if settings
-        }
-        for axis, points in self.axes.items():
-            facts[f"grid, {axis}"] = ", ".join(str(value) for value, _ in points)
+        facts = {f"grid, {axis}": ", ".join(str(value) for value, _ in points) for axis, points in self.axes.items()}
+        for section in ("task", "model", "optimiser"):
+            facts[section] = ", ".join(f"{name}={value}" for name, value in getattr(self, section).items())
         title = f"{self.name}: {self.n_members} members, {len(self.seeds)} seeds of each point of the grid"
         return Shown(title, facts=facts)
 

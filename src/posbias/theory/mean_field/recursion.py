@@ -219,7 +219,7 @@ def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, 
     """Kernel of the vectors entering the first block (before the embedding norm, if any); no ids: all tokens differ."""
     equal = np.zeros((bins.count, bins.count)) if token_ids is None else _equal_tokens(token_ids, bins)
     block = spec.embedding * equal
-    powers = np.full(bins.count, spec.input_power)
+    powers = np.full(bins.count, spec.embedding + spec.positions)
     if spec.added is not None:
         # In wide bins the vectors of the position in the middle stand for all.
         middle = spec.added.vectors_at(bins.starts + (bins.sizes - 1) // 2)

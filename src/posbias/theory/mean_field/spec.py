@@ -77,9 +77,6 @@ class ResidualSpec:
     branch_factor: float = 1.0
 
 
-PLAIN_RESIDUAL = ResidualSpec()
-
-
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
     """One attention branch."""
@@ -104,7 +101,7 @@ class AttentionSpec:
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
     """Norm of the branch before it is added."""
-    residual: ResidualSpec = PLAIN_RESIDUAL
+    residual: ResidualSpec = ResidualSpec()
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +119,7 @@ class MlpSpec:
     gate: LinearSpec | None = None
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
-    residual: ResidualSpec = PLAIN_RESIDUAL
+    residual: ResidualSpec = ResidualSpec()
 
     def forward(self, width: int, x: Kernel) -> Kernel:
         """Kernel of the branch's output, before any post-norm, from the kernel of its normalised input."""
@@ -188,11 +185,6 @@ class MeanFieldSpec:
     def groups(self) -> list[HeadGroup]:
         """Heads of all layers that share mask and encoding."""
         return [group for layer in self.layers for group in layer.attention.groups]
-
-    @property
-    def input_power(self) -> float:
-        """Mean square of the input features, positions included except `added`, before any norm."""
-        return self.embedding + self.positions
 
 
 def spec_of(model: Model) -> MeanFieldSpec:

@@ -39,8 +39,6 @@ from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_part
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
-NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
-"""A block's norms, by role."""
 Factor = float | Float[Tensor, ""]
 
 
@@ -141,7 +139,8 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
 
     def describe(block: Block) -> LayerDescription:
-        modules = {name: getattr(block, name) for name in NORMS}
+        names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+        modules = {name: getattr(block, name) for name in names}
         norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
         parallel = family.is_parallel(model.config)
         inputs: dict[str, nn.Module | None] = {
