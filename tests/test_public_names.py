@@ -140,7 +140,7 @@ def test_a_report_takes_a_result_or_several(model, prompts, tmp_path):
 
 
 def test_responders_methods_and_records_show_themselves(model):
-    assert repr(pb.LocalResponder(model)) == f"LocalResponder({model.shown().title})"
+    assert repr(pb.LocalResponder(model)) == f"LocalResponder({model!r})"
     assert (
         repr(pb.ServerResponder("http://localhost:1/v1", "served"))
         == "ServerResponder(served at http://localhost:1/v1)"

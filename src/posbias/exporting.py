@@ -17,7 +17,6 @@ import numpy as np
 from torch import Tensor
 
 from posbias.checks import checked
-from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.files import file_exists, follow_umask
 from posbias.interventions.base import check_model
@@ -51,8 +50,8 @@ Judged = tuple[MitigationTrial, ArmResult]
 """A trial, and its arm of the method."""
 
 
-@dataclass(frozen=True, repr=False)
-class Exported(Presented):
+@dataclass(frozen=True)
+class Exported:
     """A method as files."""
 
     directory: str
@@ -62,10 +61,6 @@ class Exported(Presented):
     """`adapter` or `merged`."""
     files: tuple[str, ...]
     """Names of the files, sorted."""
-
-    def shown(self) -> Shown:
-        """Directory with the files."""
-        return Shown(f"{self.form} of {self.method} in {self.directory}: {', '.join(self.files)}")
 
 
 @checked

@@ -63,11 +63,8 @@ def test_the_answers_become_more_probable_on_calibration_prompts(fitted):
 
 
 def test_a_fitted_method_shows_itself(fitted):
-    assert repr(fitted) == f"Fitted({fitted.method!r}, fitted to 4 samples)"
+    assert repr(fitted) == f"Fitted({fitted.method!r}, 4 samples)"
     assert len(repr(fitted)) < 300
-    page = fitted._repr_html_()
-    assert ">answer loss</td>" in page
-    assert fitted.how["samples"][0] not in page
 
 
 def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
@@ -170,7 +167,6 @@ def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration
     scores = found.how["candidates"]
     assert str(found.method) == max(scores, key=scores.get)
     assert len(scores) == 6
-    assert f"{found.method}: {max(scores.values()):.4g}" in found._repr_html_()
 
 
 def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):

@@ -360,11 +360,10 @@ def test_scales_of_all_heads_are_another_scaling_in_transformers(model, name):
 
 
 @pytest.mark.parametrize("name", list(MITIGATIONS))
-def test_a_method_shows_itself_in_one_short_line_and_a_table(name):
+def test_a_method_shows_itself_in_one_short_line(name):
     method = resolve_method(spelled(name), None, strength=0.5)
     assert re.fullmatch(rf"{type(method).__name__}\(.*strength=0.5.*\)", repr(method))
     assert len(repr(method)) < 300
-    assert f">{name}</td>" in method._repr_html_()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -298,11 +298,10 @@ def test_bad_arguments(llama: Path, arguments: dict[str, Any], message: str) -> 
     assert "\n" not in str(refusal.value)
 
 
-def test_a_model_shows_itself_in_a_line_and_in_a_notebook(llama: Path) -> None:
+def test_a_model_shows_itself_in_a_line(llama: Path) -> None:
     model = load_model(llama, init_seed=3)
     line = "tiny-llama: llama, 2 layers, 2 heads, width 16; float32 on cpu; up to 32 positions; drawn from seed 3"
     assert repr(model) == f"HuggingFaceModel({line})"
-    assert line in model._repr_html_()
     with intervened(model, "window(width=4)"):
         assert repr(model).endswith("drawn from seed 3; under window(width=4))")
     other = load_model(transformers.BioGptForCausalLM(transformers.BioGptConfig(**TINY)))

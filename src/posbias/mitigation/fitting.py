@@ -16,14 +16,13 @@ from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
 from posbias.checks import Count, Natural, NonNegative, Positive, Steps, checked
-from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.interventions.base import check_model
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import answering_under
-from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, Mitigation, identity
+from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation, identity
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
@@ -108,7 +107,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted(Presented):
+class Fitted:
     """A fitted method and how it came about."""
 
     method: Method
@@ -116,20 +115,8 @@ class Fitted(Presented):
     """Options, calibration samples and what the fit saw of them, as plain values for a recipe or record; `samples` are
     `contents` of these, by which a run refuses to judge the recipe on them."""
 
-    def shown(self) -> Shown:
-        """The method and the number of samples in one line; how it came about in a table, scores one below another."""
-        rows = {
-            name.replace("_", " "): "\n".join(f"{candidate}: {score:.4g}" for candidate, score in value.items())
-            if isinstance(value, dict)
-            else BRIEF.repr(value)
-            for name, value in self.how.items()
-            if name != "samples"  # hashes
-        }
-        samples = self.how.get("calibration_samples")
-        return Shown(
-            f"{self.method!r}" + (f", fitted to {samples} samples" if samples else ""),
-            facts={**self.method.facts(), **rows},
-        )
+    def __repr__(self) -> str:
+        return f"Fitted({self.method!r}, {self.how.get('calibration_samples', 0)} samples)"
 
 
 def fit_of(spelling: str) -> Fit | None:

@@ -4,7 +4,7 @@
 positions, `last` to that of the last. Everything differentiable goes through these.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.models.devices import in_float64
 
@@ -69,7 +68,7 @@ class BranchNorms:
         return np.asarray(branch / total)
 
 
-class Model(Presented):
+class Model(ABC):
     """A causal language model, weights frozen, in evaluation mode."""
 
     model_type: str = "model"
@@ -104,15 +103,16 @@ class Model(Presented):
         """Counts of `layers`, `heads` and `key heads`, as far as they are known."""
         return {}
 
-    def shown(self) -> Shown:
+    def __repr__(self) -> str:
         """Name, family, size, precision, device and context of the model, and what is changed in it."""
         sizes = [f"{count} {name}" for name, count in self.sizes.items() if name != "key heads"]
-        parts = [", ".join([self.model_type, *sizes, f"width {self.width}"]), self.precision, self._context]
+        context = "any length" if self.max_positions is None else f"up to {self.max_positions:,} positions"
+        parts = [", ".join([self.model_type, *sizes, f"width {self.width}"]), self.precision, context]
         if self.identity["init_seed"] is not None:
             parts.append(f"drawn from seed {self.identity['init_seed']}")
         if self.intervention is not None:
             parts.append(f"under {self.intervention}")
-        return Shown(f"{self.identity['source']}: {'; '.join(parts)}")
+        return f"{type(self).__name__}({self.identity['source']}: {'; '.join(parts)})"
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -123,10 +123,6 @@ class Model(Presented):
     def precision(self) -> str:
         """The dtype in which it computes, and where its weights are."""
         return f"{str(self.dtype).removeprefix('torch.')} on {', '.join(self.places)}"
-
-    @property
-    def _context(self) -> str:
-        return "any length" if self.max_positions is None else f"up to {self.max_positions:,} positions"
 
     @property
     def reload_request(self) -> ModelRequest | None:

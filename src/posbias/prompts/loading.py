@@ -31,7 +31,6 @@ from posbias.prompts.prompts import (
     shuffled,
     synthetic_prompts,
     why_no_tokenizer,
-    with_first_words,
 )
 from posbias.prompts.sources import (
     SCHEME,
@@ -102,7 +101,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
         model = opening_models.as_token_model(model, weights=weights)
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
-    return with_first_words(shuffled(prompts, seed) if request.shuffle else prompts, model.tokenizer)
+    return shuffled(prompts, seed) if request.shuffle else prompts
 
 
 def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:

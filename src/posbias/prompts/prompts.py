@@ -7,7 +7,6 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -17,7 +16,6 @@ from annotated_types import Ge
 from jaxtyping import Int, Int64
 
 from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
-from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError, check_most
 
 SHUFFLED = " (shuffled, seed {seed})"
@@ -63,7 +61,7 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class Prompts(Presented):
+class Prompts:
     """`count` prompts of exactly `n_positions` tokens each; no padding."""
 
     token_ids: Int64[np.ndarray, "count n_positions"]
@@ -82,8 +80,6 @@ class Prompts(Presented):
     """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
     conversations: tuple[int, ...] = ()
     """Number of the conversation that each prompt is, in a file of conversations."""
-    first_words: str = ""
-    """Beginning of the first prompt's text, to look at; empty if there was no tokenizer."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -91,24 +87,8 @@ class Prompts(Presented):
         if self.token_ids.min() < 0:
             raise UsageError(f"token ids must be >= 0, got {self.token_ids.min()}")
 
-    def shown(self) -> Shown:
-        """Number, length, source and seed of the prompts."""
-        return Shown(f"{self.count} of {self.n_positions} tokens, source={self.source!r}, seed={self.seed}")
-
-    def facts(self) -> Mapping[str, str]:
-        """Rows of a notebook: source, size and seed, how the prompts begin, and what was passed over."""
-        spelled = Counter(chain.from_iterable(self.control_tokens[: self.count]))
-        facts = {
-            "source": self.source,
-            "size": f"{self.count:,} of {self.n_positions:,} tokens",
-            "windows": self.windows or "",
-            "seed": "none: nothing was drawn" if self.seed is None else str(self.seed),
-            "first words": self.first_words,
-            "special tokens in front": ", ".join(map(str, self.prefix)),
-            "passed over as duplicates": f"{self.duplicates:,}" if self.duplicates else "",
-            "control tokens spelled": ", ".join(f"{token} ({count})" for token, count in spelled.items()),
-        }
-        return {name: text for name, text in facts.items() if text}
+    def __repr__(self) -> str:
+        return f"Prompts({self.count} of {self.n_positions} tokens, source={self.source!r}, seed={self.seed})"
 
     @property
     def count(self) -> int:
@@ -218,12 +198,3 @@ def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
     ):
         raise UsageError(f"{source}: token ids must be whole numbers below 2^63, got {array.dtype} values")
     return array.astype(np.int64)
-
-
-def with_first_words(prompts: Prompts, tokenizer: Any) -> Prompts:
-    """The prompts with the beginning of their first text, if there is a tokenizer."""
-    if tokenizer is None:
-        return prompts
-    begin = prompts.token_ids[0, len(prompts.prefix) :][:FIRST_TOKENS].tolist()
-    text = " ".join(tokenizer.decode(begin, clean_up_tokenization_spaces=False).split())
-    return replace(prompts, first_words=f"{text} ..." if text else "")

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from posbias.checks import Count, Natural, checked, checked_value
-from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response, opens_thoughts
 from posbias.evaluation.responders.passes import (
@@ -108,7 +107,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
 
 @checked
-class LocalResponder(Presented, Responder):
+class LocalResponder(Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
 
     def __init__(self, model: Model | str | Path | nn.Module, options: LocalOptions | None = None) -> None:
@@ -133,9 +132,8 @@ class LocalResponder(Presented, Responder):
         self._ending = Ending(model.tokenizer, frozenset(ends))
         self._lengths = AngleLengths.of(model.network)
 
-    def shown(self) -> Shown:
-        """Its model."""
-        return self.model.shown()
+    def __repr__(self) -> str:
+        return f"LocalResponder({self.model!r})"
 
     @property
     def together(self) -> str | None:

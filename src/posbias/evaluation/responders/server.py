@@ -26,7 +26,6 @@ from anyio.from_thread import start_blocking_portal
 from pydantic_core import from_json
 
 from posbias.checks import checked
-from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import (
     CUT_OFF,
@@ -245,7 +244,7 @@ def _calls(calls: Any) -> str | None:
 
 
 @checked
-class ServerResponder(Presented, Responder):
+class ServerResponder(Responder):
     """A model on a server.
 
     Args:
@@ -280,9 +279,8 @@ class ServerResponder(Presented, Responder):
         """True if this server scores answers; None before the first such request."""
         self._no_scores: str | None = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
-    def shown(self) -> Shown:
-        """The model and its server."""
-        return Shown(f"{self.model} at {self._client.address}")
+    def __repr__(self) -> str:
+        return f"ServerResponder({self.model} at {self._client.address})"
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """Answer several requests at once, with scores if the server can give them. See `Responder.respond`.

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from posbias.checks import checked
-from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
@@ -34,7 +33,7 @@ INSTALLED = "_posbias_installed"
 
 
 @checked
-class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as a function)
+class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     """Context in which a method against position bias acts on a model; after `install` it acts until `remove`.
 
     No weight is touched; afterwards every logit is bit for bit what it was.
@@ -88,9 +87,8 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
                 )
             self.places = Question(question, self._model.tokenizer)
 
-    def shown(self) -> Shown:
-        """The method and its model."""
-        return Shown(f"{self._method} on {self._model.identity['source']}")
+    def __repr__(self) -> str:
+        return f"mitigated({self._method} on {self._model.identity['source']})"
 
     def __enter__(self) -> Any:
         model, method = self._model, self._method

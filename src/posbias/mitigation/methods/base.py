@@ -5,7 +5,7 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 
 import hashlib
 import reprlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Interval
 
-from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.mitigation.methods.question import Question, Spans
@@ -75,7 +74,7 @@ BRIEF.maxstring = BRIEF.maxother = 60
 
 
 @dataclass(frozen=True)
-class Method(Presented):
+class Method(ABC):
     """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
     name: ClassVar[str]
@@ -89,14 +88,13 @@ class Method(Presented):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Give every method the short `repr`: `dataclass` writes its own, tables and all, only if a class has none."""
         super().__init_subclass__(**keywords)
-        cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
+        cls.__repr__ = Method.brief  # type: ignore[method-assign, assignment]
 
-    def shown(self) -> Shown:
-        """The parameters, in one line and in a table; of long tables the first numbers."""
+    def brief(self) -> str:
+        """Name and parameters in one line; of long tables the first numbers."""
         shown = [parameter.name for parameter in fields(self) if parameter.repr]
-        brief = {name: BRIEF.repr(getattr(self, name)) for name in shown}
-        line = ", ".join(f"{name}={value}" for name, value in brief.items())
-        return Shown(line, facts={"method": self.name, **brief})
+        line = ", ".join(f"{name}={BRIEF.repr(getattr(self, name))}" for name in shown)
+        return f"{type(self).__name__}({line})"
 
     def __str__(self) -> str:
         return MITIGATIONS.spell(self)
