@@ -4,10 +4,8 @@ All act on the last axis and broadcast over the ones before it, so that thousand
 Position j is the cell [j/N, (j+1)/N) of the context, so a tenth of it cuts through cells if N is not a multiple of
 10, and a flat profile has exactly 0.1 in each. Recency is reported twice, with and without the last position, whose
 spike is another matter (docs/theory, section 2). What is undefined is NaN, what is infinite is infinite; both become
-None in a record (`finite`). To add one, register it here (docs/theory, section 6).
+None in a record. To add one, register it here (docs/theory, section 6).
 """
-
-import math
 
 import numpy as np
 from jaxtyping import Float64
@@ -186,11 +184,6 @@ def minimum_shift(predicted: Distributions, measured: Distributions) -> Values:
     NaN if either profile has no interior minimum (see `minimum_position`), as the flat line.
     """
     return np.asarray(minimum_position(predicted) - minimum_position(measured))
-
-
-def finite(value: float) -> float | None:
-    """`value` for a record: None if it is infinite or undefined, since JSON knows neither."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _centred_ranks(profiles: Distributions) -> Distributions:

@@ -16,7 +16,7 @@ from annotated_types import Interval as Range
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
-from posbias.comparison.metrics import finite, wasserstein
+from posbias.comparison.metrics import wasserstein
 from posbias.comparison.stored import profile_stems
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
@@ -24,7 +24,7 @@ from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.runs.parts import below
-from posbias.runs.records import MEASURED_PART, RECORD_FILE, Record, read_record
+from posbias.runs.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 
@@ -322,7 +322,7 @@ class Design(Result):
             "tolerance": TOLERANCE,
             "whole": self.target.whole,
             "distances": [
-                {"n_positions": n, "after": finite(after), "before": finite(before), "flat": self.flat[n]}
+                {"n_positions": n, "after": plain(after), "before": plain(before), "flat": self.flat[n]}
                 for n, (after, before) in self.distances.items()
             ],
         }
