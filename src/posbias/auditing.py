@@ -149,41 +149,54 @@ def audit(
     with run_directory(
         out, verb="audit", arguments=arguments, command=options.command, resume=resume, overwrite=overwrite
     ) as run:
-        return _run(model, n_positions, prompts, options, arguments, run.directory)
+        loaded = model if isinstance(model, Model) else options.load(model)
+        if not isinstance(prompts, Prompts):
+            prompts = load_prompts(options.source, loaded, n_positions=n_positions, count=prompts, seed=options.seed)
+        check_prompts(loaded, prompts)
+        if any(parameter.is_meta for parameter in loaded.network.parameters()):
+            raise UsageError(
+                "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
+            )
+        finished = Audit.from_record(_record(loaded, prompts, options, arguments, run.directory))
+        assert isinstance(finished, Audit)
+        return finished if run.directory is None else finished.in_directory(run.directory)
 
 
-def _run(
-    subject: str | Path | Model,
-    n_positions: int,
-    prompts: int | Prompts,
+def _record(
+    model: Model,
+    prompts: Prompts,
     options: AuditOptions,
     arguments: dict[str, Any],
     directory: Path | None,
-) -> Audit:
-    model = subject if isinstance(subject, Model) else options.load(subject)
-    if not isinstance(prompts, Prompts):
-        prompts = load_prompts(options.source, model, n_positions=n_positions, count=prompts, seed=options.seed)
-    check_prompts(model, prompts)
-    if any(parameter.is_meta for parameter in model.network.parameters()):
-        raise UsageError(
-            "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
-        )
+) -> Record:
+    """The record of an audit, made now or found finished in its directory."""
     kinds, measuring = resolve_kinds(list(options.kinds)), MeasureOptions(**vars(options.passes), engine=options.engine)
     settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
         conclude(finished, directory, found=True)
-        return _finished(finished, directory)
+        return finished
     states = _states(model, prompts, options)
     check_passes(model, prompts.n_positions, checkpointing=options.passes.checkpointing)
+    work = UnitWork(
+        request=model.reload_request,
+        network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
+        token_ids=prompts.token_ids,
+        units=(),
+        kinds=kinds,
+        seed=options.seed,
+        passes=options.passes,
+        beside=beside_measured,
+    )
 
     def examined_in(together: int) -> tuple[list[Examined], dict[str, int]]:
         batches = {"together": together} if together > 1 else {}
         # A part holds a batch, so an audit that goes on must have the same ones; a finished one is the same in any.
         store = PartStore(directory, {**settings, **batches})
-        work = _work(model, prompts, options, described=settings["model"], together=together)
         return [
-            examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
+            examine(
+                name, replace(work, units=tuple(units), together=together), model=model, options=options, store=store
+            )
             for name, units in states.items()
         ], batches
 
@@ -206,30 +219,7 @@ def _run(
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     if directory is not None:
         conclude(record, directory)
-    return _finished(record, directory)
-
-
-def _finished(record: Record, directory: Path | None) -> Audit:
-    finished = Audit.from_record(record)
-    assert isinstance(finished, Audit)
-    return finished if directory is None else finished.in_directory(directory)
-
-
-def _work(
-    model: Model, prompts: Prompts, options: AuditOptions, *, described: dict[str, Any], together: int
-) -> UnitWork:
-    """The work of every state, without its units; `described` holds fingerprints that are not taken again."""
-    return UnitWork(
-        request=model.reload_request,
-        network_sha256=None if options.engine.in_process else network_sha256(model.network, described),
-        token_ids=prompts.token_ids,
-        units=(),
-        kinds=resolve_kinds(list(options.kinds)),
-        seed=options.seed,
-        passes=options.passes,
-        beside=beside_measured,
-        together=together,
-    )
+    return record
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:

@@ -7,6 +7,8 @@ PEFT: W' = W + (alpha / r) B A; alpha = r here. GGUF: `blk.N.NAME.weight.lora_a`
 features llama.cpp lists in pairs, not halves, the rows of queries and keys are put in its order.
 """
 
+import json
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,9 +35,6 @@ from posbias.models.weights import dispatched, quantised, weights_sha256
 from posbias.report.evaluate import measure_words
 from posbias.report.layout import caveats_of
 from posbias.report.mitigate import (
-    adapter_commands,
-    gguf_commands,
-    merged_commands,
     reasons,
     seconds_each,
     text_change,
@@ -46,6 +45,9 @@ from posbias.runs.records import RECORD_FILE
 from posbias.runs.results import load_record
 from posbias.version import __version__
 
+GGUF = ".gguf"
+LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
+"""Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
 Judged = tuple[MitigationTrial, ArmResult]
 """A trial, and its arm of the method."""
 
@@ -291,6 +293,10 @@ def _card(
     precision, weights = str(model.dtype).removeprefix("torch."), weights_sha256(model.network)[:16]
     form = "The whole model with the change in its weights" if merged else "A PEFT (LoRA) adapter"
     also = "; `adapter.gguf` is the same change for llama.cpp" if gguf else ""
+    tokens, samples = how.get("prompt_tokens"), how.get("calibration_samples")
+    lengths = f" of {tokens[0]} to {tokens[1]} tokens" if tokens else ""
+    prompts = f"{how.get('calibration_prompts', '?')} prompts{lengths} in {len(how.get('answer_loss', []))} steps"
+    fitted = f"{samples} samples in {prompts}" if samples else "nothing that is on record"
     not_judged = "Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."
     return "\n".join(
         [
@@ -302,7 +308,7 @@ def _card(
             "",
             f"- Base model: {source}{revision}, weights {weights} ({precision}); made for these alone.",
             f"- Size: updates of rank {method.rank}; merged, no time.",
-            *_fit_lines(how),
+            f"- Fitted to: {fitted}.",
             "",
             "## Does it help?",
             "",
@@ -316,27 +322,6 @@ def _card(
             "",
         ]
     )
-
-
-def _fit_lines(how: Mapping[str, Any]) -> list[str]:
-    """Lines about its samples and losses; a record may lack any of them."""
-    if not how.get("calibration_samples"):
-        return ["- Fitted to: nothing that is on record."]
-    tokens = how.get("prompt_tokens")
-    lengths = "" if not tokens else f" of {tokens[0]} to {tokens[1]} tokens, beyond which nothing is known,"
-    prompts = f"{how.get('calibration_prompts', '?')} prompts{lengths}"
-    lines = [
-        f"- Fitted to: {how['calibration_samples']} samples in {prompts} in {len(how.get('answer_loss', []))} steps."
-    ]
-    if losses := how.get("held_out_loss"):
-        lines.append(
-            f"- Answers that no step saw ({how['held_out_prompts']} prompts): {losses[0]:.3f} nats per token at first, "
-            f"{min(losses):.3f} at the best, which was taken."
-        )
-    if how.get("penalty") and how.get("text_loss"):
-        last = float(np.mean(how["text_loss"][-10:]))
-        lines.append(f"- Ordinary text while it was fitted: {last:.4f} nats per token away from the base model.")
-    return lines
 
 
 def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
@@ -361,3 +346,35 @@ def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
         *(f"- Caveat: {caveat}." for caveat in caveats),
         "",
     ]
+
+
+def adapter_commands(source: str, directory: str, rank: int) -> list[str]:
+    """Commands that serve an adapter beside its base model, or the answer to one text; `transformers serve` takes none.
+
+    A base model in a GGUF file is one for llama.cpp alone.
+    """
+    if source.endswith(GGUF):
+        return [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
+    base = ["posbias models get demo --out demo  # the base model, where the adapter looks for it"]
+    place = shlex.quote(f"posbias={directory}")
+    served = next((size for size in LARGER_RANKS if size >= rank), None)
+    larger = f" --max-lora-rank {served}" if rank > LARGEST_RANK else ""
+    loaded = f'pipeline("text-generation", {json.dumps(directory)})'
+    program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
+    return [
+        *(base if source == "demo" else []),
+        *([f"vllm serve {shlex.quote(source)} --enable-lora{larger} --lora-modules {place}"] if served else []),
+        f"python -c {shlex.quote(program)}  # transformers, with peft installed",
+    ]
+
+
+def merged_commands(directory: str) -> list[str]:
+    """Commands that serve a merged checkpoint."""
+    return [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
+
+
+def gguf_commands(source: str, directory: str) -> list[str]:
+    """The command that serves a GGUF adapter beside a GGUF file of the base model."""
+    given = source.endswith(GGUF)
+    base, note = (shlex.quote(source), "") if given else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
+    return [f"llama-server -m {base} --lora {shlex.quote(directory + '/adapter.gguf')}{note}"]

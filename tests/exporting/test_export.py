@@ -18,11 +18,11 @@ from safetensors.torch import save_file as save_safetensors
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posbias as pb
+from posbias.exporting import adapter_commands, gguf_commands
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.report.mitigate import adapter_commands, gguf_commands
 from posbias.runs.records import read_record
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model

@@ -325,9 +325,9 @@ def test_influence_is_measured_under_a_method():
         ("key_bias(biases='alibi')", "biases must be"),
         ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
         ("context_bias(values=[])", "values must be numbers"),
-        ("context_bias(values=[[1.0]], scales=[[0.0]])", "scales must be above 0, got 0"),
-        ("context_bias(values=[[1.0]], scales=[[]])", "scales must be numbers"),
-        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", "scales must be above 0, got -1"),
+        ("context_bias(values=[[1.0]], scales=[[0.0]])", "scales must be a list, each a list"),
+        ("context_bias(values=[[1.0]], scales=[[]])", "scales must be a list, each a list"),
+        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", "scales must be a list, each a list"),
         ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", "has 3 layers of 4 heads"),
     ],
 )

@@ -3,15 +3,14 @@
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
 
 from posbias import UsageError, mitigated
-from posbias.mitigation.methods.question import NOWHERE, Question, question_text
+from posbias.mitigation.methods.question import NOWHERE, Question
 from posbias.models.loading import load_tokenizer
-from posbias.tasks.language import LANGUAGE_TASKS, Example, locate
+from posbias.tasks.language import LANGUAGE_TASKS, locate
 from tiny_families import shaken_model
 
 SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
@@ -236,28 +235,6 @@ def test_what_cannot_be_looked_for_is_refused_in_one_line():
             mitigated(model.network, method, **told)
     with asked(METHODS[0], model.network), pytest.raises(UsageError, match="got embeddings: give passages="):
         model.network(inputs_embeds=model.embed(torch.tensor([PROMPTS[0]])))
-
-
-def test_the_text_with_which_the_questions_of_a_task_begin():
-    def found(task):
-        return question_text(list(LANGUAGE_TASKS.parse(task).examples(None, count=6, positions=(0,))))
-
-    assert found("key_value(pairs=4)") == "}\n\nKey:"
-    assert found("key_value(pairs=4, query='both')") == "}\n\nKey:"
-    assert found("documents(documents=3)") == "\n\nQuestion:"
-
-
-def test_a_question_without_a_label_begins_with_whole_words_that_all_share():
-    def prompts(*questions):
-        texts = [f"one. two. {question}" for question in questions]
-        return [Example(text, ("a",), " a", 0, 2, text, passages=((0, 4), (5, 9))) for text in texts]
-
-    assert question_text(prompts("Who is Anna?", "Who is Anton?")) == " Who is "
-    assert question_text(prompts("Who is it?", "Who is it?")) == " Who is it?"
-    assert question_text(prompts("Anna?", "Anton?")) is None
-    assert question_text(prompts("Say this\nAnna?", "Say this\nBob?")) == " Say this\n"
-    assert question_text(prompts("At 10:30, who?", "At 10:45, who?")) == " At 10:", "no label"
-    assert question_text([replace(one, passages=()) for one in prompts("Who?")]) is None
 
 
 @torch.no_grad()

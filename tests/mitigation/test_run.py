@@ -279,15 +279,12 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
         assert ("Serve it" in report_of(record).folded) is served
     arm["method"] = "adapter(weights='ab')"
     (table,) = report_of(record).folded["Serve it"]
-    assert table.cells[0] == ["posbias export . --to adapter --gguf"]
+    assert table.cells[0][0].startswith("posbias export . --to adapter --gguf ")
     for kind, needing in (("context_bias", False), ("key_bias", True), ("attention_calibration", False)):
         arm |= {"method": f"{kind}(values=[[1.0, 2.", "needs_passages": needing}
-        record.scalars["question"] = None
         (table,) = report_of(record).folded["Use it with transformers"]
-        assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
-        record.scalars["question"] = '}\n\nKey: "'
-        (table,) = report_of(record).folded["Use it with transformers"]
-        assert any(r"""question='}\n\nKey: "', tokenizer=""" in line for (line,) in table.cells) is ("bias" in kind)
+        told = "question=" if "bias" in kind else "passages="
+        assert any(told in line for (line,) in table.cells), "it has to be told where the question begins"
     arm["method"] = "repeat_prompt(times=3)"
     (table,) = report_of(record).folded["Use it in your prompts"]
     assert table.title == "repeat_prompt(times=3)"
@@ -296,9 +293,9 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
 @pytest.mark.parametrize(
     ("spelled", "told"),
     [
-        ("temperature(scale=5.0)", {}),
-        ("context_bias", {"by_passages": True}),
-        ("context_bias", {"by_passages": True, "question": "Which"}),
+        ("temperature(scale=5.0)", ""),
+        ("context_bias", "passages"),
+        ("context_bias", "question"),
     ],
 )
 def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, told):
@@ -310,11 +307,16 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
         if hasattr(outputs, "logits"):
             logits.append(outputs.logits[0, -1].clone())
 
-    lines = transformers_lines(str(recipe), **told)
+    lines = transformers_lines(str(recipe), told)
     for strength in (0.0, 1.0):
         write_recipe(recipe, replace(method, strength=strength), model, {})
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
-        given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
+        given = {
+            "NAME": str(long_llama),
+            "PASSAGES": passages,
+            "PROMPT": "".join(passages) + question,
+            "QUESTION": "Which",
+        }
         with register_module_forward_hook(keep):
             exec("\n".join(lines), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"

@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.evaluate import GateFlags, LocalFlags, ServerFlags, TaskFlags, check_answerer
 from posbias.cli.output import running
-
-if TYPE_CHECKING:
-    from posbias.mitigation.plan import MitigateOptions
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
@@ -82,40 +79,16 @@ def mitigate(
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
+    from posbias.mitigation.fitting import FitOptions
     from posbias.mitigation.methods.recipe import check_files
+    from posbias.mitigation.plan import MitigateOptions
     from posbias.mitigation.run import mitigate as try_methods
     from posbias.mitigation.subjects import Unopened
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    settings = _settings(chosen, evaluated, gate, flags=flags, resume=resume)
-    template_options = evaluated.for_template(task, served=bool(served.server))
-    check_files(settings.entries)  # before a model is loaded
-    with running(context, flags, resume=resume) as run:
-        if served.server:
-            subject: Any = served.responder(run.directory, reuse=resume, template_options=template_options)
-        else:
-            subject = Unopened(str(model), partial(local.responder, str(model), template_options=template_options))
-        trial = try_methods(subject, task, options=settings, directory=run.directory)
-        run.finish(trial.record)
-    if trial.requirement is not None:
-        gate.judge(trial.requirement, quiet=flags.json)
-
-
-def _settings(
-    chosen: MethodFlags,
-    evaluated: TaskFlags,
-    gate: GateFlags,
-    *,
-    flags: options.RunFlags,
-    resume: bool,
-) -> "MitigateOptions":
-    """The run's options from the command line's."""
-    from posbias.mitigation.fitting import FitOptions
-    from posbias.mitigation.plan import MitigateOptions
-
-    return MitigateOptions(
+    settings = MitigateOptions(
         methods=chosen.methods,
         calibration=chosen.calibration,
         fitting=FitOptions.parse(chosen.fit),
@@ -127,3 +100,14 @@ def _settings(
         short=chosen.short,
         require=gate.requirement,
     )
+    template_options = evaluated.for_template(task, served=bool(served.server))
+    check_files(settings.entries)  # before a model is loaded
+    with running(context, flags, resume=resume) as run:
+        if served.server:
+            subject: Any = served.responder(run.directory, reuse=resume, template_options=template_options)
+        else:
+            subject = Unopened(str(model), partial(local.responder, str(model), template_options=template_options))
+        trial = try_methods(subject, task, options=settings, directory=run.directory)
+        run.finish(trial.record)
+    if trial.requirement is not None:
+        gate.judge(trial.requirement, quiet=flags.json)

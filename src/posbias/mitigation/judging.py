@@ -2,7 +2,7 @@
 effects; and the verdict that follows (docs/mitigate.md), which `posbias.report.mitigate` words.
 
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
-(`evaluation/changes.py`). Verdicts, in the order in which they are decided:
+(`evaluation/levels.py`). Verdicts, in the order in which they are decided:
 
 - `do not apply`: harm is established of the mean, the worst position, ordinary text or a short form; or of the position
   that was best, unless that is the price of a gain with which the dependence on position is established to shrink.
@@ -352,11 +352,13 @@ def judge(
     highest = HIGHEST.get(measure, np.inf)
     tested = corrected_together([_examined(before, arm, positions, smallest, highest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
-    with_needed = [
-        replace(verdict, changes=_with_needed(verdict, _complete(before, arm.after), tests))
-        for arm, verdict in zip(methods, tested, strict=True)
-    ]
-    decided, recommended = settle(with_needed, smallest)
+    for number, (arm, verdict) in enumerate(zip(methods, tested, strict=True)):
+        if any(change != UNCHANGED for change in verdict.changes.values()):
+            mean = verdict.changes[MEAN]
+            rise = max(mean.value.value, DECIDING_RISE)
+            needed = samples_for(*_complete(before, arm.after), rise, max(1, tests))
+            tested[number] = replace(verdict, changes={**verdict.changes, MEAN: replace(mean, needed=needed)})
+    decided, recommended = settle(tested, smallest)
     return Judgement(measure, tuple(positions), position_means(before, highest=highest), decided, recommended, smallest)
 
 
@@ -407,15 +409,6 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
         lowered=int((rises <= -max(smallest, AGREEMENT)).sum()),
         withheld=arm.withheld,
     )
-
-
-def _with_needed(verdict: Verdict, scores: tuple[Scores, Scores], tests: int) -> Mapping[str, Change]:
-    """The changes, with the samples that would decide about the mean among so many tests."""
-    if all(change == UNCHANGED for change in verdict.changes.values()):
-        return verdict.changes
-    mean = verdict.changes[MEAN]
-    needed = samples_for(*scores, max(mean.value.value, DECIDING_RISE), max(1, tests))
-    return {**verdict.changes, MEAN: replace(mean, needed=needed)}
 
 
 def _effect(effect: SideEffect, smallest: float) -> Effect:

@@ -113,11 +113,6 @@ class MitigateOptions:
         return replace(self, calibration=fitted, evaluation=replace(self.evaluation, count=count))
 
     @property
-    def unnamed(self) -> bool:
-        """True if methods were not named one by one: those that do not apply are left out, not refused."""
-        return self.methods in (ALL, DEFAULT)
-
-    @property
     def entries(self) -> list[Any]:
         """Spellings, objects and paths one by one, those of `all` and `default` among them."""
         if isinstance(self.methods, str):
@@ -231,7 +226,7 @@ class TrialPlan:
             try:
                 arms.append(step(arm))
             except UsageError as error:
-                if not self.options.unnamed:
+                if self.options.methods not in (ALL, DEFAULT):
                     raise
                 self.left_out.append(f"{arm.name} was not tried: {error}")
         self.keep(arms)

@@ -74,8 +74,6 @@ class MitigationTrial(Result):
     requirement: RequirementCheck | None = None
     tolerance: float = 0.02
     """Acceptable increase of the loss on ordinary text (nats per token)."""
-    question: Text | None = None
-    """Text with which questions begin, for methods that act from the question on; None if there is none."""
     notices: Mapping[str, Any] = field(default_factory=dict)
 
     @property

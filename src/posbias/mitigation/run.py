@@ -36,7 +36,6 @@ from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, ju
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
-from posbias.mitigation.methods.question import question_text
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.plan import ARMS, Arm, MitigateOptions, Questions, TrialPlan, plan_trial, slug_of
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
@@ -292,7 +291,6 @@ def judge_trial(
         "left_out": left_out,
         "requirement": as_stored(requirement),
         "tolerance": plan.options.tolerance,
-        "question": question_text(plan.test.examples),
         "notices": first.notices,
     }
     record.arrays = {

@@ -7,7 +7,7 @@ another, so that of local models one is in memory at a time.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -32,20 +32,8 @@ class Unopened:
     open: Callable[[], Responder]
 
 
-@overload
-def evaluate(
-    subject: list[Any] | tuple[Any, ...], task: str | LanguageTask, *, options: EvaluateOptions | None = None
-) -> EvaluationComparison: ...
-
-
-@overload
-def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Any: ...
-
-
 @checked
-def evaluate(
-    subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None
-) -> Evaluation | LengthEvaluation | EvaluationComparison:
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Any:
     """Put every sample of a task, at every position, to one model, and judge its answers.
 
     Args:
@@ -56,8 +44,8 @@ def evaluate(
         options: Count, positions, seed, and the directory in which an interrupted run continues.
 
     Returns:
-        The evaluation; at several lengths one of each; of a list, the comparison with the first one, which has them in
-        `evaluations`.
+        The `Evaluation`; at several lengths a `LengthEvaluation`, which has one of each; of a list the
+        `EvaluationComparison` with the first one, which has them in `evaluations`.
 
     Raises:
         UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a

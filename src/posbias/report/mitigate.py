@@ -3,7 +3,6 @@
 Everything comes from the typed result (`posbias.mitigation.MitigationTrial`).
 """
 
-import json
 import shlex
 from collections.abc import Sequence
 from inspect import getdoc
@@ -69,9 +68,6 @@ FORM = (
     "The log-probability of right answers also rises if answers merely take the form that is scored; "
     "generated answers (--by accuracy) tell the two apart."
 )
-GGUF = ".gguf"
-LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
-"""Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
 
 
 @REPORTS.register("mitigate")
@@ -154,97 +150,55 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     if not issubclass(method, Mitigation):
         summary = " ".join((getdoc(method) or "").partition("\n\n")[0].split())
         return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
-    by_passages = arm.needs_passages or method.needs_passages is True
-    by_question = by_passages and trial.question is not None and method.needs_question
+    needs_places = arm.needs_passages or method.needs_passages is True
+    told = ("question" if method.needs_question else "passages") if needs_places else ""
     fitted = arm.fitted is not None
     recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
-    lines = transformers_lines(recipe, question=trial.question if by_question else None, by_passages=by_passages)
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
     exported = f"{arm.name} in other programs{'' if arm.recipe else ', from the directory of this run'}"
-    served = _export_commands(trial.model, arm.method, arm.recipe or ".")
+    served = _export_commands(arm.method, arm.recipe or ".")
     return {
-        "Use it with transformers": [Table(title, ["Python"], [[line] for line in lines])],
+        "Use it with transformers": [Table(title, ["Python"], [[line] for line in transformers_lines(recipe, told)])],
         **({"Serve it": [Table(exported, ["Shell"], [[line] for line in served])]} if served else {}),
     }
 
 
-def transformers_lines(recipe: str, *, question: str | None = None, by_passages: bool = False) -> list[str]:
-    """Python that puts a method on a model of transformers: for good, or told where each prompt's passages stand.
+def transformers_lines(recipe: str, told: str) -> list[str]:
+    """Python that puts a method on a model of transformers: for good, or told the "passages" of each prompt.
 
-    A method that acts from the question on is told the text with which questions begin, if that is known.
+    A method that acts from the question on stays, too: it is told the text with which questions begin ("question").
     """
-    told = "" if question is None else f", question={question!r}, tokenizer=tokenizer"
     tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
     answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
-    by_prompt = [
-        f"{tokens}  # the texts PASSAGES stand in it, in this order",
-        f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
-        f"    {answer}",
-    ]
-    installed = [
-        f"pb.mitigated(model, {recipe!r}{told}).install()  # until it is removed; no weight is touched",
-        tokens,
-        answer,
-    ]
+    if told == "passages":
+        lines = [
+            f"{tokens}  # the texts PASSAGES stand in it, in this order",
+            f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
+            f"    {answer}",
+        ]
+    else:
+        asked = ", question=QUESTION, tokenizer=tokenizer" if told else ""
+        said = "QUESTION: the text with which questions begin" if told else "until it is removed"
+        lines = [f"pb.mitigated(model, {recipe!r}{asked}).install()  # {said}", tokens, answer]
     return [
         "import posbias as pb",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         "model = AutoModelForCausalLM.from_pretrained(NAME)",
         "tokenizer = AutoTokenizer.from_pretrained(NAME)",
-        *(by_prompt if by_passages and question is None else installed),
+        *lines,
     ]
 
 
-def _export_commands(model: str, spelling: str, source: str) -> list[str]:
-    """Commands that write a method for other programs and serve it there; none for a method that cannot leave, or whose
-    spelling is cut off."""
+def _export_commands(spelling: str, source: str) -> list[str]:
+    """Commands that write a method for other programs; none for one that cannot leave, or whose spelling is cut off."""
     try:
         method = MITIGATIONS.parse(spelling)
     except UsageError:
         return []
-    if not isinstance(method, Adapter):
-        return []
     export = f"posbias export {shlex.quote(source)}"
-    return [
-        f"{export} --to adapter --gguf",
-        *adapter_commands(model, "adapter", method.rank),
-        *gguf_commands(model, "adapter"),
-        f"{export} --to merged --merged",
-        *merged_commands("merged"),
-    ]
-
-
-def adapter_commands(source: str, directory: str, rank: int) -> list[str]:
-    """Commands that serve an adapter beside its base model, or the answer to one text; `transformers serve` takes none.
-
-    A base model in a GGUF file is one for llama.cpp alone.
-    """
-    if source.endswith(GGUF):
-        return [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
-    base = ["posbias models get demo --out demo  # the base model, where the adapter looks for it"]
-    place = shlex.quote(f"posbias={directory}")
-    served = next((size for size in LARGER_RANKS if size >= rank), None)
-    larger = f" --max-lora-rank {served}" if rank > LARGEST_RANK else ""
-    loaded = f'pipeline("text-generation", {json.dumps(directory)})'
-    program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
-    return [
-        *(base if source == "demo" else []),
-        *([f"vllm serve {shlex.quote(source)} --enable-lora{larger} --lora-modules {place}"] if served else []),
-        f"python -c {shlex.quote(program)}  # transformers, with peft installed",
-    ]
-
-
-def merged_commands(directory: str) -> list[str]:
-    """Commands that serve a merged checkpoint."""
-    return [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
-
-
-def gguf_commands(source: str, directory: str) -> list[str]:
-    """The command that serves a GGUF adapter beside a GGUF file of the base model."""
-    given = source.endswith(GGUF)
-    base, note = (shlex.quote(source), "") if given else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
-    return [f"llama-server -m {base} --lora {shlex.quote(directory + '/adapter.gguf')}{note}"]
+    forms = ("adapter --gguf  # for vLLM, transformers, llama.cpp", "merged --merged  # a whole model, for all others")
+    return [f"{export} --to {form}" for form in forms] if isinstance(method, Adapter) else []
 
 
 def _change_table(trial: MitigationTrial) -> Table:

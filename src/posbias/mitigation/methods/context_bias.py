@@ -1,6 +1,6 @@
 """A bias of the context: one number per head for all keys before the question."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ import torch
 
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
-from posbias.mitigation.methods.key_bias import BEFORE, by_head, check_shape, checked_scales, factors
+from posbias.mitigation.methods.key_bias import BEFORE, Scales, Table, check_shape, factors
 from posbias.mitigation.methods.question import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -26,14 +26,10 @@ class ContextBias(Mitigation):
     needs_passages: ClassVar[bool] = True
     needs_question: ClassVar[bool] = True
 
-    values: Sequence[Sequence[float]]
+    values: Table
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
-    scales: Sequence[Sequence[float]] | None = None
+    scales: Scales | None = None
     """Factors of each head's logits, like those of `key_bias`, for queries from the question on."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", by_head(self.name, "values", self.values))
-        object.__setattr__(self, "scales", checked_scales(self.name, self.scales))
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:

@@ -3,44 +3,25 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
+from annotated_types import MinLen
 from jaxtyping import Float
 
+from posbias.checks import Positive
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
 from posbias.mitigation.methods.question import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
-Table = tuple[tuple[float, ...], ...]
+Table = Annotated[Sequence[Annotated[Sequence[float], MinLen(1)]], MinLen(1)]
 """Numbers by layer and head."""
+Scales = Annotated[Sequence[Annotated[Sequence[Positive], MinLen(1)]], MinLen(1)]
+"""Factors by layer and head, > 0."""
 BEFORE = torch.tensor([1.0, 0.0], dtype=torch.float64)
 """A bias of the context: 1 for the keys before the question, 0 for those from it on."""
-
-
-def by_head(method: str, name: str, values: Sequence[Sequence[float]]) -> Table:
-    """Finite numbers by layer and head, of a method's parameter."""
-    try:
-        table = tuple(tuple(map(float, layer)) for layer in values)
-        finite = bool(table) and all(map(len, table)) and np.isfinite(np.concatenate(table)).all()
-    except (TypeError, ValueError):
-        finite = False
-    if not finite:
-        raise UsageError(f"{method}: {name} must be numbers, [layer][head], got {str(values)[:60]}")
-    return table
-
-
-def checked_scales(method: str, scales: Sequence[Sequence[float]] | None) -> Table | None:
-    """Positive factors by layer and head."""
-    if scales is None:
-        return None
-    table = by_head(method, "scales", scales)
-    if min(map(min, table)) <= 0:
-        raise UsageError(f"{method}: scales must be above 0, got {min(map(min, table)):g}")
-    return table
 
 
 def check_shape(method: str, table: Sequence[Sequence[float]], depth: int, heads: int) -> None:
@@ -64,7 +45,7 @@ def factors(
 class KeyBiasMethod(Mitigation):
     """Numbers b_j are added to the logits of the keys, per layer and head; with a strength s, s b_j.
 
-    As fitted by `fit` (`mitigation/fitting/bias.py`): splines of ln(1 + j), a few numbers per head, which are defined
+    As fitted by `fit` (`mitigation/fits.py`): splines of ln(1 + j), a few numbers per head, which are defined
     at every length. Everything that `key_biased` takes is allowed, such as a design's gamma keys. Source: ours;
     docs/theory.md has the family.
     """
@@ -75,13 +56,12 @@ class KeyBiasMethod(Mitigation):
     """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
     from_question: bool = False
     """Only queries behind the last passage have the bias: what the passages say of one another stays."""
-    scales: Sequence[Sequence[float]] | None = None
+    scales: Scales | None = None
     """Factors > 0 of each head's own logits for the queries that have the bias, by layer and head; with a strength s,
     to the power of s. They make attention sharper or flatter. None: 1."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "biases", KeyBiased(self.biases).biases)
-        object.__setattr__(self, "scales", checked_scales(self.name, self.scales))
 
     @property
     def needs_passages(self) -> bool:  # type: ignore[override]

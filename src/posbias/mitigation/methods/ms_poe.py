@@ -23,6 +23,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import changing_kinds, turned_by
 
 Frequencies = Float[Tensor, "pair"] | None
+AWARE = 3.0
+"""A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 
 
 def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
@@ -52,7 +54,7 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
     return frequencies
 
 
-class Turns:
+class _Turns:
     """Cosines and sines of the angles position x rate, for several sets of rates; grown as positions are asked for."""
 
     def __init__(self, rates: Float[Tensor, "set pair"]) -> None:
@@ -81,10 +83,6 @@ def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
         return call.key_positions[:, None, None] <= call.query_positions[:, None, rows, None]
     mask = call.mask[:, :, rows]
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-
-
-AWARE = 3.0
-"""A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 
 
 @MITIGATIONS.register("ms_poe")
@@ -124,7 +122,7 @@ class MsPoe(Mitigation):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)
         turns = [
-            None if rates is None else Turns(self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
+            None if rates is None else _Turns(self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
             for rates in frequencies
         ]
         turned_keys, ranking_at = KeptKeys(), passages[-1][1] - 1

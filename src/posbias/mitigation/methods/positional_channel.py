@@ -136,14 +136,8 @@ def _where(
     output, weights = call.run(query=plain[0], key=plain[1])
     if not rows.any():
         return output, weights
-    if not rows[:, :-1].any():  # the last sees all that its mask, if any, does not hide
-        mask = call.mask if call.mask is None or call.mask.ndim < 4 else call.mask[:, :, -1:]
-        place = call.query_positions[:, -1:]
-        last, _ = call.run(query=changed[0][:, :, -1:], key=changed[1], mask=mask, query_positions=place)
-        last = torch.where(rows[:, -1:, None, None], last, output[:, -1:])
-        return torch.cat([output[:, :-1], last], 1), weights
-    all_changed, _ = call.run(query=changed[0], key=changed[1])
-    return torch.where(rows[:, :, None, None], all_changed, output), weights
+    changed_output, _ = call.run(query=changed[0], key=changed[1])
+    return torch.where(rows[:, :, None, None], changed_output, output), weights
 
 
 def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:

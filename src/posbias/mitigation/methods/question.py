@@ -4,12 +4,10 @@ The question is found by the text with which questions begin, so a method that a
 good: each prompt of a batch has its own place, and a text without a question is left as it is.
 """
 
-import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,6 @@ from posbias.interventions.attention import PerCache, cached_length, named_argum
 from posbias.interventions.base import hooked
 from posbias.interventions.keys import Begins
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.tasks.language import Example
 
 Spans = Sequence[tuple[int, int]]
 """First token and one past the last of every passage of a prompt, in order."""
@@ -29,26 +26,6 @@ NOWHERE = torch.iinfo(torch.int64).max
 """The place of a question that is not there: no token stands behind it."""
 CUT_CHARACTER = "\ufffd"
 """The character that stands for bytes which decode to none."""
-SEARCHED = 16
-"""Tokens at the end of a prompt in which a question is looked for first; then in twice as many, and so on."""
-
-
-def question_text(examples: Sequence[Example]) -> str | None:
-    """The text with which the questions of these prompts begin, and which stands last where they begin; None: none."""
-    if not examples or not all(example.passages for example in examples):
-        return None
-    behind = [example.text[example.passages[-1][1] :] for example in examples]
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*behind, strict=False))
-    shared = "".join(letters[0] for letters in alike)
-    if any(part[len(shared) : len(shared) + 1].isalnum() for part in behind):
-        shared = re.sub(r"\w+\Z", "", shared)  # no part of a word that only these samples share
-    colon = re.search(r":(?=[\s\"']|\Z)", shared)
-    label = shared[: colon.end()] if colon else ""  # "Question:", which other questions have in common with these
-    ends = [(example.text, example.passages[-1][1]) for example in examples]
-    fitting = (
-        text for text in (label, shared) if text.strip() and all(prompt.rfind(text) == end for prompt, end in ends)
-    )
-    return next(fitting, None)
 
 
 class Question:
@@ -119,14 +96,10 @@ class Question:
                 token += 1  # bytes from within a character decode to nothing that can be read, with what follows
             return self._text not in behind(token)
 
-        searched = SEARCHED
-        while searched < len(ids) and without(len(ids) - searched):
-            searched *= 2
-        first = max(0, len(ids) - searched)
-        holding = bisect_left(range(first, len(ids)), 1, key=without)
+        holding = bisect_left(range(len(ids)), 1, key=without)
         if holding == 0:
             return NOWHERE
-        last = first + holding - 1  # the text begins in this token: at its beginning, or behind the end of a passage
+        last = holding - 1  # the text begins in this token: at its beginning, or behind the end of a passage
         return last if behind(last).startswith(self._text) else last + 1
 
 
