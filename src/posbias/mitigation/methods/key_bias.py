@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from annotated_types import MinLen
 from jaxtyping import Float
 
 from posbias.checks import Positive
@@ -16,9 +15,9 @@ from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
 from posbias.mitigation.methods.question import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
-Table = Annotated[Sequence[Annotated[Sequence[float], MinLen(1)]], MinLen(1)]
+Table = Sequence[Sequence[float]]
 """Numbers by layer and head."""
-Scales = Annotated[Sequence[Annotated[Sequence[Positive], MinLen(1)]], MinLen(1)]
+Scales = Sequence[Sequence[Positive]]
 """Factors by layer and head, > 0."""
 BEFORE = torch.tensor([1.0, 0.0], dtype=torch.float64)
 """A bias of the context: 1 for the keys before the question, 0 for those from it on."""
