@@ -75,16 +75,16 @@ def test_strength_is_the_share_of_groups_that_are_changed(name: str) -> None:
 def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
     inner = Biased()
     (request, *_) = requested()
-    answering_under(resolve_method("repeat_prompt(times=3, cue=True)", None), inner).respond([request])
-    answering_under(resolve_method("repeat_prompt(times=3)", None), inner).respond([request])
+    answering_under(resolve_method("repeat_prompt(cue=True)", None), inner).respond([request])
+    answering_under(resolve_method("repeat_prompt", None), inner).respond([request])
     whole, asked = inner.asked
-    assert whole.text == "\n\n".join(3 * [request.text])
+    assert whole.text == "\n\n".join(2 * [request.text])
     assert passages_of(whole) == passages_of(asked) == passages_of(request)
-    assert whole.passages[0][0] > 2 * len(request.text)
+    assert whole.passages[0][0] > len(request.text)
     cue = "\nCorresponding value:"
     copy = request.text.removesuffix(cue)
     assert request.text == copy + cue
-    assert asked.text == "\n\n".join([copy, copy, request.text]), "the cue stands before the answer alone"
+    assert asked.text == "\n\n".join([copy, request.text]), "the cue stands before the answer alone"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,10 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str) -> 
 @pytest.mark.parametrize(
     ("spelling", "complaint"),
     [
-        ("repeat_prompt(times=1)", "repeat_prompt: times must be a whole number >= 2"),
+        (
+            "repeat_prompt(times=3)",
+            "unexpected keyword argument 'times'; parameters of repeat_prompt: strength, cue",
+        ),
         ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2"),
         ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
         (

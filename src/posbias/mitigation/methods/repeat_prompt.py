@@ -2,14 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Ge
-
-from posbias.checks import Count
-from posbias.errors import check_most
 from posbias.evaluation.responders import Request
-from posbias.files import READ_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 
 BETWEEN = "\n\n"
@@ -32,22 +27,19 @@ def before_cue(text: str) -> str:
 class RepeatPrompt(PromptMitigation):
     """The prompt twice, so that the second time every passage is read after all others; twice the tokens.
 
-    Of a conversation the last message is repeated. Its passages are those of the last copy. The source
-    (arXiv 2512.14982) repeats whole questions to assistants; here copies end before the cue of the answer
+    Of a conversation the last message is repeated. Its passages are those of the second copy. The source
+    (arXiv 2512.14982) repeats whole questions to assistants; here the first copy ends before the cue of the answer
     (`before_cue`).
     """
 
-    times: Annotated[Count, Ge(2)] = 2
-    """How often the prompt stands there, >= 2."""
     cue: bool = False
-    """Copies keep the cue of the answer: a model that completes text may copy that nothing follows it."""
+    """The first copy keeps the cue of the answer: a model that completes text may copy that nothing follows it."""
 
     needs_passages: ClassVar[bool] = False
 
     def rewritten(self, request: Request) -> list[Request]:
         """The request with its text repeated."""
         copy = request.text if self.cue else before_cue(request.text)
-        check_most(f"{self.name}: a prompt {self.times} times", self.times * len(request.text), READ_BYTES, "bytes")
-        before = (self.times - 1) * f"{copy}{BETWEEN}"
+        before = f"{copy}{BETWEEN}"
         passages = tuple((begin + len(before), end + len(before)) for begin, end in request.passages)
         return [request.reworded(before + request.text, passages)]

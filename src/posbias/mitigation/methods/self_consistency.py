@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Interval
 
-from posbias.checks import Count, Natural
-from posbias.errors import check_most
+from posbias.checks import Natural
 from posbias.evaluation.responders import AnswerScore, Reply, Request
-from posbias.files import READ_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.tasks.language.rules import normalise_answer
 
@@ -29,14 +27,13 @@ class SelfConsistency(PromptMitigation):
     then not known. Source: permutation self-consistency, arXiv 2310.07712.
     """
 
-    draws: Annotated[Count, Ge(2)] = 5
-    """Shuffles, >= 2."""
+    draws: Annotated[int, Interval(ge=2, le=1000)] = 5
+    """Shuffles, 2 ... 1,000."""
     seed: Natural = 0
     """Seed of the shuffles, >= 0."""
 
     def rewritten(self, request: Request) -> list[Request]:
         """The request with its passages in every shuffle."""
-        check_most(f"{self.name}: a prompt {self.draws} times", self.draws * len(request.text), READ_BYTES, "bytes")
         texts = [request.text[begin:end] for begin, end in request.passages]
         canonical = sorted(range(len(texts)), key=texts.__getitem__)
         source = random.Random(f"self_consistency {self.seed} {[texts[index] for index in canonical]}")
