@@ -20,7 +20,7 @@ from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.mitigation.methods.question import Question, Spans
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.networks import OWN
+from posbias.models.networks import DTYPES, OWN
 from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
 
@@ -62,9 +62,6 @@ Places = Spans | Question
 ONE_PROMPT = "one prompt at a time, without padding"
 """What methods allow that know more of a prompt than where its question begins."""
 
-PRECISIONS = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
 CHECKED = "_posbias_fitted_to"
 """Attribute of a network that says which hash its weights were found to have, and when they were written to."""
 BRIEF = reprlib.Repr()
@@ -258,7 +255,7 @@ def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
     Weights of higher precision are compared as rounded to the required one; those of lower, only if they were never
     rounded, as far as is known.
     """
-    dtype = PRECISIONS.get(str(required.get("dtype")), model.dtype)
+    dtype = DTYPES.get(str(required.get("dtype"))) or model.dtype
     rounded = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
     whole = model.request is not None and model.request.dtype == OWN
     for name, value in identity(model, dtype).items():

@@ -83,61 +83,36 @@ class PositionalChannel(Mitigation):
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         factor = 1 + self.strength * (self.factor - 1)
-        predicting = _PredictingTokens()
+        asked: dict[str, Any] = {}
+
+        def read(_network: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            asked["logits"] = named.get("logits_to_keep", 0)  # how many of the last, or which; 0: all
+
+        def predicting(call: AttentionCall) -> Bool[Tensor, "_ query"]:
+            if self.from_question:
+                return (call.query_positions >= begins().to(call.query.device)).to(call.query.device)
+            kept, rows = asked.get("logits", 0), torch.zeros(call.query.shape[2], dtype=torch.bool)
+            rows[kept.cpu() if isinstance(kept, Tensor) else slice(-int(kept), None)] = True
+            return rows[None].to(call.query.device)
 
         def attend(call: AttentionCall) -> Attended:
             if call.layer not in layers:
                 return call.run()
-            query, changed_query = call.query.chunk(2, 1)
-            key, changed_key = call.key.chunk(2, 1)
-            rows = (
-                call.query_positions >= begins().to(query.device)
-                if self.from_question
-                else predicting.rows(query.shape[2])[None]
-            )
-            return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
+            (query, changed_query), (key, changed_key) = call.query.chunk(2, 1), call.key.chunk(2, 1)
+            rows = predicting(call)
+            changed = call.run(query=changed_query, key=changed_key) if rows.any() else None
+            if changed is not None and rows.all():
+                return changed
+            output, weights = call.run(query=query, key=key)
+            return output if changed is None else torch.where(rows[:, :, None, None], changed[0], output), weights
 
         twice = _twice(self.channel, factor)
-        reading = model.network.register_forward_pre_hook(predicting.read, with_kwargs=True)
+        reading = model.network.register_forward_pre_hook(read, with_kwargs=True)
         questions = question_begins(model, passages if self.from_question else (), name=self.name)
         with hooked([reading]), questions as begins, attending(model, str(self), attend):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
-
-
-class _PredictingTokens:
-    """The tokens of a call whose logits it asks for."""
-
-    def __init__(self) -> None:
-        self.kept: Any = 0
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "_PredictingTokens":
-        """This very object, which attention looks at: it is read anew before every call of a network."""
-        return self
-
-    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the whole network: how many of the last, or which; 0: all."""
-        self.kept = named.get("logits_to_keep", 0)
-
-    def rows(self, n_queries: int) -> Tensor:
-        """True for the queries whose logits are asked for."""
-        rows = torch.zeros(n_queries, dtype=torch.bool)
-        rows[self.kept.cpu() if isinstance(self.kept, Tensor) else slice(-int(self.kept), None)] = True
-        return rows
-
-
-def _where(
-    rows: Bool[Tensor, "_ query"], call: AttentionCall, plain: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]
-) -> Attended:
-    """Attention of some queries of every prompt as changed, of the others as it was."""
-    if rows.all():
-        return call.run(query=changed[0], key=changed[1])
-    output, weights = call.run(query=plain[0], key=plain[1])
-    if not rows.any():
-        return output, weights
-    changed_output, _ = call.run(query=changed[0], key=changed[1])
-    return torch.where(rows[:, :, None, None], changed_output, output), weights
 
 
 def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
