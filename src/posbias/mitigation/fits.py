@@ -8,7 +8,7 @@ the log-probability of right answers under every candidate: `temperature` and `p
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -103,12 +103,12 @@ class BiasNumbers:
     """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
 
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.heads, self.depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
         self.options = options
-        shape = self.depth, self.heads, max(1, len(options.knots) - 1) + options.scales
+        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
+        shape = depth, heads, max(1, len(options.knots) - 1) + options.scales
         self._numbers = torch.zeros(shape, dtype=torch.float64, requires_grad=True)  # 0 for no change
         self.free, self.count = [self._numbers], self._numbers.numel()
-        self._bases: dict[int, Tensor] = {}
+        self._basis = cache(lambda n_positions: torch.tensor(log_spline_basis(options.knots, n_positions)[:, :-1]))
 
     @contextmanager
     def applied(self, model: HuggingFaceModel, begin: int) -> Iterator[None]:
@@ -128,11 +128,6 @@ class BiasNumbers:
             checkpointed(model.network, enabled=recomputed),
         ):
             yield
-
-    def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
-        if n_positions not in self._bases:
-            self._bases[n_positions] = torch.tensor(log_spline_basis(self.options.knots, n_positions)[:, :-1])
-        return self._bases[n_positions]
 
     def method(self) -> Mitigation:
         """The method with these numbers, to six digits."""
