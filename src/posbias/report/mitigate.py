@@ -93,7 +93,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         note=NOTE,
         folded={
             "Why each verdict": [Table("Verdicts", ["method", "verdict", "why"], whys, prose=True)],
-            "Every number": [_change_table(trial), _effect_table(trial)],
+            "Every number": [_number_table(trial)],
             **_ending_table(trial),
             **_use(trial),
         },
@@ -201,43 +201,21 @@ def _export_commands(spelling: str, source: str) -> list[str]:
     return [f"{export} --to {form}" for form in forms] if isinstance(method, Adapter) else []
 
 
-def _change_table(trial: MitigationTrial) -> Table:
-    header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
-    header += ["p of rare losses, corrected", "samples"]
-    cells = [
-        [
-            verdict.name,
-            name,
-            _changed(change),
-            f"{change.p:.2g}",
-            *(
-                f"{family[name]:.2g}" if name in family else MISSING
-                for family in (verdict.gains, verdict.harms, verdict.unseen)
-            ),
-            str(verdict.n_samples),
-        ]
-        for verdict in trial.judgement.verdicts
-        for name, change in verdict.changes.items()
-    ]
+def _number_table(trial: MitigationTrial) -> Table:
+    """Every endpoint and side effect of every method, with its p-values."""
+    header = ["method", "endpoint or side effect", "change [95 %]", "p", "p of a rise, corrected"]
+    header += ["p of harm, corrected", "p of rare losses, corrected", "units", "accepted"]
+    cells = []
+    for verdict in trial.judgement.verdicts:
+        rows = {name: (_changed(change), change.p, verdict.n_samples, "") for name, change in verdict.changes.items()}
+        for name, effect in verdict.effects.items():
+            change = change_text(effect.value, "+", least=4, unit=f" {measure_words(effect.unit)}")
+            rows[name] = change, effect.p, effect.n_units, f"{effect.tolerance:g}"
+        for name, (change, p, units, accepted) in rows.items():
+            families = (verdict.gains, verdict.harms, verdict.unseen)
+            corrected = [f"{family[name]:.2g}" if name in family else MISSING for family in families]
+            cells.append([verdict.name, name, change, f"{p:.2g}", *corrected, str(units), accepted])
     return Table("Changes against the unchanged model, paired over samples", header, cells)
-
-
-def _effect_table(trial: MitigationTrial) -> Table:
-    header = ["method", "side effect", "change [95 %]", "unit", "accepted", "units", "p of harm, corrected"]
-    cells = [
-        [
-            verdict.name,
-            name,
-            change_text(effect.value, "+", least=4),
-            measure_words(effect.unit),
-            f"{effect.tolerance:g}",
-            str(effect.n_units),
-            f"{verdict.harms[name]:.2g}" if name in verdict.harms else MISSING,
-        ]
-        for verdict in trial.judgement.verdicts
-        for name, effect in verdict.effects.items()
-    ]
-    return Table("Side effects", header, cells)
 
 
 def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
