@@ -1,4 +1,4 @@
-"""Which layer's name stops a run that is not finite, and what half precision overflows in."""
+"""Half precision: its loss against a float32 copy, and which layer's name stops a run that is not finite."""
 
 import copy
 from collections.abc import Callable
@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from posbias import MeasureOptions, RunError, measure
+from posbias.comparison.metrics import wasserstein
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
+from posbias.report.page import report_of, tables_of
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 PROMPTS = Prompts(np.stack([TOKENS, TOKENS[::-1], TOKENS + 7]))
@@ -18,6 +20,34 @@ PROMPTS = Prompts(np.stack([TOKENS, TOKENS[::-1], TOKENS + 7]))
 
 def _in(model: HuggingFaceModel, dtype: torch.dtype) -> HuggingFaceModel:
     return HuggingFaceModel(copy.deepcopy(model.network).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_loss_is_that_against_the_same_weights_in_float32(llama: HuggingFaceModel, dtype: torch.dtype) -> None:
+    reduced = _in(llama, dtype)
+    upcast = HuggingFaceModel(copy.deepcopy(reduced.network).float())
+    kinds = ("jacobian", "probability")
+    measured, full = measure(reduced, PROMPTS, kinds=kinds), measure(upcast, PROMPTS, kinds=kinds)
+    assert full.details == {}
+    for kind, loss in measured.details.items():
+        own, exact = (run.per_prompt[kind][0] / run.per_prompt[kind][0].sum() for run in (measured, full))
+        relative = np.abs(own - exact) / exact
+        np.testing.assert_allclose(loss["W1_to_float32"], [wasserstein(own, exact)], rtol=1e-9)
+        np.testing.assert_allclose(loss["median_change_to_float32"], [np.median(relative)], rtol=1e-9)
+        np.testing.assert_allclose(loss["largest_change_to_float32"], [relative.max()], rtol=1e-9)
+        # Half an ulp per operation: 2^-9 and 2^-12; a few of them add up, and the probes are the same.
+        assert 1e-5 < loss["median_change_to_float32"][0] < (0.05 if dtype == torch.bfloat16 else 0.008)
+    assert reduced.network.dtype == dtype
+    two = measure(reduced, PROMPTS, kinds="logit", options=MeasureOptions(precision_prompts=2))
+    assert two.details["logit"]["W1_to_float32"].size == 2
+    assert "W1 to float32" in str(tables_of(report_of(two)))
+
+
+def test_weights_that_cannot_be_converted_are_told(llama: HuggingFaceModel) -> None:
+    spread = _in(llama, torch.bfloat16)
+    spread.network.hf_device_map = {"": "cpu"}
+    (why,) = measure(spread, PROMPTS, kinds="logit").left_out
+    assert why.startswith("what half precision costs: weights that are quantised, spread or too large")
 
 
 class _Steep(torch.autograd.Function):

@@ -33,6 +33,9 @@ class MeasurementFlags:
     depth_profiles: Annotated[
         str | None, typer.Option(help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False)
     ] = None
+    precision_prompts: Annotated[
+        int, typer.Option(help="If the model is less precise than float32, prompts to repeat in float32.", min=0)
+    ] = 1
     checkpointing: options.Checkpointing = False
 
 
@@ -63,6 +66,7 @@ def measure(
     options.check_resume(resume, flags.out)
     settings = MeasureOptions(
         checkpointing=measured.checkpointing,
+        precision_prompts=measured.precision_prompts,
         output=measured.output,
         layers=measured.depth_profiles,  # type: ignore[arg-type]  # spelled as there
         engine=engine.made(),

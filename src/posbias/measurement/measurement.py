@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import numpy as np
+import torch
 from annotated_types import Lt
 from jaxtyping import Float64, Int64
 from torch import nn
 
 from posbias.checks import Natural, OneOf, checked, checked_value
+from posbias.comparison.metrics import wasserstein
 from posbias.comparison.stored import (
     Depth,
     MeasuredKind,
@@ -38,8 +40,8 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions
-from posbias.measurement.prompt import PromptMeasurement, check_prompts
+from posbias.measurement.outputs import PassOptions, checkpointed
+from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 from posbias.measurement.units import (
     MeasureOptions,
     Unit,
@@ -49,12 +51,12 @@ from posbias.measurement.units import (
     prompts_together,
     settings_of_units,
 )
-from posbias.models.devices import AUTO
+from posbias.models.devices import AUTO, free_bytes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, load_model, named, refuse_loaded
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.models.weights import network_sha256
+from posbias.models.weights import REDUCED, converted, dispatched, network_sha256, quantised
 from posbias.profiles import Profile
 from posbias.progress import report
 from posbias.prompts.loading import load_prompts
@@ -141,7 +143,8 @@ class Measurement(Result):
     seeds: dict[str, int]
     options: MeasureOptions
     details: dict[str, dict[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
-    """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}."""
+    """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}; of a model below float32, what
+    rounding costs on the prompts that were measured again."""
     model: dict[str, Any] | None = None
     """Description of the model before the first prompt, hashes of the weights included; None, like the two below, if
     single prompts were combined."""
@@ -383,9 +386,45 @@ def _measured(
     pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
     measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
+    if model.dtype in REDUCED:
+        measurement = _beside_float32(measurement, model, prompts)
     described = settings["model"]
     subject = replace(measurement.measured, name="trained" if described.get("init_seed") is None else "initialised")
     return replace(measurement, measured=subject, model=described, prompts=prompts, tokenizer=model.tokenizer)
+
+
+def _beside_float32(measurement: Measurement, model: Model, prompts: Prompts) -> Measurement:
+    """The measurement with what its precision costs: the first prompts' profiles beside those of a float32 copy.
+
+    Its random draws are the same, so only rounding differs. In `details`, one number for each of these prompts: W1, and
+    the median and largest over positions of |p_j - q_j| / q_j, q in float32.
+    """
+    options, seed = measurement.options, measurement.seeds["measure"]
+    count = min(options.precision_prompts, len(prompts.token_ids))
+    if not count:
+        return measurement
+    needed, free = 4 * sum(weight.numel() for weight in model.network.parameters()), free_bytes(model.device)
+    if quantised(model.network) or dispatched(model.network) or (free is not None and needed > free):
+        why = "what half precision costs: weights that are quantised, spread or too large have no copy in float32"
+        return replace(measurement, left_out=(*measurement.left_out, why))
+    full, found = converted(model, torch.float32), dict(measurement.details)
+    alone = replace(options.passes, layers=None)
+    with checkpointed(full.network, enabled=options.checkpointing):
+        exact = [
+            measure_prompt(full, tokens, kinds=measurement.kinds, key=(seed, index), options=alone).norms
+            for index, tokens in enumerate(prompts.token_ids[:count])
+        ]
+    for kind, rounded in measurement.per_prompt.items():
+        norms = np.stack([of_prompt[kind] for of_prompt in exact])
+        ours, theirs = (rows / rows.sum(axis=1, keepdims=True) for rows in (rounded[:count], norms))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = np.where(ours == theirs, 0.0, np.abs(ours - theirs) / theirs)
+        found[kind] = found.get(kind, {}) | {
+            "W1_to_float32": wasserstein(ours, theirs),
+            "median_change_to_float32": np.median(change, axis=1),
+            "largest_change_to_float32": change.max(axis=1),
+        }
+    return replace(measurement, details=found)
 
 
 @checked

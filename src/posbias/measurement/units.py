@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from posbias.checks import Count, checked
+from posbias.checks import Count, CountOrZero, checked
 from posbias.errors import RunError
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
@@ -110,6 +110,8 @@ class MeasureOptions(PassOptions):
     engine: Engine = field(default_factory=Local)
     """Processes or machines that measure; of this setting and those below, only the engine's threads can change
     results."""
+    precision_prompts: CountOrZero = 1
+    """Prompts of a model below float32 that are measured again by a copy in float32 (4 bytes a weight), >= 0."""
     directory: Path | None = None
     """Run directory of the record, and of finished prompts (in `parts/`) until then; None keeps nothing."""
     resume: bool = False
