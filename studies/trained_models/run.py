@@ -47,7 +47,7 @@ FORMS = {
     "diagonal_key": PowerRollout(key_path=True),
     "diagonal": PowerRollout(key_path=False),
 }
-"""The isotropic forms of the record were computed at commit f6b61544, since when they are gone."""
+"""The record has isotropic forms too; the last commit with their code is f6b61544."""
 CHOSEN = "diagonal_key"
 """The form that wins on the first text over all models; see `summary.py`."""
 

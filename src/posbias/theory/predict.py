@@ -236,7 +236,7 @@ class ModelTheory(Theory):
 
 
 BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)])")
-"""A parameter's value that is a single word: `form=isotropic` needs no quotation marks."""
+"""A parameter's value that is a single word: `target=logprob` needs no quotation marks."""
 
 
 def known_theories() -> list[str]:
@@ -247,7 +247,7 @@ def known_theories() -> list[str]:
 
 
 def parse_theory(text: str) -> tuple[str, Theory]:
-    """The name of a theory and the theory, from its literal spelling such as "power_rollout(form=isotropic)".
+    """The name of a theory and the theory, from its literal spelling such as "power_rollout(target=logprob)".
 
     Raises:
         UsageError: not a literal call, an unknown theory or parameter, or a value the theory refuses.
@@ -279,7 +279,7 @@ def predict(
         n_positions: Context length N in positions, >= 1; None: the length of the prompts.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
-            their parameters: `power_rollout(form=isotropic)`, `mean_field(level=first)` ...
+            their parameters: `power_rollout(target=logprob)`, `mean_field(level=first)` ...
         prompts: Prompts of `load_prompts`, for theories that read activations or need a model's mixing.
         seed: Seed of all that a theory of a model draws (probes, heads, resamples of prompts), >= 0.
 
