@@ -61,10 +61,10 @@ def verify(
     Each gets a verdict, with the number behind it and the correction or a sharper fact. With --model they are tested on
     that model's attention, trained or random: which premises it meets, and which claims hold.
     """
-    import posbias_papers as papers
     from posbias.checks import OneOf, checked_value
     from posbias.measurement.measurement import MeasurePlan
     from posbias.prompts.prompts import PromptSource
+    from posbias_papers import published as papers  # registers the claims, looked up before a model is loaded
     from posbias_papers.claims import selected
 
     of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
