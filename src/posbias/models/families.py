@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
-from posbias.models.layout import Layout, named_length, own_heads
+from posbias.models.layout import Layout, named_length
 
 
 def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
 
 
 Q_AND_K = ("q_norm", "k_norm")
-_PLAIN = Layout(windows="none", refused=(), key_heads=own_heads)
+_PLAIN = Layout(windows="none", refused=(), key_heads=lambda config: int(config.num_attention_heads))
 """What families before Llama have in common: no windows, no embedding models of their kind, no groups of heads."""
 _LLAMA = Layout()
 _GPT2 = replace(

@@ -293,16 +293,6 @@ class Block:
     """Factor on both branches when they are added to the stream (Granite)."""
 
 
-def grouped_heads(config: Any) -> int:
-    """Key heads of a family that groups its heads."""
-    return int(config.num_key_value_heads)
-
-
-def own_heads(config: Any) -> int:
-    """Key heads of a family whose every query head has its own, whatever else its configuration holds."""
-    return int(config.num_attention_heads)
-
-
 def named_length(config: Any) -> int | None:
     """Longest input that a configuration names."""
     longest = getattr(config, "max_position_embeddings", None)
@@ -374,7 +364,7 @@ class Layout:
     """Attribute of a block: the factor on its branches."""
     input_factor: str | None = None
     """Entry of the configuration: the network's factor on the vectors that enter it."""
-    key_heads: Callable[[Any], int] = grouped_heads
+    key_heads: Callable[[Any], int] = lambda config: int(config.num_key_value_heads)
     """Key/value heads per layer, of a configuration."""
     max_positions: Callable[[Any], int | None] = named_length
     """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
