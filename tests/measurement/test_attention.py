@@ -1,5 +1,7 @@
 """Attention statistics equal those of the model's own attention matrices, and keep none of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -52,6 +54,14 @@ def _dense(model: HuggingFaceModel, prompts: Prompts) -> np.ndarray:
     return np.stack(rows)
 
 
+@contextmanager
+def blocks_of(elements: int) -> Iterator[None]:
+    """Within the context, so many attention weights are held at once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("posbias.models.attention_blocks.elements_at_once", lambda _device: elements)
+        yield
+
+
 def _visible(model: HuggingFaceModel) -> np.ndarray:
     """[layer query key], from the configuration."""
     query, key = np.indices((N_POSITIONS, N_POSITIONS))
@@ -63,8 +73,7 @@ def _visible(model: HuggingFaceModel) -> np.ndarray:
 def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense, visible = _dense(model, prompts), _visible(model)
-    with monkeypatch.context() as patched:
-        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
+    with blocks_of(HEADS * 4 * N_POSITIONS):
         found = attention(model, prompts, options=AttentionOptions(THRESHOLDS))
 
     assert not dense[:, :, :, ~np.tril(np.ones((N_POSITIONS, N_POSITIONS), bool))].any()
@@ -101,8 +110,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
 def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
-    with monkeypatch.context() as patched:
-        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
+    with blocks_of(HEADS * 4 * N_POSITIONS):
         found = attention(model, prompts).monotonicity
     for layer in range(DEPTH):
         for prompt in range(COUNT):
@@ -375,16 +383,13 @@ def test_a_layer_on_an_accelerator_is_reduced_in_few_launches_that_wait_for_none
     assert reduced_without_values(n_positions).count <= launches
 
 
-def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_accumulators_are_kept() -> None:
     """No tensor of a layer exceeds heads x block x positions, and long prompts take shorter blocks."""
     largest = 32 * 40 * 3000
-    at_once = "posbias.models.attention_blocks.elements_at_once"
-    with monkeypatch.context() as patched:
-        patched.setattr(at_once, lambda _device: largest)
+    with blocks_of(largest):
         assert largest // 2 < reduced_without_values(3000).largest <= largest
     model, prompts = _model("llama"), _prompts()
-    with monkeypatch.context() as patched:
-        patched.setattr(at_once, lambda _device: HEADS * 4 * N_POSITIONS)
+    with blocks_of(HEADS * 4 * N_POSITIONS):
         found = attention(model, prompts)
     np.testing.assert_allclose(found.entropy.per_prompt, attention(model, prompts).entropy.per_prompt)
 
