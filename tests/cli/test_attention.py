@@ -128,7 +128,6 @@ def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_lla
         (["--sink-thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
         (["--sink-thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
-        (["--windows", "ends"], "windows must be one of"),
     ],
 )
 def test_wrong_flags_exit_2_with_one_line(posbias, tiny_llama, tmp_path, flags, message):

@@ -64,7 +64,6 @@ def test_wrong_architectures(posbias, flags, words):
         (["--prompts", "default"], ["--prompts is read with --model only"]),
         (["--init-seed", "3"], ["--init-seed is read with --model only"]),
         (["--shuffle"], ["--shuffle is read with --model only"]),
-        (["--windows", "starts"], ["--windows is read with --model only"]),
         (["--dtype", "float64"], ["--dtype is read with --model only"]),
         (["--device", "cpu"], ["--device is read with --model only"]),
         (

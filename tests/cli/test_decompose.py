@@ -53,7 +53,6 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tiny_llama, tmp_path):
         (["--interventions", ""], "no intervention given"),
         (["--interventions", "no_rope,no_rope"], "given 2 times"),
         (["--interventions", "window(width=0)"], "width must be a whole number >= 1"),
-        (["--windows", "ends"], "windows must be one of"),
         (["--length", 2], "at least 3 positions, got 2"),
         (["--interventions", "no_alibi"], "none of the interventions is possible here (no_alibi: no_alibi is made for"),
     ):

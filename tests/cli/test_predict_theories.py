@@ -49,10 +49,10 @@ def test_parameters_and_intervals_of_the_power_rollout(posbias, tiny_llama, load
 
 
 def test_scrambled_tokens_in_another_type(posbias, tiny_llama, tmp_path):
-    flags = ("--shuffle", "--windows", "starts", "--prompts", "default", "--dtype", "float64", "--device", "cpu")
+    flags = ("--shuffle", "--prompts", "default", "--dtype", "float64", "--device", "cpu")
     record, _ = run(posbias, tmp_path, "--model", tiny_llama, "--theory", "power_rollout", *FLAGS, *flags)
     model = pb.load_model(str(tiny_llama), dtype="float64")
-    source = PromptSource("default", "starts", True)
+    source = PromptSource("default", shuffle=True)
     prompts = pb.load_prompts(source, model, n_positions=LENGTH, count=COUNT, seed=SEED)
     assert record.resolved["prompts"]["sha256"] == prompts.describe()["sha256"]
     assert_profile(record, power_rollout(model, prompts))

@@ -75,7 +75,6 @@ def test_conversations_of_the_length_are_taken_once_each_and_counted(chat_model,
         (length, 3, {}, "only 2 distinct conversations"),
         (3, 1, {}, r"no conversation has 3 tokens; there are \d+ tokens \(5\)"),
         (length, 1, {"shuffle": True}, "whole conversations"),
-        (length, 1, {"windows": "starts"}, "whole conversations"),
     ):
         with pytest.raises(UsageError, match=words):
             taken(lines, wanted, count, **settings)

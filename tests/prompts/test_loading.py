@@ -108,7 +108,6 @@ def test_a_long_text_is_cut_between_words_and_loses_nothing(monkeypatch):
         assert "".join(piece for segment in segments for piece in segment) == f"{text}short"
         assert all(len(piece) <= 800 for segment in segments for piece in segment)
         assert all(piece[0] in " n" for segment in segments[:-1] for piece in segment) or " " not in text
-        assert [len(segment[0]) <= 800 for segment in sources.segmented([text], 2, starts=True)] == [True]
 
 
 def test_files_that_are_too_large_are_to_be_streamed(model, tmp_path, monkeypatch):

@@ -107,9 +107,6 @@ class PromptFlags:
             "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations)."
         ),
     ] = "default"
-    windows: Annotated[
-        str, typer.Option(help="Part of a document that is a prompt: random (anywhere) or starts (its first tokens).")
-    ] = "random"
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Put each prompt's tokens in random order, as a control.")
     ] = False
@@ -121,7 +118,7 @@ class PromptFlags:
         """The text that prompts are drawn from."""
         from posbias.prompts.prompts import PromptSource
 
-        return PromptSource("default" if self.prompts is None else self.prompts, self.windows, self.shuffle)
+        return PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
 
     def drawn(self, model: "HuggingFaceModel | ReferenceTransformer", *, seed: int) -> "Prompts":
         """Draw the prompts, in a model's own tokens."""

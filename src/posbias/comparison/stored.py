@@ -331,7 +331,7 @@ def shared_settings(resolved: Mapping[str, Any], n_positions: int) -> dict[str, 
     """The settings that all curves of a run share: of its model and prompts, or of its architecture if it has none."""
     model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
     of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
-    of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
+    of_prompts = {"prompts": prompts.get("source"), "seed": prompts.get("seed")}
     sources = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
     shared = {**(sources or architecture), "positions": n_positions}
     if model:

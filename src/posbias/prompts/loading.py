@@ -80,7 +80,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
             (field `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a
             dataset of Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens;
             token ids of shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken.
-            Any of these inside a `PromptSource`, for document starts or shuffled tokens. "chat:FILE.jsonl": the first
+            Any of these inside a `PromptSource`, for shuffled tokens. "chat:FILE.jsonl": the first
             `count` distinct conversations of that length.
         model: A loaded model, a hub id, a path, "demo" or a model of transformers; it gives `tokenizer`,
             `vocabulary_size` and `max_positions`. Of one that is named, weights are read for "synthetic" alone.
@@ -106,10 +106,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
 
 def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
     source = request.source
-    ready = isinstance(source, Prompts) or not isinstance(source, str | os.PathLike)
-    if request.windows == "starts" and (ready or source == "synthetic"):
-        raise UsageError(f"windows 'starts' needs documents; {'token ids' if ready else repr(source)} have none")
-    if ready:
+    if isinstance(source, Prompts) or not isinstance(source, str | os.PathLike):
         if isinstance(source, Sequence) and any(isinstance(entry, str) for entry in source):
             raise UsageError(
                 "prompts must be token ids or a source of text, got a list of texts; give the path of a .jsonl file, "
@@ -134,7 +131,7 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
         raise UsageError(
             f"n_positions must exceed the {len(prefix)} special tokens that open a text, got {n_positions}"
         )
-    drawer = _drawer(groups, model, n_positions - len(prefix), seed=seed, starts_only=request.windows == "starts")
+    drawer = _drawer(groups, model, n_positions - len(prefix), seed=seed)
     windows = drawer.draw()
     token_ids = np.empty((count, n_positions), dtype=np.int64)
     token_ids[:, : len(prefix)] = prefix
@@ -156,7 +153,6 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
         source=name,
         seed=seed,
         prefix=prefix,
-        windows=request.windows,
         duplicates=drawer.duplicates,
         control_tokens=_spelled(token_ids[:, len(prefix) :], model),
     )
@@ -169,11 +165,11 @@ def _of_conversations(request: PromptSource, model: TokenModel, *, n_positions: 
     empty lines are skipped. A text ends with the opening of the assistant's answer, which the last position predicts.
 
     Raises:
-        UsageError: no tokenizer or template, an unreadable line, windows or shuffling, a conversation that the template
+        UsageError: no tokenizer or template, an unreadable line, shuffling, a conversation that the template
             refuses, or too few of that length; conversations of other lengths do not matter.
     """
-    if request.windows != "random" or request.shuffle:
-        raise UsageError("chat prompts are whole conversations in order; windows='starts' and shuffle need text")
+    if request.shuffle:
+        raise UsageError("chat prompts are whole conversations in order; shuffle needs text")
     path = Path(request.source.removeprefix(CHAT_SCHEME))
     check_file(path)  # all are rendered, since their lengths are not known before
     if model.tokenizer is None:
@@ -240,7 +236,7 @@ def _ready(
     return token_ids[:count]
 
 
-def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, starts_only: bool) -> "WindowDrawer":
+def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int) -> "WindowDrawer":
     """Draws windows of checked token ids, no two of them alike.
 
     Windows are alike if their texts without case and white space are equal, or, without a text, their token ids.
@@ -259,7 +255,7 @@ def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, s
         return "".join(text.split()).casefold().encode() or bytes(window)
 
     key = bytes if model.tokenizer is None else text_of
-    return WindowDrawer(groups, to_token_ids, length, seed, starts_only=starts_only, key=key)
+    return WindowDrawer(groups, to_token_ids, length, seed, key)
 
 
 def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
@@ -273,11 +269,11 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
     if not path.exists() and "#" in text:
         before, _, after = text.rpartition("#")
         path, field = Path(before), after or None
-    suffix, starts = path.suffix.lower(), request.windows == "starts"
+    suffix = path.suffix.lower()
     if suffix == ".txt" and field is None:
-        return path.name, [text_file(path, n_positions, starts=starts)]
+        return path.name, [text_file(path, n_positions)]
     if suffix in (".jsonl", ".parquet"):
-        return text.rpartition(os.sep)[2], [record_file(path, n_positions, field, starts=starts)]
+        return text.rpartition(os.sep)[2], [record_file(path, n_positions, field)]
     raise UsageError(
         f"prompts {text!r}: need 'default', 'synthetic', a .txt, .jsonl or .parquet file[#field], "
         "'hf:owner/name', or token ids"
@@ -297,8 +293,6 @@ class WindowDrawer:
     length: int
     """Tokens per window, >= 1."""
     seed: int
-    starts_only: bool = False
-    """Take the first window of each document and no other."""
     key: Callable[[Window], bytes] = bytes
     """Windows with an equal key are alike."""
     duplicates: int = 0
@@ -342,9 +336,6 @@ class WindowDrawer:
         ]
         self._long.setdefault(group, []).extend(long)
         order = generator.permutation(len(long)).tolist()
-        if self.starts_only:
-            yield from (long[k][0][: self.length] for k in order)
-            return
         blocks = {k: generator.permutation(len(long[k][0]) // self.length) for k in order}
         yield from take_turns(self._cut(long[k][0], long[k][1] + self.length * blocks[k]) for k in order)
 
@@ -357,8 +348,7 @@ class WindowDrawer:
             used = (offsets == 0) & (steps >= 0) & (steps < len(token_ids) // self.length)
             return self._cut(token_ids, every[~used])
 
-        documents = [] if self.starts_only else self._long.get(group, [])
-        return take_turns(windows(number, *long) for number, long in enumerate(documents))
+        return take_turns(windows(number, *long) for number, long in enumerate(self._long.get(group, [])))
 
     def _cut(self, token_ids: Int64[np.ndarray, "_"], starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:
         return (token_ids[start : start + self.length] for start in starts.tolist())

@@ -15,7 +15,7 @@ import numpy as np
 from annotated_types import Ge
 from jaxtyping import Int, Int64
 
-from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
+from posbias.checks import CELLS, Natural, checked, checked_value
 from posbias.errors import UsageError, check_most
 
 SHUFFLED = " (shuffled, seed {seed})"
@@ -71,8 +71,6 @@ class Prompts:
     """The seed that chose the windows; None if nothing was drawn."""
     prefix: tuple[int, ...] = ()
     """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
-    windows: str | None = None
-    """"random" or "starts", if windows were drawn from documents."""
     duplicates: int = 0
     """Windows passed over while drawing because their text was there already, but for case and white space; or, from a
     file of conversations, those whose rendered text was there already."""
@@ -113,7 +111,6 @@ class Prompts:
             "count": self.count,
             "n_positions": self.n_positions,
             "prefix": list(self.prefix),
-            "windows": self.windows,
             "duplicates": self.duplicates,
             "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
@@ -128,8 +125,6 @@ class PromptSource:
 
     source: Any = "default"
     """Any source that `load_prompts` takes."""
-    windows: Annotated[str, OneOf("random", "starts")] = "random"
-    """"random": anywhere in a document; "starts": the first tokens of each document, one window a document."""
     shuffle: bool = False
     """Put the tokens of each prompt into random order: a control without language but with its token frequencies."""
 

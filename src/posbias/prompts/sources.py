@@ -85,11 +85,11 @@ def default_corpus(names: str = "") -> list[Group]:
     ]
 
 
-def text_file(path: Path, n_positions: int, *, starts: bool = False) -> Group:
-    """A UTF-8 text file; `starts`: of a long document its beginning is enough."""
+def text_file(path: Path, n_positions: int) -> Group:
+    """A UTF-8 text file."""
     check_file(path)
     documents = documents_of(decoded(read_whole(path, "text file"), repr(str(path))))
-    return Group(path.name, segmented(documents, n_positions, starts=starts))
+    return Group(path.name, segmented(documents, n_positions))
 
 
 def documents_of(text: str) -> list[Document]:
@@ -98,10 +98,10 @@ def documents_of(text: str) -> list[Document]:
     return [part.strip("\n") for part in parts if part.strip()]
 
 
-def segmented(documents: list[Document], n_positions: int, *, starts: bool = False) -> list[list[Document]]:
+def segmented(documents: list[Document], n_positions: int) -> list[list[Document]]:
     """Documents in segments, each enough for several windows of so many tokens.
 
-    Long texts are cut between words; of each its beginning is enough if only `starts` of documents are wanted.
+    Long texts are cut between words.
     """
     if sum(map(len, documents)) <= WHOLE:
         return [documents]
@@ -109,7 +109,7 @@ def segmented(documents: list[Document], n_positions: int, *, starts: bool = Fal
     segments: list[list[Document]] = [[]]
     held = 0
     for document in documents:
-        for piece in itertools.islice(_pieces(document, enough), 1 if starts else None):
+        for piece in _pieces(document, enough):
             if held >= enough:
                 segments.append([])
                 held = 0
@@ -192,13 +192,13 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
     return token_ids
 
 
-def record_file(path: Path, n_positions: int, field: str | None, *, starts: bool = False) -> Group:
+def record_file(path: Path, n_positions: int, field: str | None) -> Group:
     """A file of JSON lines, plain or gzip, or of Parquet; every record must have the field, or column."""
     check_file(path)
     records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else _json_lines(path)
     chosen, is_text, records = begun(records, field, repr(str(path)))
     documents = documents_in(records, chosen, is_text)
-    return Group(path.name, segmented(documents, n_positions, starts=starts), is_text)
+    return Group(path.name, segmented(documents, n_positions), is_text)
 
 
 def _json_lines(path: Path) -> Records:
