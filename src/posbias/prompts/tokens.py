@@ -14,7 +14,7 @@ tokenised as ever.
 import copy
 import json
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -72,25 +72,21 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str]:
     entry = _KNOWN.get(tokenizer) if isinstance(tokenizer, Hashable) else None
     if entry is not None and entry[0] == made_from:
         return entry[1]
-    pattern = re.compile("|".join(_spellings(tokenizer, template)) or r"(?!)")
+    pattern = _pattern(tokenizer, template)
     if isinstance(tokenizer, Hashable):
         _KNOWN[tokenizer] = made_from, pattern
     return pattern
 
 
-def special_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """A pattern that finds special tokens alone, without the added ones that a template may look for in messages."""
-    return re.compile("|".join(_spellings(tokenizer, "")) or r"(?!)")
-
-
-def _spellings(tokenizer: Any, template: str) -> list[str]:
-    """Spellings of control tokens as patterns, longer ones first."""
+def _pattern(tokenizer: Any, template: str = "") -> re.Pattern[str]:
+    """A pattern of special tokens and of the added ones that a template spells, longer ones first."""
     special = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
         written = token.content in template and not token.content.isspace() and not token.content.isalnum()
         if token.special or written:
             special.add(token.content)
-    return [re.escape(spelling) for spelling in sorted(special - {""}, key=len, reverse=True)]
+    spellings = [re.escape(spelling) for spelling in sorted(special - {""}, key=len, reverse=True)]
+    return re.compile("|".join(spellings) or r"(?!)")
 
 
 def spelled_in(text: str, tokenizer: Any) -> tuple[Span, ...]:
@@ -103,31 +99,33 @@ def tokenised(text: str, tokenizer: Any, ordinary: Sequence[Span] = (), *, offse
 
     Only a tokenizer that knows `offsets` may be asked for them.
     """
+
+    def read(text: str) -> Tokenised:
+        """A text as the tokenizer reads it."""
+        options = {"return_offsets_mapping": True} if offsets else {}
+        encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
+        return Tokenised(list(encoded["input_ids"]), [tuple(place) for place in encoded.get("offset_mapping", ())])
+
     token_ids: list[int] = []
     places: list[Span] = []
     borders = [0, *(border for span in ordinary for border in span), len(text)]
     for number, (begin, end) in enumerate(pairwise(borders)):
         if begin == end and len(borders) > 2:
             continue
-        read = _ordinary if number % 2 else _read
-        piece = read(text[begin:end], tokenizer, behind=begin > 0, offsets=offsets)
-        token_ids += piece.token_ids
-        places += [(first + begin, last + begin) for first, last in piece.offsets]
+        piece = text[begin:end]
+        if number % 2:
+            found = _ordinary(piece, tokenizer, behind=begin > 0)
+            placed = [(begin, end)] * len(found) if offsets else []
+        else:
+            found, own = _behind(read, piece) if begin else read(piece)
+            placed = [(first + begin, last + begin) for first, last in own]
+        token_ids += found
+        places += placed
     return Tokenised(token_ids, places)
 
 
-def _read(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenised:
-    """A piece of a text as the tokenizer reads it `behind` other text."""
-
-    def read(text: str) -> Tokenised:
-        options = {"return_offsets_mapping": True} if offsets else {}
-        encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
-        return Tokenised(
-            list(encoded["input_ids"]), [tuple(place) for place in encoded["offset_mapping"]] if options else []
-        )
-
-    if not behind:
-        return read(piece)
+def _behind(read: Callable[[str], Tokenised], piece: str) -> Tokenised:
+    """A piece of a text as it is read behind other text."""
     lead, whole = read(LEAD), read(LEAD + piece)
     count = len(lead.token_ids)
     if whole.token_ids[:count] != lead.token_ids:
@@ -138,30 +136,21 @@ def _read(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenis
     )
 
 
-def _ordinary(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenised:
-    """Tokenise the spelling of a control token as text; each of its tokens is placed over all of it."""
-    if getattr(tokenizer, "is_fast", False):
+def _ordinary(piece: str, tokenizer: Any, *, behind: bool) -> list[int]:
+    """The spelling of a control token in the tokens of ordinary text."""
+
+    def read(text: str) -> Tokenised:
+        if not getattr(tokenizer, "is_fast", False):
+            return Tokenised(list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)), [])
         backend = tokenizer.backend_tokenizer
+        normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+        parts = [(normal, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(normal)
+        return Tokenised([token.id for part, _ in parts for token in backend.model.tokenize(part)], [])
 
-        def read(text: str) -> list[int]:
-            normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
-            parts = (
-                [(normal, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(normal)
-            )
-            return [token.id for part, _ in parts for token in backend.model.tokenize(part)]
-    else:
-
-        def read(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-
-    def read_behind(text: str) -> list[int]:
-        lead, whole = read(LEAD), read(LEAD + text)
-        return whole[len(lead) :] if whole[: len(lead)] == lead else read(text)
-
-    token_ids = read_behind(piece) if behind else read(piece)
+    token_ids = (_behind(read, piece) if behind else read(piece)).token_ids
     if tokenizer.convert_tokens_to_ids(piece) in token_ids:  # its model has the token as a word, as unigram ones do
-        token_ids = [token for letter in piece for token in read_behind(letter)]
-    return Tokenised(token_ids, [(0, len(piece))] * len(token_ids) if offsets else [])
+        token_ids = [token for letter in piece for token in _behind(read, letter).token_ids]
+    return token_ids
 
 
 _OPENINGS: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()
@@ -171,21 +160,15 @@ _OPENINGS: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictiona
 def opening(tokenizer: Any) -> tuple[int, ...]:
     """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _probed_opening(tokenizer)
-    around = repr(backend.post_processor)
-    if _OPENINGS.get(tokenizer, ("",))[0] != around:
-        _OPENINGS[tokenizer] = around, _probed_opening(tokenizer)
-    return _OPENINGS[tokenizer][1]
-
-
-def _probed_opening(tokenizer: Any) -> tuple[int, ...]:
-    full = [int(token) for token in tokenizer("a")["input_ids"]]
-    plain = [int(token) for token in tokenizer("a", add_special_tokens=False)["input_ids"]]
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start])
-    return ()
+    around = None if backend is None else repr(backend.post_processor)
+    if around is not None and _OPENINGS.get(tokenizer, ("",))[0] == around:
+        return _OPENINGS[tokenizer][1]
+    full, plain = (list(map(int, tokenizer("a", **how)["input_ids"])) for how in ({}, {"add_special_tokens": False}))
+    begins = [begin for begin in range(len(full) - len(plain) + 1) if full[begin : begin + len(plain)] == plain]
+    found = tuple(full[: begins[0]]) if begins else ()
+    if around is not None:
+        _OPENINGS[tokenizer] = around, found
+    return found
 
 
 def tokenise(
@@ -348,7 +331,7 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], *, index: i
     check_messages(messages, name)
     plain = [_with_arguments(message, tokenizer, name) for message in messages]
     text = _rendered(tokenizer, plain, name)
-    for pattern_of in (control_pattern, special_pattern):
+    for pattern_of in (control_pattern, _pattern):  # without the added ones, which a template may look for
         marks = Marks(plain, pattern_of(tokenizer))
         if not marks.needed:
             return Rendered(text, ())
