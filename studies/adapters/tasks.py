@@ -14,9 +14,20 @@ from typing import Any, ClassVar
 
 from posbias import UsageError
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
-from posbias.tasks.language.documents import CATEGORIES, CITIES
+from posbias.tasks.language.documents import CITIES
 from posbias.tasks.language.needle import PEOPLE
 
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "animal": ("dog", "horse", "rabbit", "tiger", "wolf", "bear", "lion", "mouse", "goat", "duck"),
+    "fruit": ("apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peach", "pear", "plum"),
+    "tool": ("hammer", "saw", "drill", "wrench", "shovel", "axe", "pliers", "chisel", "rake", "screwdriver"),
+    "body": ("hand", "foot", "nose", "elbow", "knee", "shoulder", "finger", "chin", "ankle", "wrist"),
+    "furniture": ("chair", "table", "sofa", "desk", "shelf", "bed", "bench", "stool", "cabinet", "wardrobe"),
+    "vehicle": ("car", "truck", "bus", "train", "boat", "bicycle", "plane", "tractor", "ship", "van"),
+    "clothing": ("shirt", "coat", "hat", "glove", "sock", "dress", "scarf", "belt", "jacket", "shoe"),
+    "instrument": ("piano", "guitar", "violin", "drum", "flute", "trumpet", "harp", "cello", "organ", "banjo"),
+}
+"""Members of categories that no word shares with another."""
 LABELS = ("red", "blue", "green", "black", "white", "gold", "silver", "brown")
 COMMON = (
     *("river", "stone", "paper", "window", "garden", "letter", "market", "bridge", "forest", "kitchen"),

@@ -21,7 +21,7 @@ from posbias.tasks.language import (
     encode,
     locate,
 )
-from posbias.tasks.language.documents import CATEGORIES, CITIES
+from posbias.tasks.language.documents import CITIES
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</>\n{% endfor %}<assistant>\n"
 SPELLINGS = (
@@ -321,9 +321,7 @@ def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> No
 
 
 def test_words_are_all_different() -> None:
-    members = [word for words in CATEGORIES.values() for word in words]
-    for words in (members, CITIES):
-        assert len(set(words)) == len(words)
+    assert len(set(CITIES)) == len(CITIES)
     # One within another would count as it.
     assert not [(one, other) for one in CITIES for other in CITIES if one != other and one in other]
 

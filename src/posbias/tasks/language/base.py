@@ -204,11 +204,6 @@ class LanguageTask(ABC):
         return ()
 
     @property
-    def condition(self) -> str:
-        """Content of the prompt; `gold` means all items with the gold one among them."""
-        return "gold"
-
-    @property
     def stop(self) -> tuple[str, ...]:
         """Texts at which a generated answer may end without a change of its score: its first line alone may count."""
         return ("\n",) if self.answer_rule.one_line else ()
@@ -363,7 +358,7 @@ class LanguageTask(ABC):
             gold_position=None if draft.gold is None else position,
             n_items=self.n_items,
             sample=sample,
-            condition=self.condition,
+            condition=getattr(self, "setting", "gold"),
             gold_token=first,
             gold_end=end,
             n_tokens=n_tokens,

@@ -39,17 +39,6 @@ from posbias.tasks.language.base import (
 )
 from posbias.tasks.language.rules import normalise_answer
 
-CATEGORIES: dict[str, tuple[str, ...]] = {
-    "animal": ("dog", "horse", "rabbit", "tiger", "wolf", "bear", "lion", "mouse", "goat", "duck"),
-    "fruit": ("apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peach", "pear", "plum"),
-    "tool": ("hammer", "saw", "drill", "wrench", "shovel", "axe", "pliers", "chisel", "rake", "screwdriver"),
-    "body": ("hand", "foot", "nose", "elbow", "knee", "shoulder", "finger", "chin", "ankle", "wrist"),
-    "furniture": ("chair", "table", "sofa", "desk", "shelf", "bed", "bench", "stool", "cabinet", "wardrobe"),
-    "vehicle": ("car", "truck", "bus", "train", "boat", "bicycle", "plane", "tractor", "ship", "van"),
-    "clothing": ("shirt", "coat", "hat", "glove", "sock", "dress", "scarf", "belt", "jacket", "shoe"),
-    "instrument": ("piano", "guitar", "violin", "drum", "flute", "trumpet", "harp", "cello", "organ", "banjo"),
-}
-"""Members of categories that no word shares with another."""
 CITIES = (
     *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Vienna", "Athens", "Nairobi", "Quito", "Havana"),
     *("Madrid", "Prague", "Warsaw", "Boston", "Denver", "Sydney", "Manila", "Kyoto", "Hanoi", "Dakar"),
@@ -94,6 +83,8 @@ AS_PUBLISHED = "Document [{number}]{published}"
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
 FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", "gor", "pel", "zan", "wick", "hol")
+ANIMALS = ("dog", "horse", "rabbit", "tiger", "wolf", "bear", "lion", "mouse", "goat", "duck")
+INSTRUMENTS = ("piano", "guitar", "violin", "drum", "flute", "trumpet", "harp", "cello", "organ", "banjo")
 CRAFTS = ("baker", "sailor", "painter", "tailor", "miller", "glazier", "printer", "weaver", "potter", "joiner")
 GENERATED = 10
 """Documents in a generated set, if no number is given."""
@@ -146,16 +137,10 @@ class Documents(LanguageTask):
             if not numbers:
                 raise UsageError(f"{self.file!r} holds no question")
             object.__setattr__(self, "documents", min(numbers))
-        if self.file is None and self.n_documents > MOST_DOCUMENTS:
+        if self.file is None and super().n_items > MOST_DOCUMENTS:
             raise UsageError(
                 f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
             )
-
-    @property
-    def n_documents(self) -> int:
-        """The number of documents, which is known once the task is made."""
-        assert self.documents is not None
-        return self.documents
 
     @property
     def n_items(self) -> int:
@@ -167,15 +152,11 @@ class Documents(LanguageTask):
         """The gold document alone, and no document."""
         return tuple(replace(self, setting=setting) for setting in CONDITIONS[1:]) if self.setting == "gold" else ()
 
-    @property
-    def condition(self) -> str:
-        """The setting."""
-        return self.setting
-
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
         if self.file is None:
-            return (drawn_documents(self.n_documents, seed, index) for index in range(count))
+            documents = super().n_items
+            return (drawn_documents(documents, seed, index) for index in range(count))
         lines = list(published_lines(self.file, count))
         if self.setting == "closed_book":  # lines need not have documents
             return iter([DocumentSet(*_question_of(*line), Document(None, ""), ()) for line in lines])
@@ -235,9 +216,7 @@ def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
         names[f"{source.choice(GIVEN)} {''.join(source.sample(FAMILY, 2)).capitalize()}"] = None
     people = []
     for name, town in zip(names, towns, strict=True):  # the same words for all: names and values tell them apart
-        craft, animal, instrument = (
-            source.choice(words) for words in (CRAFTS, CATEGORIES["animal"], CATEGORIES["instrument"])
-        )
+        craft, animal, instrument = (source.choice(words) for words in (CRAFTS, ANIMALS, INSTRUMENTS))
         year = source.randrange(1820, 1960)
         text = (
             f"{name} (born {year}) worked as a {craft} for {source.randrange(11, 49)} years. {name} was born in {town} "
