@@ -82,11 +82,11 @@ if TYPE_CHECKING:
     from posbias.errors import UsageError as UsageError
     from posbias.evaluation.correlate import CorrelateOptions as CorrelateOptions
     from posbias.evaluation.correlate import correlate as correlate
-    from posbias.evaluation.options import EvaluateOptions as EvaluateOptions
     from posbias.evaluation.place import PlaceOptions as PlaceOptions
     from posbias.evaluation.place import place as place
     from posbias.evaluation.responders import LocalResponder as LocalResponder
     from posbias.evaluation.responders import ServerResponder as ServerResponder
+    from posbias.evaluation.samples import EvaluateOptions as EvaluateOptions
     from posbias.exporting import export as export
     from posbias.interventions import intervened as intervened
     from posbias.measurement.attention import AttentionOptions as AttentionOptions
@@ -121,7 +121,7 @@ _HOMES = {
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",
         "evaluation.correlate": "CorrelateOptions correlate",
-        "evaluation.options": "EvaluateOptions",
+        "evaluation.samples": "EvaluateOptions",
         "evaluation.place": "PlaceOptions place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",

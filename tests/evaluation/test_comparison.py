@@ -120,12 +120,4 @@ def test_other_samples_and_single_runs_are_refused(runs, tmp_path):
     with pytest.raises(UsageError, match="needs at least 2 evaluations, got 1"):
         compare_evaluations(runs[:1])
     with pytest.raises(UsageError, match="a run of evaluate is compared to another one, without theory"):
-        pb.compare(runs[0], runs[1], options=pb.comparison.CompareOptions(kind="jacobian"))
-
-
-def test_evaluations_that_cannot_be_paired_stand_side_by_side_and_say_why():
-    chance, options = Chance("base", (0.9, 0.3, 0.9, 0.9)), EvaluateOptions(count=8)
-    report = report_of(*(evaluate(chance, task, options=options) for task in (TASK, "key_value(pairs=4)")))
-    assert report.notices[0].startswith("Not paired: evaluations with another task cannot be paired")
-    assert [section.anchor for section in report.sections] == ["run-1", "run-2"]
-    assert len(html_of(report).split('class="chart"')) > 3
+        pb.compare(runs[0], runs[1], options=pb.CompareOptions(kind="jacobian"))

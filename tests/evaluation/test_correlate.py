@@ -99,4 +99,4 @@ def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     page = write_report([result], tmp_path, png=True).read_text()
     assert "both held fixed" in page
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"correlation-ranks-0.png", "correlation-0.png", "correlation-1.png"}
+    assert pictures == {"correlation-0.png", "correlation-1.png"}

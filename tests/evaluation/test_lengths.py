@@ -11,8 +11,8 @@ from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import LengthLevel, effective_length
 from posbias.evaluation.levels import Requirement, levels_of
-from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
+from posbias.evaluation.samples import LEAST_THRESHOLD
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.statistics import Interval, bounded_mean
@@ -200,7 +200,7 @@ def test_requirements_without_a_number_are_refused(options, text, message):
 
 def level(length, value, low, high):
     worst = Interval(value, low, high)
-    return LengthLevel(length, "task", float(length), 20, worst, 0.5, worst)
+    return LengthLevel(length, 20, worst, 0.5, worst)
 
 
 def test_the_bound_ends_before_the_first_length_that_is_not_reached():
@@ -268,6 +268,6 @@ def test_cells_at_the_threshold_are_rarely_called_too_low(threshold, cells):
 
 def test_a_length_whose_answers_decide_nothing_is_not_decided():
     low = Interval(0.1, 0.05, 0.2)
-    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low)
+    level = LengthLevel(256, 20, low, 0.5, low)
     assert level.reaches(0.8) is False
     assert replace(level, withheld="5 of 40 answers cannot be judged").reaches(0.8) is None

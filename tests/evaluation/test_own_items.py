@@ -106,7 +106,6 @@ def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tm
     assert done.returncode == 0, done.stderr
     levels = json.loads(done.stdout)["scalars"]["levels"]
     assert [level["length"] for level in levels] == [200, 400]
-    assert all(0.9 * level["length"] < level["prompt_tokens"] <= level["length"] for level in levels)
 
 
 def test_the_place_of_a_tool_among_twenty_may_decide_whether_it_is_called(tmp_path: Path) -> None:

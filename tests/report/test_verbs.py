@@ -15,7 +15,6 @@ from posbias.evaluation.curve import PositionCurve, Shape
 from posbias.evaluation.place import Placement
 from posbias.measurement.attention_statistics import HeadStatistic, PromptMean
 from posbias.report import report_of, verdict
-from posbias.report.evaluate import VERDICTS
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.runs.records import plain
@@ -64,10 +63,7 @@ def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) ->
 def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model() -> None:
     said = verdict(evaluated())
     assert said[0].endswith(": accuracy 0.60 [0.50, 0.70] at position 9, 0.20 [0.10, 0.30] at position 0.")
-    assert (
-        "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)' --positions 0,4,9 --count 20` tries"
-        in said[1]
-    )
+    assert "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)' --positions 0,4,9` tries" in said[1]
     assert "mitigate" not in verdict(evaluated("server"))[1], "a server does not give its weights"
 
 
@@ -87,7 +83,8 @@ def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answer
     record = evaluated()
     record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"unread": 1, "ties": 0}}
     record.resolved["max_tokens"] = 8
-    record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in VERDICTS}
+    rates = ("accuracy", "flip_rate", "first_pick", "tie_rate")
+    record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in rates}
     record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
     reasons = ["empty", "unread", "too_long", "empty"]
     record.scalars["unjudged"] = [{"sample": "0-1", "position": 9, "reason": reason} for reason in reasons]

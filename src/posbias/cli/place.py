@@ -1,5 +1,6 @@
 """`posbias place`: the order of passages that suits one measured model."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +9,11 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import running
 from posbias.errors import UsageError, check_most
-from posbias.files import decoded, file_exists, json_object, read_lines
+from posbias.files import decoded, file_exists, read_lines
 
 EXAMPLE = (
-    "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
-    "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
+    "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number per line: "
+    "`posbias place --run runs/pairs --scores scores.txt`"
 )
 MOST_SCORES = 100_000
 """Passages of one prompt."""
@@ -67,25 +68,18 @@ def arm_of(run: Path, method: str | None) -> Path:
 
 
 def scores_of(text: str) -> list[float]:
-    """Relevances from a file or a list: numbers, or JSON objects with a `score`, one per line."""
-    if not file_exists(text):
-        return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
+    """Relevances from a list, or from a file with one number per line."""
+    given: Iterable[tuple[str, str]]
+    given = ((f"--scores, value {number}", part) for number, part in enumerate(text.split(","), start=1))
+    if file_exists(text):
+        given = ((source, decoded(line, source)) for source, line in read_lines(text))
     relevance = []
-    for source, line in read_lines(text):
-        score: object = decoded(line, source)
-        if line.lstrip().startswith(b"{"):
-            score = json_object(line, source).get("score")
-            if isinstance(score, bool) or not isinstance(score, int | float):
-                raise UsageError(f"{source}: needs a number 'score', got {score!r}")
-        relevance.append(_number(score, source))
+    for source, spelled in given:
+        try:
+            relevance.append(float(spelled))
+        except ValueError:
+            raise UsageError(
+                f"{source}: {spelled.strip()!r} is not a number (allowed: such as 0.4, or a file with one per line)"
+            ) from None
         check_most(f"{text!r}: what one file holds", len(relevance), MOST_SCORES, "scores")
     return relevance
-
-
-def _number(value: object, source: str) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        raise UsageError(
-            f"{source}: {str(value).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
-        ) from None

@@ -19,8 +19,6 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
-from posbias.evaluation.reading import RATES, rates_of_questions
-from posbias.evaluation.samples import independent
 from posbias.runs.records import Record, plain
 from posbias.runs.results import COMPARISONS, RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -45,10 +43,6 @@ class Compared:
     """Its mean less the first's, at every position."""
     difference_p: tuple[float, ...] = ()
     """Holm-corrected p-values of the differences."""
-    rates: Mapping[str, Contrast] = field(default_factory=dict)
-    """A judge's accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
-    rate_p: Mapping[str, float] = field(default_factory=dict)
-    """Holm-corrected p-values of these, over all judges and rates."""
     withheld: str = ""
     """Why its generated answers decide nothing, as `Evaluation.withheld`."""
 
@@ -100,8 +94,17 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
         UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
     """
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
-    _check_comparable(loaded)
+    if len(loaded) < 2:
+        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(loaded)}")
     first = loaded[0]
+    if "cluster" in first.tables and len({evaluation.count for evaluation in loaded}) > 1:
+        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
+    for other in loaded[1:]:
+        pair = (first, other)
+        settings = [(name, *(run.record.resolved.get(name) for run in pair)) for name in SAME]
+        for name, one, another in [*settings, ("seed", *(run.record.seeds["samples"] for run in pair))]:
+            if one != another and not (name == "task" and _without_wording(str(one)) == _without_wording(str(another))):
+                raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
     measure, tables = _chosen(loaded, measure)
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
@@ -128,7 +131,7 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
         "n_items": first.n_items,
         "n_samples": n_samples,
         "samples_needed": needed,
-        "compared": [plain(asdict(entry)) for entry in _with_rates(compared, loaded)],
+        "compared": [plain(asdict(entry)) for entry in compared],
     }
     arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
     seeds = dict(first.record.seeds)
@@ -143,9 +146,9 @@ def _chosen(evaluations: Sequence[Evaluation], measure: str | None) -> tuple[str
         UsageError: they have none in common, or not the one that is asked for.
     """
     tables: list[Mapping[str, Any]] = [evaluation.measures for evaluation in evaluations]
-    if not _common(tables) and any(evaluation.withheld for evaluation in evaluations):
+    if not set.intersection(*map(set, tables)) and any(evaluation.withheld for evaluation in evaluations):
         tables = [measures_of(evaluation.tables) for evaluation in evaluations]
-    shared = _common(tables)
+    shared = [name for name in MEASURES if all(name in table for table in tables)]
     if not shared:
         has = (", ".join(run.measures) or "none, no answer could be judged" for run in evaluations)
         told = "; ".join(f"{run.title} has {names}" for run, names in zip(evaluations, has, strict=True))
@@ -156,36 +159,11 @@ def _chosen(evaluations: Sequence[Evaluation], measure: str | None) -> tuple[str
     return chosen, [table[chosen] for table in tables]
 
 
-def _common(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in MEASURES if all(name in table for table in tables)]
-
-
 @COMPARISONS.register("evaluate_lengths")  # which are refused by name
 @COMPARISONS.register("evaluate")
 def _pair(first: Result, second: Result) -> EvaluationComparison:
     """Two finished evaluations; the first is the baseline."""
     return compare_evaluations([first, second])
-
-
-def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation]) -> list[Compared]:
-    """Judges with their rates less those of the first, paired over the questions that have them in both."""
-    if not all(run.verdicts and not run.withheld for run in evaluations) or not compared[1].changes:
-        return compared
-    count = min(run.count for run in evaluations)
-    baseline, *others = [rates_of_questions(evaluation.tables) for evaluation in evaluations]
-    contrasts: list[dict[str, Contrast]] = []
-    for rates in others:
-        rows = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
-        pairs = {name: independent(pair, evaluations[0].tables) for name, pair in rows.items()}
-        complete = {name: pair[~np.isnan(pair).any(axis=1)] for name, pair in pairs.items()}
-        enough = {name: pair for name, pair in complete.items() if len(pair) >= samples_needed(pair)}
-        contrasts.append({name: confirmed_between(*pair.T) for name, pair in enough.items()})
-    corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
-    with_rates = [
-        replace(entry, rates=by_name, rate_p={name: next(corrected) for name in by_name})
-        for entry, by_name in zip(compared[1:], contrasts, strict=True)
-    ]
-    return [compared[0], *with_rates]
 
 
 def _without_wording(task: str) -> str:
@@ -201,25 +179,6 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]
     pairs = list(zip(titles, places, strict=True))
     return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
-
-
-def _check_comparable(evaluations: Sequence[Evaluation]) -> None:
-    """Refuse fewer than two, groups of other numbers, and what `check_same` refuses."""
-    if len(evaluations) < 2:
-        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
-    if "cluster" in evaluations[0].tables and len({evaluation.count for evaluation in evaluations}) > 1:
-        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
-    for other in evaluations[1:]:
-        check_same(evaluations[0], other)
-
-
-def check_same(first: Evaluation, other: Evaluation, names: Sequence[str] = SAME) -> None:
-    """Refuse evaluations whose samples are others, or were asked in another way."""
-    settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in names]
-    settings.append(("seed", *(run.record.seeds["samples"] for run in (first, other))))
-    for name, one, another in settings:
-        if one != another and not (name == "task" and _without_wording(str(one)) == _without_wording(str(another))):
-            raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 
 def _compared(names: Sequence[str], tables: Sequence[Scores], measure: str, *, enough: bool) -> list[Compared]:

@@ -35,10 +35,9 @@ from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
-from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
-from posbias.evaluation.samples import samples_of
+from posbias.evaluation.samples import EvaluateOptions, samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt

@@ -40,10 +40,9 @@ from posbias.evaluation.levels import (
     check_requirement,
     levels_of,
 )
-from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
-from posbias.evaluation.samples import independent
+from posbias.evaluation.samples import EvaluateOptions, independent
 from posbias.files import write_atomically
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record, remove_record
@@ -351,10 +350,6 @@ class LengthLevel:
 
     length: int
     """Tokens asked for."""
-    task: str
-    """The task at this length, as a literal call."""
-    prompt_tokens: float
-    """Mean tokens of its prompts; NaN if they were not counted."""
     n_complete: int
     """Samples answered at every depth."""
     worst: Interval
@@ -519,8 +514,6 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
         worst, mean = levels.worst, levels.mean
     return LengthLevel(
         length=length,
-        task=evaluation.task,
-        prompt_tokens=float(np.nanmean(evaluation.tables["prompt_tokens"])),
         n_complete=n_complete,
         worst=worst,
         worst_depth=float(depths[int(np.nanargmin(means))]),

@@ -182,18 +182,14 @@ def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Le
     low = min(of(column, CONFIDENCE).low for column in complete.T)
     high = min(of(column, 1 - ALPHA / comparisons).high for column in complete.T)
     mean, worst = of(complete.mean(axis=1), CONFIDENCE), Interval(float(means.min()), low, high)
-    return Levels(mean, worst, _spread_level(complete))
-
-
-def _spread_level(scores: Scores) -> Interval:
-    """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
-    gaps = gaps_of(scores)
+    gaps = gaps_of(complete)
     if not gaps.shape[1]:
-        return Interval(0.0, 0.0, 0.0)
-    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
-    _, high, _ = bounds_of(gaps, scores, ALPHA)
-    most = 1.0 if are_shares(scores) else np.inf
-    return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
+        return Levels(mean, worst, Interval(0.0, 0.0, 0.0))
+    # Best minus worst: the low end holds for all pairs at once, the high one for each alone.
+    least, _, _ = bounds_of(gaps, complete, ALPHA / gaps.shape[1])
+    _, most, _ = bounds_of(gaps, complete, ALPHA)
+    ends = max(0.0, float(least.max())), min(1.0 if shares else np.inf, float(most.max()))
+    return Levels(mean, worst, Interval(float(gaps.mean(axis=0).max()), *ends))
 
 
 def gaps_of(scores: Scores) -> Gaps:

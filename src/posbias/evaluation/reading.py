@@ -113,9 +113,6 @@ def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-RATES = ("accuracy", "flip_rate", "first_pick")
-"""Rates in which judges are compared, fields of `Verdicts`."""
-
 PerPair = Float64[np.ndarray, "_"]
 Flags = Bool[np.ndarray, "_"]
 
@@ -181,14 +178,6 @@ def judge_verdicts(
         agreed_accuracy=_mean(rights) if len(rights) else None,
         agreement_gain=_agreement_gain(rights, agreement) if agreed.sum() > 1 else None,
     )
-
-
-def rates_of_questions(tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
-    """Each question's contribution to `RATES`, from `Evaluation.tables`; NaN if a verdict is missing."""
-    first_pick = tables["first_pick"]
-    missing = np.isnan(first_pick).any(axis=1)
-    flipped = np.where(missing, np.nan, first_pick[:, 0] == first_pick[:, 1])
-    return {"accuracy": tables["correct"].mean(axis=1), "flip_rate": flipped, "first_pick": first_pick.mean(axis=1)}
 
 
 def _agreement_gain(rights: PerPair, agreement: PerPair) -> Interval:

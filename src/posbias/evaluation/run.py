@@ -24,11 +24,11 @@ from posbias.evaluation.evaluation import (
     measures_of,
     write_outputs,
 )
-from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, STOPPED, UNFINISHED, Responder
 from posbias.evaluation.samples import (
     TEXTS,
+    EvaluateOptions,
     Pieces,
     Sample,
     as_bytes,
@@ -187,18 +187,13 @@ def _asked(
     return pieces if responder.describe()["kind"] == "local" else _with_unmarked_thoughts(pieces)
 
 
-def method_words(described: Mapping[str, Any]) -> str:
-    """The method that a responder is under, for titles; empty without one."""
-    method = described.get("method") or ""
-    return f" under {method if len(method) <= LONGEST_METHOD else method.partition('(')[0]}" if method else ""
-
-
 def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
     """The request and the responder in plain values, for a record."""
-    model = described.get("model")
+    model, method = described.get("model"), described.get("method") or ""
     source = model.get("source") if isinstance(model, Mapping) else model
+    named = method if len(method) <= LONGEST_METHOD else method.partition("(")[0]
     return {
-        "title": f"{source or 'model'}{method_words(described)}: {task}",
+        "title": f"{source or 'model'}{f' under {named}' if named else ''}: {task}",
         "command": "",
         "task": str(task),
         "file_sha256": None,

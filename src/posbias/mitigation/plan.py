@@ -21,10 +21,9 @@ from posbias.checks import CountOrZero, NonNegative, OneOf, Steps, checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.levels import Requirement
-from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.run import DECIDING
-from posbias.evaluation.samples import Sample, samples_of
+from posbias.evaluation.samples import CALIBRATED, Sample, calibrating, samples_of
 from posbias.measurement.measurement import directory_names
 from posbias.mitigation.fitting import (
     JUDGED_TEXT,

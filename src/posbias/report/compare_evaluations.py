@@ -1,27 +1,18 @@
 """Evaluations side by side in words, tables and a figure: what differs from the first, paired over samples."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
-from posbias.errors import UsageError
-from posbias.evaluation.comparison import Compared, EvaluationComparison, compare_evaluations
-from posbias.evaluation.evaluation import MEASURES, Evaluation
+from posbias.evaluation.comparison import Compared, EvaluationComparison
+from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
-from posbias.report.page import REPORTS, Report, Section
+from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 
 NOTE = (
     "All evaluations asked the same samples; differences are paired over those answered at every position in all of "
     "them. p-values are corrected (Holm) over all evaluations: of mean, worst position and spread together, and of "
-    "the positions together; of judges' rates together."
+    "the positions together."
 )
-RATE_WORDS = {
-    "accuracy": "right verdicts",
-    "flip_rate": "preferred response changes with the order",
-    "first_pick": "first response picked",
-}
 RISES = {
     MEAN: ("better on average", "worse on average"),
     WORST: ("better at worst", "worse at worst"),
@@ -38,44 +29,14 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         kicker="posbias · evaluations compared",
         verdict=[
             *_withheld(comparison),
-            *(text for entry in comparison.compared[1:] for text in (_sentence(comparison, entry), *_flips(entry))),
+            *(_sentence(comparison, entry) for entry in comparison.compared[1:]),
         ],
         picture=[_figure(comparison)],
-        summary=[_change_table(comparison), *_rate_tables(comparison)],
+        summary=[_change_table(comparison)],
         tables=[_position_table(comparison)],
         note=NOTE,
         record=comparison.record,
     )
-
-
-def side_by_side(evaluations: Sequence[Evaluation], reports: Sequence[Report]) -> Report:
-    """Finished evaluations on one page: paired if they asked the same samples, then each by itself."""
-    sections = [
-        Section(
-            report.title,
-            anchor=f"run-{number}",
-            texts=report.verdict,
-            statements=report.statements,
-            caveats=[*report.notices, *report.caveats],
-            figures=[*report.picture, *report.figures],
-            tables=[*report.summary, *report.tables],
-            left_out=report.left_out,
-            record=report.record,
-        )
-        for number, report in enumerate(reports, start=1)
-    ]
-    try:
-        paired = evaluation_comparison_report(compare_evaluations(evaluations))
-    except UsageError as reason:
-        return Report(
-            " beside ".join(report.title for report in reports),
-            kicker="posbias · evaluations side by side",
-            notices=[f"Not paired: {reason}."],
-            verdict=[f"{report.title}: {report.verdict[0]}" for report in reports],
-            picture=[report.picture[0] for report in reports[:2] if report.picture],
-            sections=sections,
-        )
-    return replace(paired, sections=sections, record=None)
 
 
 def axis_of(n_items: int) -> str:
@@ -111,14 +72,6 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
 
 
-def _flips(entry: Compared) -> list[str]:
-    """What is established of a judge's dependence on the slot, beside the first."""
-    words = {"flip_rate": "verdicts that change with the order", "first_pick": "picks of the first response"}
-    told = {name: text for name, text in words.items() if entry.rate_p.get(name, 1.0) < ALPHA}
-    clauses = [f"{text} {change_text(entry.rates[name].value, '+')}" for name, text in told.items()]
-    return [f"{entry.name} by slot: {'; '.join(clauses)}."] if clauses else []
-
-
 def _figure(comparison: EvaluationComparison) -> Figure:
     strokes = {comparison.compared[0].name: MEASURED, **run_strokes([entry.name for entry in comparison.compared[1:]])}
     curves: list[Curve] = []
@@ -138,17 +91,6 @@ def _change_table(comparison: EvaluationComparison) -> Table:
         for name, change in entry.changes.items()
     ]
     return Table(f"Less {baseline}, {comparison.n_samples} samples", ["run", "of", "difference", "p"], cells)
-
-
-def _rate_tables(comparison: EvaluationComparison) -> list[Table]:
-    """Rates of judges less those of the first; none for other tasks."""
-    cells = [
-        [entry.name, RATE_WORDS[name], change_text(contrast.value, "+"), f"{entry.rate_p[name]:.2g}"]
-        for entry in comparison.compared
-        for name, contrast in entry.rates.items()
-    ]
-    title = f"Judges less {comparison.compared[0].name}, over questions"
-    return [Table(title, ["run", "of", "difference", "p"], cells)] if cells else []
 
 
 def _position_table(comparison: EvaluationComparison) -> Table:

@@ -1,14 +1,12 @@
-"""Influence beside behaviour in words, tables and pictures: of one run, or of several with all their ranks together."""
+"""Influence beside behaviour in words, tables and pictures: of one run, or of several."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64
 
 from posbias.display.figures import (
     GREEN,
     MEASURED,
-    RUNS,
     SKY,
     YELLOW,
     Curve,
@@ -24,7 +22,7 @@ from posbias.report.compare_evaluations import axis_of
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.statistics import MISSING, Interval
+from posbias.statistics import MISSING
 
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
@@ -103,42 +101,9 @@ def reasons(result: InfluenceCorrelation) -> list[str]:
 
 
 def figures(result: InfluenceCorrelation) -> list[Figure]:
-    """The ranks of all runs for each measured series, and every run's own curves."""
-    measured = [series for series in result.pooled if series.measured]
-    drawn = [_rank_figure(result, series, f"correlation-ranks-{number}") for number, series in enumerate(measured)]
-    drawn += [influence_figure(f"correlation-{number}", group) for number, group in enumerate(result.groups)]
+    """Every run's own curves."""
+    drawn = [influence_figure(f"correlation-{number}", group) for number, group in enumerate(result.groups)]
     return [figure for figure in drawn if figure.curves]
-
-
-def _rank_figure(result: InfluenceCorrelation, series: InfluenceSeries, slug: str) -> Figure:
-    """Every position of every run: rank of its influence, rank of its score; no curves if one is constant."""
-    measure = next(iter(series.correlations))
-    value = series.correlations[measure].of("nothing").value.value
-    curves = []
-    for group, stroke in zip(result.groups, RUNS, strict=False):
-        if group.title in series.groups[measure] and not np.isnan(value):
-            influence = next(entry for entry in group.series if entry.array == series.array)
-            curves.append(Curve(group.title, _ranks(influence.means), _ranks(group.means[measure]), stroke))
-    name = label(MEASURES, measure)
-    title = f"{series_name(series)} and {name}: ranks of the positions within each measurement"
-    return Figure(
-        slug,
-        f"{title} (rank correlation {value:.2f})",
-        f"rank of: {series_name(series)}",
-        f"rank of the {name}",
-        tuple(curves),
-        markers=True,
-        lines=False,
-    )
-
-
-def _ranks(means: Sequence[Interval]) -> Float64[np.ndarray, "n_positions"]:
-    """Ranks from 0 to 1, ties sharing theirs."""
-    from scipy.stats import rankdata
-
-    values = np.array([mean.value for mean in means], dtype=np.float64)
-    ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
-    return ranks
 
 
 def series_name(series: InfluenceSeries) -> str:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posbias.display.figures import MEASURED, RUNS, Curve, Figure, HeatMap, interval_curves, ramp
+from posbias.display.figures import MEASURED, RUNS, Figure, HeatMap, interval_curves
 from posbias.display.wording import label
 from posbias.evaluation.correlate import MeasuredGroup
 from posbias.evaluation.curve import PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, EffectiveLength, Evaluation, LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
-from posbias.evaluation.options import CALIBRATED, calibrating
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
-from posbias.report.compare_evaluations import axis_of, side_by_side
+from posbias.report.compare_evaluations import axis_of
 from posbias.report.correlate import CORRELATION_CAVEAT, correlation_tables, correlation_verdict, influence_figure
 from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.page import REPORTS, Report
@@ -49,29 +48,12 @@ REMEDIES = {
     "cut_off": "--max-tokens allows longer answers",
 }
 """What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
-VERDICTS = {
-    "accuracy": "right verdicts",
-    "flip_rate": "preferred response changes with the order",
-    "first_pick": "first response picked (1/2 without position bias)",
-    "tie_rate": "tie called",
-    "agreed_accuracy": "right verdicts, if only those count that agree in both orders",
-    "agreement_gain": "these less a single verdict",
-}
-"""Rates of a judge's verdicts."""
 NAMED_POSITIONS = 3
 """Positions of equal scores that a verdict names."""
-MITIGATED = 20
-"""Samples for a first trial of methods, which takes a small model half an hour."""
 
 
 @REPORTS.register("evaluate")
-def evaluation_report(*evaluations: Evaluation) -> Report:
-    """One evaluation, or several on one page: what differs, paired if they asked the same samples, then each."""
-    reports = [_report_of_one(evaluation) for evaluation in evaluations]
-    return reports[0] if len(reports) == 1 else side_by_side(evaluations, reports)
-
-
-def _report_of_one(evaluation: Evaluation) -> Report:
+def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
@@ -169,15 +151,9 @@ def _tries(evaluation: Evaluation) -> str:
     if not evaluation.local:
         return ""
     model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
-    positions, count = evaluation.positions, MITIGATED
+    positions = evaluation.positions
     three = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
-    fitted = ""
-    if evaluation.file_sha256:  # at least so many samples are in the file, and some go to fits
-        fewer = calibrating(evaluation.count)
-        count = min(count, evaluation.count - fewer)
-        fitted = f" --calibration {fewer}" if fewer < CALIBRATED else ""
-    limits = f"--positions {','.join(map(str, three))} --count {count}{fitted}"
-    return f"`posbias mitigate {model} --task {task} {limits}` tries methods; "
+    return f"`posbias mitigate {model} --task {task} --positions {','.join(map(str, three))}` tries methods; "
 
 
 def measure_words(measure: str) -> str:
@@ -220,8 +196,7 @@ def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
-    judged = [] if not evaluation.verdicts or _withheld(evaluation) else [_verdict_table(evaluation.verdicts)]
-    tables = [*judged, _score_table(evaluation), *_choice_tables(evaluation)]
+    tables = [_score_table(evaluation), *_choice_tables(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
     tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
@@ -420,13 +395,6 @@ def _debiasing_findings(verdicts: Verdicts) -> list[str]:
     ]
 
 
-def _verdict_table(verdicts: Verdicts) -> Table:
-    """The rates of a judge's verdicts in both orders."""
-    cells = [[name, value.text()] for rate, name in VERDICTS.items() if (value := getattr(verdicts, rate)) is not None]
-    title = f"{verdicts.n_pairs} questions in both orders, {verdicts.n_both} with a response named in each"
-    return Table(title, ["rate", "value"], cells)
-
-
 LENGTHS_NOTE = (
     "One sample is requested once per depth; only the item that holds the answer moves. Each cell has a 95 % interval "
     "over samples. The effective length rests on the low ends, and claims too much in at most 5 % of runs; that a "
@@ -446,12 +414,10 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         notices=list(dict.fromkeys(notice for run in runs for notice in notices_of(run))),
         verdict=length_verdict(evaluation),
         picture=[_heat_map(evaluation)],
-        figures=[_curves(evaluation)],
         summary=[_cell_table(evaluation)],
-        tables=[_level_table(evaluation)],
         caveats=[*cut_off, *caveats_of(record)],
         note=LENGTHS_NOTE,
-        left_out=_left_out(evaluation),
+        left_out=[f"too long at {tokens} tokens: {lost} samples" for tokens, lost in evaluation.too_long.items()],
         record=record,
     )
 
@@ -466,11 +432,6 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
         else f"No length is shown to reach {wanted}."
     )
     return [first, *_beyond(evaluation, effective)]
-
-
-def _left_out(evaluation: LengthEvaluation) -> list[str]:
-    """Samples that were not counted at each length, with the reason."""
-    return [f"too long at {length} tokens: {samples} samples" for length, samples in evaluation.too_long.items()]
 
 
 def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[str]:
@@ -505,41 +466,12 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
     )
 
 
-def _curves(evaluation: LengthEvaluation) -> Figure:
-    curves: list[Curve] = []
-    for (length, cells), stroke in zip(evaluation.cells.items(), ramp(len(evaluation.lengths)), strict=True):
-        curves += interval_curves(f"{length} tokens", evaluation.depths, cells, stroke)
-    title = f"{evaluation.record.resolved['title']}: accuracy by depth, a line for every length"
-    return Figure(
-        "accuracy-by-depth", title, "depth of the answer (0 begin, 1 end)", "accuracy", tuple(curves), markers=True
-    )
-
-
 def _cell_table(evaluation: LengthEvaluation) -> Table:
-    effective = evaluation.effective_length
-    words = {True: "yes", False: "no", None: "not decided"}
-    reached = {level.length: words[level.reaches(effective.threshold)] for level in evaluation.levels}
-    header = [
-        "tokens",
-        f"{effective.threshold:g} at every depth",
-        *(f"depth {depth:.2g}" for depth in evaluation.depths),
-    ]
-    cells = [[str(length), reached[length], *(cell.text() for cell in row)] for length, row in evaluation.cells.items()]
+    threshold, words = evaluation.threshold, {True: "yes", False: "no", None: "not decided"}
+    depths = [f"depth {depth:.2g}" for depth in evaluation.depths]
+    header = ["tokens", "samples", f"{threshold:g} at every depth", *depths, "mean", "worst"]
+    cells = []
+    for level, row in zip(evaluation.levels, evaluation.cells.values(), strict=True):
+        reached, means = words[level.reaches(threshold)], [cell.text() for cell in (*row, level.mean, level.worst)]
+        cells.append([str(level.length), str(level.n_complete), reached, *means])
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)
-
-
-def _level_table(evaluation: LengthEvaluation) -> Table:
-    header = ["tokens", "mean tokens of a prompt", "samples", "mean accuracy", "worst depth", "accuracy there", "task"]
-    cells = [
-        [
-            str(level.length),
-            MISSING if np.isnan(level.prompt_tokens) else f"{level.prompt_tokens:.0f}",
-            str(level.n_complete),
-            level.mean.text(),
-            f"{level.worst_depth:.2g}",
-            level.worst.text(),
-            level.task,
-        ]
-        for level in evaluation.levels
-    ]
-    return Table("Every length", header, cells)

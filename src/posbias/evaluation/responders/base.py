@@ -63,14 +63,6 @@ class Request:
             raise UsageError("an answer to score must not be empty; None is allowed: nothing is scored then")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop must be a tuple of texts that are not empty, got {self.stop!r}")
-        reached = 0
-        for begin, end in self.passages:
-            if not reached <= begin < end <= len(self.text):
-                raise UsageError(
-                    f"passages must follow one another within the {len(self.text)} characters of the prompt's text, "
-                    f"none empty, got {(begin, end)}"
-                )
-            reached = end
 
     @property
     def text(self) -> str:

@@ -118,7 +118,7 @@ class LocalResponder(Responder):
         self.options = options or LocalOptions()
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
-        self._runner = Runner(model)
+        self.runner = Runner(model)
         self._trust: Trust | None = None
         self._apart = 0
         self._unscored = False
@@ -139,16 +139,6 @@ class LocalResponder(Responder):
     def together(self) -> str | None:
         """The prompts that are run together (TOGETHER); None before the first request, on which the model is tried."""
         return None if self._trust is None else TOGETHER[self._trust.together]
-
-    @property
-    def reading(self) -> tuple[int, ...]:
-        """Numbers of the requests whose tokens the network now reads, row by row; empty if it reads none."""
-        return self._runner.reading
-
-    @property
-    def processed(self) -> int:
-        """Tokens run through the network so far, of prompts, answers and continuations."""
-        return self._runner.processed
 
     def respond(
         self,
@@ -185,7 +175,7 @@ class LocalResponder(Responder):
                 for index, reply in self._replies(portion, generate=generate).items():
                     replies[index] = reply
         finally:
-            self._runner.reading = ()
+            self.runner.reading = ()
         return replies
 
     def _too_long(self, request: Request, encoded: EncodedRequest, *, generate: bool) -> Response | None:
@@ -250,8 +240,8 @@ class LocalResponder(Responder):
         if trust.cached:
             passes = [*passes_of(portion, together=trust.together, accelerated=accelerated)]
         for group, shared in passes:
-            self._runner.reading = tuple(reading.index for reading in group)
-            logits, states = self._runner.read(
+            self.runner.reading = tuple(reading.index for reading in group)
+            logits, states = self.runner.read(
                 [reading.token_ids for reading in group],
                 first(states[0], shared) if shared else None,
                 rows=max(reading.rows for reading in group),
@@ -282,11 +272,11 @@ class LocalResponder(Responder):
 
     def _decode_whole(self, reading: Reading, tokens: list[int]) -> None:
         """Continue a prompt behind its first token, read whole for every token."""
-        self._runner.reading = (reading.index,)
+        self.runner.reading = (reading.index,)
         if not reading.steady:  # with its answer behind it the prompt may have been turned by other angles
-            tokens[:] = [int(self._runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
+            tokens[:] = [int(self.runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
         while not self._ending.reached(tokens, reading.request, reading.encoded):
-            logits, _ = self._runner.read([np.array([*reading.encoded.prompt, *tokens])])
+            logits, _ = self.runner.read([np.array([*reading.encoded.prompt, *tokens])])
             tokens.append(int(logits[0, -1].argmax()))
 
     def _decode_batch(self, rows: Sequence[Reading], kept: dict[int, Kept], generated: dict[int, list[int]]) -> None:
@@ -308,9 +298,9 @@ class LocalResponder(Responder):
                 room = max(reading.request.max_tokens - len(generated[index]) for index, reading in active.items())
                 cache, padding = joined(parts, room=room)
                 rows = list(active.values())
-            self._runner.reading = tuple(reading.index for reading in rows)
+            self.runner.reading = tuple(reading.index for reading in rows)
             last = [generated[reading.index][-1] for reading in rows]
-            best = self._runner.step(last, cache, padding, wanted=len(active)).max(dim=-1)
+            best = self.runner.step(last, cache, padding, wanted=len(active)).max(dim=-1)
             # Both in one transfer: an accelerator waits for each.
             choices, finite = torch.stack([best.indices, best.values.isfinite().long()]).tolist()
             if not all(finite):
@@ -335,8 +325,8 @@ class LocalResponder(Responder):
     def tried(self, prompt: TokenIds) -> Trust:
         """What the model is trusted with, found out on the first prompt."""
         if self._trust is None:
-            before = self._runner.processed
-            self._trust, self._runner.processed = self._runner.trusted(prompt), before
+            before = self.runner.processed
+            self._trust, self.runner.processed = self.runner.trusted(prompt), before
         return self._trust
 
 

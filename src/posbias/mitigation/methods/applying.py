@@ -226,7 +226,7 @@ class _Mitigated(Wrapped):
         if self.method.needs_question and opened:
             begins = [passages[-1][1] if passages else 0 for _, passages in opened]
             entering = mitigated(model, opened[0][0])
-            entering.places = KnownQuestions(begins, lambda: self.inner.reading, self.inner.model.device)
+            entering.places = KnownQuestions(begins, lambda: self.inner.runner.reading, self.inner.model.device)
             with entering:
                 return self.inner.respond(requests, generate=generate, score=score, alike=begins)
         replies: list[Reply] = []
