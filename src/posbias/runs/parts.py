@@ -99,10 +99,21 @@ class PartStore:
 def clear_parts(directory: str | Path) -> None:
     """Remove the pieces kept in a run directory, and what a kill left half-written; a user's own files stay."""
     parts = Path(directory) / PARTS
-    for path in (*parts.glob("*.safetensors"), *parts.glob(f".*.{TEMPORARY}")):
+    for path in (*filter(is_piece, parts.glob("*.safetensors")), *parts.glob(f".*.{TEMPORARY}")):
         path.unlink(missing_ok=True)
     with suppress(OSError):  # other files are there, or no pieces ever were
         parts.rmdir()
+
+
+def is_piece(path: Path) -> bool:
+    """True if a file carries a fingerprint: other files are the user's, or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return "fingerprint" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def finished_run(

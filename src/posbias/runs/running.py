@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.runs.parts import clear_parts
+from posbias.runs.parts import clear_parts, is_piece
 from posbias.runs.records import Record, finished_record, read_record, without_paths
 
 LOCK_FILE = ".lock"
@@ -96,7 +96,7 @@ def run_directory(
         return
     with held(directory) as held_directory:
         if overwrite and not resume:
-            for path in (path for place in WORK[PIECES] for path in held_directory.glob(place)):
+            for path in (path for place in WORK[PIECES] for path in held_directory.glob(place) if is_piece(path)):
                 path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
