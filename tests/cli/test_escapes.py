@@ -68,7 +68,9 @@ def evil_record() -> Record:
     """Of somebody who wants to be read."""
     record = Record("predict", {"theory": EVIL}, {"title": EVIL, "theory": EVIL, "command": EVIL})
     record.scalars = {"caveats": [EVIL, {"caveat": EVIL}], "left_out": [EVIL], EVIL: {EVIL: EVIL}}
-    record.arrays = {f"theories/{EVIL.replace('/', '')}/influence": np.full(8, 1 / 8)}
+    curve = f"theories/{EVIL.replace('/', '')}"
+    record.resolved["curves"] = {curve: {"theory": EVIL}}
+    record.arrays = {f"{curve}/influence": np.full(8, 1 / 8)}
     record.run_id = record.error = EVIL
     return record
 

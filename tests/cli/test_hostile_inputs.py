@@ -100,7 +100,6 @@ def test_aliases_of_yaml_are_counted_as_what_they_stand_for(posbias, tmp_path):
         (["predict", "--length", 10**12], "n_positions 1,000,000,000,000 with 1 heads"),
         (["predict", "--depth", 10**4, "--length", 10**7], "steps; at most 10,000,000,000 are allowed"),
         (["predict", "--mixing", f"constant(value={'9' * 400})"], "value"),
-        (["predict", "--mixing", "power_decay(start=[1], exponent=0)"], "power_decay"),
         (["predict", "--mask", f"prefix(length={'9' * 400})"], ">= 1, got a number of 1329 bits"),
         (["verify", "--mask", "causal", "--length", 10**9], "--length 2 to 256"),
         (

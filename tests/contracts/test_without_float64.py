@@ -77,7 +77,7 @@ def test_attention(family):
     for name in ("distance", "entropy"):
         np.testing.assert_allclose(getattr(found, name).by_head, getattr(expected, name).by_head, rtol=1e-6)
     np.testing.assert_allclose(found.content.off_diagonal.by_head, expected.content.off_diagonal.by_head, rtol=1e-5)
-    np.testing.assert_allclose(found.kernels.mean, expected.kernels.mean, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.kernels, expected.kernels, rtol=1e-5, atol=1e-9)
 
 
 FROM_QUESTION = f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES}, from_question=True)"

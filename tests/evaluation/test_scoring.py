@@ -3,6 +3,7 @@
 import pytest
 
 from posbias import UsageError
+from posbias.evaluation.responders.base import told_apart
 from posbias.tasks.language import RULES, share_found
 from posbias.tasks.language.rules import normalise_answer
 
@@ -74,3 +75,15 @@ def test_answers_that_would_always_be_right_are_refused() -> None:
     for answers in ([], [""]):
         with pytest.raises(UsageError, match="at least 1 text, none empty"):
             RULES.parse("contains").right("anything", answers)
+
+
+@pytest.mark.parametrize("text", ["```\nTown\n```", "\n```text\nTown", "Town\n```", "```\nTown"])
+@pytest.mark.parametrize("rule", ["equals", "whole_words", "best_subspan_em"])
+def test_a_fence_is_no_line_of_an_answer(rule: str, text: str) -> None:
+    assert RULES.parse(rule).right(text, ["Town"]) == 1
+    assert told_apart(text).cut(("\n",)).answer.strip().endswith("Town")
+
+
+def test_a_letter_and_a_number_have_no_beginning_of_their_own() -> None:
+    assert not RULES.parse("choice").begins
+    assert not RULES.parse("number").begins

@@ -202,6 +202,8 @@ def test_the_key_stays_in_the_header(
         "This model's maximum context length is 8 tokens",
         "the request exceeds the available context size",
         "context_length_exceeded",
+        "prompt is too long: 5000 tokens > 4096 maximum",
+        "The input token count exceeds the maximum number of tokens allowed",
         f"{'x' * 300} maximum context length",
     ],
 )

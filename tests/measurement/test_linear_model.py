@@ -18,7 +18,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "causal": {"depth": 4, "heads": 2, "mixing": 0.4},
     "no residual": {"depth": 3, "mixing": 1.0},
     "no mixing": {"depth": 2, "mixing": [0.0, 0.3]},
-    "window": {"depth": 5, "mask": "sliding_window(width=5)", "mixing": "power_decay(start=0.6, exponent=1.0)"},
+    "window": {"depth": 5, "mask": "sliding_window(width=5)", "mixing": [0.6, 0.3, 0.2, 0.15, 0.12]},
     "prefix": {"depth": 3, "mask": "prefix(length=6)", "mixing": 0.5},
     "full": {"depth": 3, "mask": "full", "encoding": "decay(rate=0.7)", "mixing": 0.5},
     "alibi": {"depth": 4, "heads": 3, "encoding": "alibi", "mixing": [0.2, 0.37, 0.53, 0.7]},

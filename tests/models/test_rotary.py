@@ -12,7 +12,7 @@ from posbias import UsageError
 from posbias.measurement.attention import working_precision
 from posbias.models.attention_blocks import AttentionLayer, query_blocks, seen_layers, watch_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
-from posbias.models.layout import AngleLengths
+from posbias.models.layout import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model
 
 LLAMA = CONFIGS["llama"]().to_dict()
@@ -91,6 +91,48 @@ def test_frequencies_that_the_last_pass_chose_are_not_read() -> None:
     model = HuggingFaceModel(network(config))
     with pytest.raises(UsageError, match="longrope depend on the prompt's length"):
         model.family.rotary_frequencies(model.network, model.family.blocks(model.network)[0], config=config, layer=0)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_yarn_allows_factor_times_the_original_with_a_caveat() -> None:
+    """As Qwen 2.5 says to use it: `max_position_embeddings` stays at the original length."""
+    model = pb.load_model(network(llama(**YARN)))
+    assert model.max_positions == 256
+    assert model.describe()["caveats"] == [
+        "the configuration names 64 positions; YaRN stretches them to 256 (factor times original length), which are "
+        "allowed"
+    ]
+    assert pb.load_prompts("synthetic", model, n_positions=200, count=1).n_positions == 200
+    with pytest.raises(UsageError, match="at most the model's 256 positions, got 257"):
+        pb.load_prompts("synthetic", model, n_positions=257, count=1)
+
+
+@pytest.mark.parametrize(
+    ("rope", "most"),
+    [
+        ({**YARN, "original_max_position_embeddings": 16}, 64),  # DeepSeek-V3 names the stretched length itself
+        ({**YARN, "original_max_position_embeddings": 8}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 64),
+        ({"rope_type": "dynamic", "factor": 4.0}, 64),
+        ({"rope_type": "default"}, 64),
+    ],
+)
+def test_other_lengths_are_as_configured_without_a_caveat(rope: dict[str, Any], most: int) -> None:
+    model = HuggingFaceModel(network(llama(**rope)))
+    assert model.max_positions == most
+    assert model.describe()["caveats"] == []
+
+
+def test_every_sort_of_layer_with_a_full_context_has_to_be_stretched() -> None:
+    yarn = {**YARN, "rope_theta": 1e4}
+    config = transformers.Olmo3Config(
+        **{**CONFIGS["olmo3"]().to_dict(), "rope_parameters": {**BY_TYPE, "full_attention": yarn}}
+    )
+    assert stretched_positions(config) == 256
+    config.rope_parameters["full_attention"] = BY_TYPE["sliding_attention"]
+    assert stretched_positions(config) is None
 
 
 def test_a_scaling_that_is_not_counted_is_named_where_a_prompt_is_too_long() -> None:

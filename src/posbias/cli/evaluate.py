@@ -213,8 +213,9 @@ class ServerFlags:
         _, positional, named = parse_literal_call(f"server({spelled})", "server options")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if positional or set(named) - names:
+            wrong = next(iter(sorted(set(named) - names)), str(positional[:1]))
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
-            raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
+            raise UsageError(f"--server-options: unknown {wrong!r} (delays: the client's own); allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
         settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)

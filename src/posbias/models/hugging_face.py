@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbias.errors import UsageError
 from posbias.models.attention import beyond_attention, watch_branches
 from posbias.models.families import DENSE, FAMILIES
-from posbias.models.layout import AngleLengths, Layout
+from posbias.models.layout import AngleLengths, Layout, stretched_positions
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.tokens import template_options_of
@@ -87,6 +87,10 @@ class HuggingFaceModel(Model):
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
         length = next((length for length in lengths if isinstance(length, int)), None)
         self.max_positions = length if self._family is None else self._family.max_positions(self.config)
+        self._stretched_from: int | None = None
+        stretched = stretched_positions(self.config)
+        if stretched is not None and self.max_positions is not None and stretched > self.max_positions:
+            self._stretched_from, self.max_positions = self.max_positions, stretched
         self.reads_tokens: str | None = None
         """Why embeddings do not say all that the network reads of its tokens, as `compare_inputs` found; None: they do,
         or it was not asked."""
@@ -211,7 +215,13 @@ class HuggingFaceModel(Model):
 
     def caveats(self) -> list[str]:
         """Differences between what runs and what the model's name promises."""
-        return [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
+        caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
+        if self._stretched_from is not None:
+            caveats.append(
+                f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "
+                f"{self.max_positions:,} (factor times original length), which are allowed"
+            )
+        return caveats
 
     @torch.no_grad()
     def logits(

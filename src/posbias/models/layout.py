@@ -69,12 +69,28 @@ class AngleLengths:
         return sum(n_positions > switch for switch in self.switches), n_positions if moves else 0
 
 
-def _settings(config: Any) -> list[Mapping[str, Any]]:
-    """The rotary parameters of a configuration: one set for every sort of layers, or one for all."""
+def _settings(config: Any, *, without: str | None = None) -> list[Mapping[str, Any]]:
+    """The rotary parameters of a configuration: one set for every sort of layers (but one), or one for all."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, Mapping):
         return []
-    return [rope for rope in parameters.values() if isinstance(rope, Mapping)] or [parameters]
+    by_sort = {name: rope for name, rope in parameters.items() if isinstance(rope, Mapping)} or {"": parameters}
+    return [rope for name, rope in by_sort.items() if name != without]
+
+
+def stretched_positions(config: Any) -> int | None:
+    """The positions that YaRN stretches a context to, factor times the original; None unless all full layers have it.
+
+    Published configurations may leave `max_position_embeddings` at the original length (Qwen 2.5) or name the stretched
+    one (DeepSeek-V3).
+    """
+    lengths = []
+    for rope in _settings(config, without="sliding_attention"):
+        factor, original = rope.get("factor"), rope.get(ORIGINAL)
+        if rope.get("rope_type") != "yarn" or not isinstance(factor, int | float) or not isinstance(original, int):
+            return None
+        lengths.append(int(factor * original))
+    return min(lengths, default=None)
 
 
 def turned_by(

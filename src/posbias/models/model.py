@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.models.devices import in_float64
 
 
@@ -112,7 +112,7 @@ class Model(ABC):
             parts.append(f"drawn from seed {self.identity['init_seed']}")
         if self.intervention is not None:
             parts.append(f"under {self.intervention}")
-        return f"{type(self).__name__}({self.identity['source']}: {'; '.join(parts)})"
+        return printable(f"{type(self).__name__}({self.identity['source']}: {'; '.join(parts)})")
 
     @property
     def places(self) -> tuple[str, ...]:

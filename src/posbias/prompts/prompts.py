@@ -49,8 +49,8 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
     if model.max_positions is not None and n_positions > model.max_positions:
         rope = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
         kind = rope.get("rope_type", "default")
-        # A configuration may name the stretched length already, so none is computed.
-        scaled = "" if kind == "default" else f" (its RoPE scaling {kind!r} is not counted)"
+        # Configurations of other kinds than YaRN may name the stretched length already.
+        scaled = "" if kind in ("default", "yarn") else f" (its RoPE scaling {kind!r} is not counted)"
         raise UsageError(
             f"n_positions must be at most the model's {model.max_positions} positions{scaled}, got {n_positions}"
         )

@@ -12,6 +12,7 @@ tokenised as ever.
 """
 
 import copy
+import inspect
 import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -261,6 +262,11 @@ def check_template_options(options: object) -> None:
     """Refuse options of a chat template that are not values by name, or that JSON cannot express."""
     if not isinstance(options, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in options):
         raise UsageError(f"template options must be values by name, such as enable_thinking=False, got {options!r:.80}")
+    from transformers import PreTrainedTokenizerBase
+
+    reserved = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+    for name in reserved.intersection(options):
+        raise UsageError(f"template option {name!r} is reserved for rendering; allowed: others")
     try:
         json.dumps(dict(options), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

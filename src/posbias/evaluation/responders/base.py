@@ -19,6 +19,7 @@ from posbias.errors import UsageError
 from posbias.prompts.tokens import text_of
 from posbias.tasks.language import Span
 from posbias.tasks.language.readings import search_own
+from posbias.tasks.language.rules import unfenced
 
 STOPPED, CUT_OFF = "stop", "length"
 """Ends of a response: an end token or a stop text, or the most tokens that it may have."""
@@ -237,8 +238,8 @@ class Told:
     """True if the answer was cut where a stop text begins."""
 
     def cut(self, stop: tuple[str, ...]) -> "Told":
-        """The answer up to the first stop text behind its first character that is no white space."""
-        begin = len(self.answer) - len(self.answer.lstrip())
+        """The answer up to the first stop text behind its first character that is no white space nor a fence."""
+        begin = len(self.answer) - len(unfenced(self.answer))
         cuts = [place for text in stop if (place := self.answer.find(text, begin)) >= 0]
         if not cuts:
             return self

@@ -59,8 +59,11 @@ BAD_GATEWAY, BAD_REQUEST = 502, 400
 """Status that an answer gets which is none, or which a filter has ended."""
 QUOTA = "insufficient_quota"
 """Code of an error: nothing more is paid for."""
-TOO_LONG = ("context length", "context_length", "context size", "context_size", "context window")
-"""How OpenAI, vLLM, SGLang, llama.cpp and LiteLLM name what a prompt does not fit into."""
+TOO_LONG = (
+    *("context length", "context_length", "context size", "context_size", "context window"),
+    *("too long", "maximum length", "number of tokens allowed", "reduce the length"),
+)
+"""How OpenAI, vLLM, SGLang, llama.cpp, LiteLLM, Anthropic, Google and TGI name what a prompt does not fit into."""
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
 MASKED = "***"

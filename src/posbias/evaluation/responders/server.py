@@ -26,7 +26,7 @@ from anyio.from_thread import start_blocking_portal
 from pydantic_core import from_json
 
 from posbias.checks import checked
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.evaluation.responders.base import (
     CUT_OFF,
     MARKED,
@@ -280,7 +280,7 @@ class ServerResponder(Responder):
         self._no_scores: str | None = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
     def __repr__(self) -> str:
-        return f"ServerResponder({self.model} at {self._client.address})"
+        return printable(f"ServerResponder({self.model} at {self._client.address})")
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """Answer several requests at once, with scores if the server can give them. See `Responder.respond`.
@@ -290,7 +290,7 @@ class ServerResponder(Responder):
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
         if self.options.structured and any(request.schema is None for request in requests):
-            raise UsageError("structured=True: the rule of this task has no schema; allowed: a letter, number or date")
+            raise UsageError("structured=True: the rule of this task has no schema; a letter, number or verdict has")
         # A thread of its own, since that of a notebook has a loop; an interruption cancels what is under way.
         with start_blocking_portal() as portal:
             return portal.call(self._replies, requests, generate, score)
@@ -387,7 +387,7 @@ class ServerResponder(Responder):
             raise
         with suppress(ValueError, LookupError, TypeError):
             value = json.loads(parsed.answer)["answer"]
-            parsed = replace(parsed, answer=" > ".join(value) if isinstance(value, list) else str(value))
+            parsed = replace(parsed, answer=str(value))
         return self._response(generated, parsed)
 
     def _response(self, generated: Answer, parsed: Told) -> Response:

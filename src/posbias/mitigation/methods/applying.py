@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from posbias.checks import checked
-from posbias.errors import UsageError
+from posbias.errors import UsageError, printable
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.local import TOGETHER, encode_requests
@@ -88,7 +88,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             self.places = Question(question, self._model.tokenizer)
 
     def __repr__(self) -> str:
-        return f"mitigated({self._method} on {self._model.identity['source']})"
+        return printable(f"mitigated({self._method} on {self._model.identity['source']})")
 
     def __enter__(self) -> Any:
         model, method = self._model, self._method

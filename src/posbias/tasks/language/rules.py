@@ -22,6 +22,7 @@ from posbias.tasks.language.calls import Called, calls_in
 from posbias.tasks.language.readings import TIE, check_own, explicit, letter_in, number_in, search_own, verdict_of
 
 LEFT = {
+    "literal": "python(function='file.py:function'), or regex, if its form is known",
     "first_ranked": "choice, with the responses as units",
     **dict.fromkeys(
         ["date", "json_value"], "python(function='file.py:function') reads it, or regex, if its form is known"
@@ -35,9 +36,19 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+FENCE = re.compile(r"\s*```\w*[ \t]*\n\s*")
+"""The line that opens a block of code, with the blanks around it."""
+
+
 def first_line(prediction: str) -> str:
-    """The first line of a text that is not blank, without blanks at its ends."""
-    return prediction.lstrip().partition("\n")[0].strip()
+    """The first line of a text that is neither blank nor the opening of a block, without blanks at its ends."""
+    return unfenced(prediction).partition("\n")[0].strip()
+
+
+def unfenced(text: str) -> str:
+    """A text without blanks, and without the opening of a block of code, at its beginning."""
+    opening = FENCE.match(text)
+    return text[opening.end() :] if opening else text.lstrip()
 
 
 def normalise_answer(text: str) -> str:
@@ -100,7 +111,7 @@ class Rule(ABC):
 
     def settled(self, text: str) -> bool:
         """True if nothing that might follow a text, which was cut off, belongs to what is judged."""
-        return self.one_line and "\n" in text.lstrip()
+        return self.one_line and "\n" in unfenced(text)
 
     @abstractmethod
     def right(self, text: str, answers: Sequence[str]) -> float:
@@ -127,6 +138,7 @@ class LineRule(Rule):
 class ReadingRule(Rule):
     """A rule that reads one value out of a text, or nothing where that is not certain, and compares it."""
 
+    begins: ClassVar[bool] = False  # "A" is an article, and a sign punctuation, to what compares beginnings
     wanted: ClassVar[str] = "a letter"
     """What an accepted answer must be."""
 
