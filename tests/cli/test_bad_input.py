@@ -232,3 +232,7 @@ def test_a_seed_too_large_for_the_births_is_refused_before_any_work(posbias, tin
     result = posbias("audit", tiny_llama, "--length", 8, "--count", 1, "--seed", 2**63, "--out", tmp_path / "run")
     one_line(result, "seed must be a whole number >= 0 and < 2^62")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_flag_that_left_says_what_to_do_instead(posbias):
+    one_line(posbias("evaluate", "demo", "--max-cost", "3"), "--max-cost left posbias", "more with --resume")

@@ -22,6 +22,20 @@ from posbias.version import __version__
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong flags and arguments; it exports only its children."""
 INTERRUPTED = 130
+LEFT = {
+    "--averaging": "every prompt's profile is normalised first",
+    "--by-estimate": "the value of `requirement` in record.json is the estimate",
+    "--inspect-ai": "inspect eval posbias/TASK",
+    "--lm-eval": "inspect eval posbias/TASK",
+    "--max-cost": "a small --count first, then more with --resume",
+    "--max-memory": "what does not fit is refused",
+    "--oracle": "posbias evaluate",
+    "--repeats": "evaluate several servers with other seeds",
+    "--sequential": "a small --count first, then more with --resume",
+    "--vllm": "vllm serve, and --server",
+    "--windows": "a file of documents as long as the prompts",
+}
+"""Flags that posbias had, and what to do instead."""
 VERBS = (
     *("predict", "measure", "attention", "decompose", "design", "explore", "compare", "audit", "evaluate", "mitigate"),
     *("export", "correlate", "place", "train", "report"),
@@ -97,5 +111,7 @@ def _refuse(error: Any) -> None:
         sys.exit(2)
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in pairwise(sys.argv) if name in names]
+    if (flag := getattr(error, "option_name", None)) in LEFT:
+        fail(f"{flag} left posbias after 0.1.0: {LEFT[flag]}", 2)
     got = f", got {values[-1]!r}" if values else ""  # typer's message leaves it out
     fail(f"{error.format_message().rstrip('.')}{got}; `{command} --help` says what is allowed", 2)

@@ -22,7 +22,13 @@ from posbias.errors import UsageError
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry, split_literals
 
-INTERVENTIONS: Registry["Intervention"] = Registry("intervention")
+INTERVENTIONS: Registry["Intervention"] = Registry(
+    "intervention",
+    left={
+        "no_learned_sinks": "`posbias attention` tells the sinks' share",
+        "scaled_rope": "no_rope, or another rope_scaling in config.json",
+    },
+)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a module's call, as a hook before it may change them."""
 
