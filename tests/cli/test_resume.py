@@ -82,6 +82,7 @@ def test_a_directory_with_a_finished_run_is_refused(posbias, long_llama, tmp_pat
         ("parts", "3 finished pieces"),
         ("arms/one/parts", "3 finished pieces"),
         ("studies/depth/parts", "3 finished pieces"),
+        ("length-512/parts", "3 finished pieces"),
     ],
 )
 def test_finished_pieces_of_a_run_that_did_not_end_are_refused_with_their_count(posbias, tmp_path, place, count):

@@ -204,11 +204,11 @@ def test_few_samples_never_raise():
     [
         ([], "one of them above 0"),
         ([0.0, 0.0], "one of them above 0"),
-        ([0.5, -1.0], "relevance must be a list, each a finite number >= 0"),
-        ([float("nan")], "relevance must be a list, each a finite number >= 0"),
-        ([float("inf"), 1], "relevance must be a list, each a finite number >= 0"),
-        (["high"], "relevance must be a list, each a finite number >= 0"),
-        ([[1, 2], [3]], "relevance must be a list, each a finite number >= 0"),
+        ([0.5, -1.0], r"turn logits into probabilities first\), one of them above 0; got \[-1.0\]"),
+        ([float("nan")], "relevance must be a list, each a finite number"),
+        ([float("inf"), 1], "relevance must be a list, each a finite number"),
+        (["high"], "relevance must be a list, each a finite number"),
+        ([[1, 2], [3]], "relevance must be a list, each a finite number"),
     ],
 )
 def test_wrong_relevances_are_refused(relevance, complaint):

@@ -221,6 +221,13 @@ def test_a_prompt_beyond_the_context_is_skipped(message: str) -> None:
     assert "HTTP 400" in response.skipped
 
 
+def test_time_that_is_too_long_passes() -> None:
+    late = (504, {}, {"error": "upstream took too long to respond"})
+    with stand_in(lambda index, *_: late if index == 0 else chat("b")) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        assert generated(responder, requests(1))[0].text == "b"
+
+
 def test_an_empty_message_is_an_answer() -> None:
     with stand_in(lambda *_: chat(None)) as server:
         responder = ServerResponder(server.address, "m", FAST)

@@ -81,7 +81,7 @@ def test_answers_and_scores_are_those_that_are_kept(tmp_path: Path) -> None:
 
 def saved_for_text(name: str, directory: Path) -> Path:
     """A tiny family with a vocabulary of bytes and room for a prompt."""
-    config = DESCRIBED[name]()
+    config = (DESCRIBED | UNLISTED)[name]()
     for entry in ("max_position_embeddings", "n_positions", "max_seq_len"):
         if hasattr(config, entry):
             setattr(config, entry, 512)

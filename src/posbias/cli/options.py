@@ -50,12 +50,12 @@ Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
 Mixing = Annotated[
     str,
     typer.Option(
-        help="Share of attention in each layer's update, 0 to 1: number, list per layer or schedule; 0.1 is a residual "
+        help="Share of attention in each layer's update, 0 to 1: number, or list per layer; 0.1 is a residual "
         "network, 1 is attention alone."
     ),
 ]
 RESIDUAL = "0.1"
-"""Mixing if none is given: `architecture.mixing.RESIDUAL_MIXING`, spelled here because that takes numpy."""
+"""Mixing if none is given: `architecture.spec.RESIDUAL_MIXING`, spelled here because that takes numpy."""
 DEFAULT_MIXING = (
     f"Mixing {RESIDUAL} in every layer is the default (--mixing): attention carries a tenth of each layer's "
     "update and the residual stream nine tenths; five published models have 0.06 to 0.14 on average."

@@ -49,7 +49,7 @@ from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
 from posbias.runs.results import RESULTS, Result, as_stored, from_stored
-from posbias.statistics import Interval, StoredNumber
+from posbias.statistics import CONFIDENCE, Interval, StoredNumber
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +213,9 @@ class ProfileRun(Result):
         """The profiles of a run; none if it failed. One that finished without any is refused."""
         if record.status != "done":
             return cls(record, record.title, ())
+        settings = record.resolved.get("measurement") or {}
+        if settings.get("averaging", "profiles") != "profiles" or settings.get("confidence", CONFIDENCE) != CONFIDENCE:
+            raise UsageError(f"the {record.verb} run {record.run_id} has settings that left posbias; run it again")
         scalars = record.scalars
         subjects = tuple(_subject(record, name, stored) for name, stored in (scalars.get("subjects") or {}).items())
         subjects = subjects or (_bare_subject(record),)

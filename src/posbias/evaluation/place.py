@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
-from posbias.checks import CELLS, Natural, NonNegative, checked
+from posbias.checks import CELLS, Natural, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
@@ -135,7 +135,7 @@ class Placement(Result):
 
 @checked
 def place(
-    relevance: Sequence[NonNegative],
+    relevance: Sequence[float],
     run: Evaluation | str | Path,
     *,
     options: PlaceOptions | None = None,
@@ -158,8 +158,11 @@ def place(
     """
     options = options or PlaceOptions()
     weights = np.array(relevance, dtype=np.float64)
-    if not weights.any():
-        raise UsageError("relevance needs a number for each passage, one of them above 0")
+    if not weights.any() or not ((weights >= 0) & (weights < np.inf)).all():
+        raise UsageError(
+            "relevance needs a finite number >= 0 for each passage (turn logits into probabilities first), one of them "
+            f"above 0; got {[number for number in relevance if not 0 <= number < np.inf][:1] or list(relevance)[:4]}"
+        )
     check_most("passages x resamples", len(weights) * DRAWS, CELLS)
     ranks = np.argsort(-weights, kind="stable")
     evaluation = load_evaluation(run, "placing")

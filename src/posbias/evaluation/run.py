@@ -42,7 +42,7 @@ from posbias.evaluation.samples import (
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
@@ -111,6 +111,8 @@ def evaluate_responder(
         evaluation = Evaluation.from_record(record)
         return replace(evaluation, found=True, reused=evaluation.count)
     data = file_sha256(task)
+    if options.directory is not None and options.overwrite and not options.resume:
+        clear_parts(options.directory)  # of one among several subjects, whose name the run's directory does not know
     store = PartStore(options.directory, settings)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     _check_room([sample for sample in samples if sample.piece not in finished], responder)

@@ -112,7 +112,7 @@ class HuggingFaceModel(Model):
         if self._family is None:
             raise UsageError(
                 f"the layout of {self.model_type} models is not in the table, so their blocks cannot be read; they "
-                f"can be measured (without mixing), evaluated and mitigated by adapters; allowed: {', '.join(FAMILIES)}"
+                f"can be measured, evaluated and mitigated (docs/families); allowed: {', '.join(FAMILIES)}"
             )
         if self._misfit is not None and self.intervention is not None:
             raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")

@@ -109,7 +109,7 @@ def fetch_demo() -> Path:
 
 
 def copy_demo(target: str | Path) -> Path:
-    """A copy of the converted demo model in a new directory.
+    """A copy of the converted demo model in a new directory, under a temporary name until it is whole.
 
     Raises:
         UsageError: the directory exists already.
@@ -118,11 +118,15 @@ def copy_demo(target: str | Path) -> Path:
     if Path(target).exists():
         raise UsageError(f"{str(target)!r} exists; the model is copied to a new directory only")
     try:
-        copy = Path(shutil.copytree(fetch_demo(), target, ignore=shutil.ignore_patterns(MARK)))
-        follow_umask(copy)
-    except (shutil.Error, OSError) as error:
-        raise RunError(f"cannot copy the demo model to {str(target)!r}: {one_line(error)[:200]}") from None
-    return copy
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix=f".{FOLDER}-") as scratch:
+            copy = shutil.copytree(fetch_demo(), Path(scratch) / "copy", ignore=shutil.ignore_patterns(MARK))
+            follow_umask(copy)
+            return copy.rename(target)
+    except shutil.Error:  # a list of every file
+        raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
+    except OSError as error:
+        raise RunError(f"cannot copy the demo model to {str(target)!r}: {error.strerror or error}") from None
 
 
 def _download_gguf(scratch: Path) -> Path:

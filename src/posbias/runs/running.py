@@ -25,8 +25,11 @@ LOCK_FILE = ".lock"
 WRITTEN_BELOW = ("", "parts", "answers/*", "models/*", "arms/parts")
 """Places below its directory that a run writes to; what lies deeper is a run of its own."""
 PIECES = "finished pieces"
+BELOW = ("arms", "behaviour", "studies", "length-*")
+"""Directories of a run's parts that have names of their own; those of several subjects have the subjects'."""
+OWN = ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in BELOW))
 WORK = {
-    PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
+    PIECES: (*OWN, "*/parts/*.safetensors"),
     "answers of a server": ("answers/*/*.json",),
     "finished arms": ("arms/*/record.json",),
     "finished studies": ("studies/*/record.json",),
@@ -96,7 +99,7 @@ def run_directory(
         return
     with held(directory) as held_directory:
         if overwrite and not resume:
-            for path in (path for place in WORK[PIECES] for path in held_directory.glob(place) if is_piece(path)):
+            for path in (path for place in OWN for path in held_directory.glob(place) if is_piece(path)):
                 path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
@@ -138,7 +141,7 @@ def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = F
     record = finished_record(directory)
     contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
     for sort, places in WORK.items():
-        count = sum(1 for place in places for _ in directory.glob(place))
+        count = len({path for place in places for path in directory.glob(place)})
         contents += [f"{count} {sort}"] if count else []
     if contents:
         resume, overwrite, other = REMEDIES[shell]

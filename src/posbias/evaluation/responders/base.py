@@ -46,7 +46,7 @@ class Request:
     Within thoughts, and in blank lines before the answer, they mean nothing."""
     answer_pattern: str | None = None
     """A regular expression with one group that holds the answer, all else being thoughts; None: thoughts are told by
-    the marks that models put around them (`thoughts.py`)."""
+    the marks that models put around them (`told_apart`)."""
     passages: tuple[Span, ...] = ()
     """Begin and end, in characters of `text`, of every passage in it, in order; see `Example.passages`."""
     fixed_order: bool = False
@@ -116,7 +116,7 @@ class Response:
     thoughts: str | None = None
     """Marked thoughts without the marks; None if nothing was marked."""
     thinking: str | None = None
-    """How thoughts were told apart (`thoughts.Told`); UNFINISHED: they did not end, so that there is no answer."""
+    """How thoughts were told apart (`Told`); UNFINISHED: they did not end, so that there is no answer."""
 
 
 @dataclass(frozen=True)

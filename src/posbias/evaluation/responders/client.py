@@ -61,7 +61,7 @@ QUOTA = "insufficient_quota"
 """Code of an error: nothing more is paid for."""
 TOO_LONG = (
     *("context length", "context_length", "context size", "context_size", "context window"),
-    *("too long", "maximum length", "number of tokens allowed", "reduce the length"),
+    *("prompt is too long", "input is too long", "maximum length", "number of tokens allowed", "reduce the length"),
 )
 """How OpenAI, vLLM, SGLang, llama.cpp, LiteLLM, Anthropic, Google and TGI name what a prompt does not fit into."""
 SHOWN = 200
@@ -330,8 +330,9 @@ def _trusted() -> ssl.SSLContext:
 
 def meaning_of(status: int, words: str) -> Meaning:
     """Meaning of a refusal for the run, by its status and its code; a refusal of every prompt shows by its share."""
-    of_the_length = any(name in words.lower() for name in TOO_LONG)
-    if status == 413 or (of_the_length and (status in OF_THE_PROMPT or status >= 500)):
+    # Beyond 500 it may be time that was too long.
+    known = TOO_LONG if status in OF_THE_PROMPT else TOO_LONG[:5] if status >= 500 else ()
+    if status == 413 or any(name in words.lower() for name in known):
         return "too_long"
     if QUOTA in words:
         return "final"

@@ -146,8 +146,8 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
         raise UsageError(
-            f"adapter: no layer of this {model.model_type} model has linear projections {_listed(missing)} (experts of "
-            f"a mixture are none); allowed targets: {_listed(present) or 'none'}"
+            f"adapter: no layer of this {model.model_type} model has linear projections {_listed(missing)} under names "
+            f"that are known (experts of a mixture are none); allowed targets: {_listed(present) or 'none'}"
         )
     targets = [{role: rows for role, rows in one.rows.items() if role in roles} for one in projections]
     return [replace(one, rows=rows) for one, rows in zip(projections, targets, strict=True) if rows]

@@ -123,7 +123,7 @@ class Documents(LanguageTask):
     def __post_init__(self) -> None:
         if self.template is not None and self.query != "after":
             raise UsageError(f"{self.name}: query is for the published prompt, not for a template")
-        fields = re.findall(r"\{(number|title|text)\}", self.entry or "{text}")
+        fields = re.findall(r"\{(number|title|text)\}", "{text}" if self.entry is None else self.entry)
         if fields not in (["text"], ["number", "text"], ["title", "text"], ["number", "title", "text"]):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "

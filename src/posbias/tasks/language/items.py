@@ -264,7 +264,7 @@ class Items(LanguageTask):
             raise UsageError(f"{self.name}: {LONGER}")
         if self.among == TOOLS and self.fillers is not None:
             raise UsageError(f"{self.name}: among='tools' takes no fillers")
-        fields = re.findall(r"\{(number|letter|text)\}", self.entry or "{text}")
+        fields = re.findall(r"\{(number|letter|text)\}", "{text}" if self.entry is None else self.entry)
         if fields not in (["text"], ["number", "text"], ["letter", "text"]):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "

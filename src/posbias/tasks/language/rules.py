@@ -36,7 +36,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-FENCE = re.compile(r"\s*```\w*[ \t]*\n\s*")
+FENCE = re.compile(r"\s*```\w*[ \t]*\n\s*(?!\s|```)")
 """The line that opens a block of code, with the blanks around it."""
 
 
