@@ -1,4 +1,4 @@
-"""Writes README.md and rates.csv from simulations: `python studies/intervals/make_intervals.py` (a few minutes)."""
+"""Writes README.md and rates.csv in minutes: `PYTHONPATH=tests python studies/intervals/make_intervals.py`."""
 
 import csv
 from collections.abc import Callable
@@ -32,7 +32,8 @@ of the time for symmetric units; 6 to 11 % for heavy tails, even with 32 units; 
 methods (`posbias mitigate`), and other conclusions, are [false](#false-conclusions) in at most 5 % of runs, also if
 losses are rare. How they are made: [intervals](../../docs/intervals.md).
 
-`python studies/intervals/make_intervals.py` (a few minutes, seed {SEED}) writes this page and [`rates.csv`](rates.csv),
+`PYTHONPATH=tests python studies/intervals/make_intervals.py` (a few minutes, seed {SEED}) writes this page and
+[`rates.csv`](rates.csv),
 which has every rate: paired differences, positions jointly, losses in the middle, all counts and tests. {MEANS:,}
 repetitions for means, {PROFILES:,} for profiles, {SCORES:,} for scores; a rate of 5 % then has a standard error of .07,
 .34 and .49 points. All in %; 5 is right.

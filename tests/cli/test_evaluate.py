@@ -264,9 +264,9 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
     for flags, message in (
         (["--scores", "0.5,often"], "--scores, value 2: 'often' is not a number"),
         (["--scores", wrong], "scores.txt, line 2: 'high' is not a number"),
-        (["--scores", "-1,2"], "relevance must be a list, each a finite number >= 0"),
+        (["--scores", "-1,2"], "turn logits into probabilities first"),
         (["--scores", "1,2", "--by", "beauty"], "has no 'beauty'"),
-        (["--scores", "nan,1"], "relevance must be a list, each a finite number >= 0"),
+        (["--scores", "nan,1"], "relevance must be a list, each a finite number"),
     ):
         result = posbias("place", "--run", finished, *flags)
         assert result.returncode == 2

@@ -67,7 +67,7 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="without influence"):
         correlate([replace(saved(), influence=None)])
     pb.Record(verb="measure", arguments={}).save(tmp_path / "measured")
-    with pytest.raises(UsageError, match=r"finished run of posbias evaluate, got 'measure' \(done\)"):
+    with pytest.raises(UsageError, match=r"finished run of posbias audit --behaviour, got 'measure' \(done\)"):
         correlate([tmp_path / "measured"])
     pb.Record(verb="evaluate", arguments={}, status="failed").save(tmp_path / "failed")
     with pytest.raises(UsageError, match=r"got 'evaluate' \(failed\)"):

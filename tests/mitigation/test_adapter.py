@@ -82,13 +82,13 @@ def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
         (
             mixture,
             "q,mlp",
-            "no layer of this mixtral model has linear projections gate, up, down (experts of a "
-            "mixture are none); allowed targets: q, k, v, o",
+            "no layer of this mixtral model has linear projections gate, up, down under names "
+            "that are known (experts of a mixture are none); allowed targets: q, k, v, o",
         ),
         (
             other,
             "q,o",
-            "lfm2 model has linear projections o (experts of a mixture are none); allowed targets: q, k, v",
+            "projections o under names that are known (experts of a mixture are none); allowed targets: q, k, v",
         ),
         (shaken_model("mamba2"), "all", "allowed targets: none"),
     ):

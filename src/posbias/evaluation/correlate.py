@@ -154,7 +154,7 @@ def correlate(
     seed = (options or CorrelateOptions()).seed
     if not runs:
         raise UsageError("no run to correlate; give at least 1")
-    evaluations = [load_evaluation(run, "a correlation") for run in runs]
+    evaluations = [load_evaluation(run, "a correlation", made_by="posbias audit --behaviour") for run in runs]
     check_different(evaluations)
     titles = numbered([run.title for run in evaluations])
     groups = [MeasuredGroup.of(run, title) for title, run in zip(titles, evaluations, strict=True)]

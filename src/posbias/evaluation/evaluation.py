@@ -320,7 +320,7 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     return path
 
 
-def load_evaluation(run: Result | str | Path, purpose: str) -> Evaluation:
+def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "posbias evaluate") -> Evaluation:
     """A finished evaluation at one length, read from its directory, or from that of the audit above it.
 
     Raises:
@@ -338,7 +338,7 @@ def load_evaluation(run: Result | str | Path, purpose: str) -> Evaluation:
         at_length = f"length-{next(iter(record.scalars['at']))}"
         raise UsageError(f"{purpose} needs an evaluation at one length, such as {at_length} below the directory")
     if record.verb != "evaluate" or record.status != "done":
-        raise UsageError(f"{purpose} needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
+        raise UsageError(f"{purpose} needs a finished run of {made_by}, got {record.verb!r} ({record.status})")
     evaluation = result_of(record)
     assert isinstance(evaluation, Evaluation)
     return evaluation

@@ -69,7 +69,7 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         for group in result.groups
         for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
     ]
-    nothing = "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
+    nothing = "Nothing to compare: samples in common, at 3 positions at least, are needed of influence and behaviour."
     return Report(
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",

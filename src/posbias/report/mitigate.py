@@ -82,7 +82,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
         verdict=[*recommendation(judgement), *required],
-        basis=f"{n_samples} samples that no fit used",
+        basis=f"{n_samples} samples that no fit used.",
         caveats=[
             *caveats_of(record),
             *warnings(trial.choice, trial.arms),

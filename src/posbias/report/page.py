@@ -115,7 +115,7 @@ def report_of(*runs: Showing | Record) -> Report:
     make: Callable[..., Report] = REPORTS[first.verb]
     alone = [record.verb for record in records if not _takes_several(REPORTS[record.verb])]
     if alone and len(records) > 1:
-        raise UsageError(f"runs of {alone[0]} are drawn one at a time, without others beside them")
+        raise UsageError(f"runs of {alone[0]} are drawn one at a time; `posbias compare` pairs two of evaluate")
     if not first.scalars:
         check_finished(first)
     try:

@@ -80,7 +80,7 @@ def print_tables(tables: Iterable[Table], console: "Console") -> None:
     from rich.markup import escape
     from rich.table import Table as Ruled
 
-    for table in tables:
+    for table in (table for table in tables if table.cells):
         rows = [list(map(printable, row)) for row in (table.header, *table.cells)]
         if not console.is_terminal:
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
