@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import openai  # noqa: F401 (with the first answer else: an interruption within an import may be lost)
 import pytest
 
 from evaluation.hostile import HOSTILE, LATE, Hostile, answer, hostile_server, repeated, spoken
