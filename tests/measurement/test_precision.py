@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,13 @@ def test_the_loss_is_that_against_the_same_weights_in_float32(llama: HuggingFace
     two = measure(reduced, PROMPTS, kinds="logit", options=MeasureOptions(precision_prompts=2))
     assert two.details["logit"]["W1_to_float32"].size == 2
     assert "W1 to float32" in str(tables_of(report_of(two)))
+
+
+def test_a_finished_run_without_the_check_is_not_taken_over(llama: HuggingFaceModel, tmp_path: Path) -> None:
+    reduced = _in(llama, torch.bfloat16)
+    for count in (0, 1):
+        options = MeasureOptions(directory=tmp_path, resume=True, precision_prompts=count)
+        assert len(measure(reduced, PROMPTS, kinds="logit", options=options).details) == count
 
 
 def test_weights_that_cannot_be_converted_are_told(llama: HuggingFaceModel) -> None:

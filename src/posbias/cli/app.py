@@ -23,9 +23,9 @@ WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong flags and arguments; it exports only its children."""
 INTERRUPTED = 130
 LEFT = {
-    "--by-head": "what pb.attention returns has every head's",
     "--averaging": "every prompt's profile is normalised first",
     "--by-estimate": "the value of `requirement` in record.json is the estimate",
+    "--by-head": "what pb.attention returns has every head's",
     "--influence": "pb.measure under pb.mitigated",
     "--inspect-ai": "inspect eval posbias/TASK",
     "--kernel-cells": "mean kernels have at most 128 x 128 cells",

@@ -1,5 +1,6 @@
 """`posbias attention`: what attention looks like in a model, and what its rollouts predict."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -32,9 +33,8 @@ def attention(
     from posbias.measurement.attention import AttentionOptions
     from posbias.measurement.attention import attention as measured
 
-    AttentionOptions(sink_thresholds)  # type: ignore[arg-type]  # spelled as here; refused before the model is loaded
+    settings = AttentionOptions(sink_thresholds)  # type: ignore[arg-type]  # spelled as here
     with running(context, flags) as run:
         loaded = loading.load(model, prompts=prompts.prompts)
         read = prompts.drawn(loaded, seed=flags.seed)
-        settings = AttentionOptions(sink_thresholds, directory=run.directory)  # type: ignore[arg-type]
-        run.finish(measured(loaded, read, options=settings).record)
+        run.finish(measured(loaded, read, options=replace(settings, directory=run.directory)).record)

@@ -40,7 +40,7 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions, checkpointed
+from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 from posbias.measurement.units import (
     MeasureOptions,
@@ -342,7 +342,8 @@ def measure(
         check_prompts(model, prompts)
         of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
         settings = settings_of_units(model, prompts, of_units, engine=options.engine)
-        of_record = {"verb": "measure", **settings, "together": options.together}
+        of_whole = {"together": options.together, "precision_prompts": options.precision_prompts}
+        of_record = {"verb": "measure", **settings, **of_whole}
         finished = finished_run(run.directory, lambda: of_record, resume=options.resume)
         if finished is not None:
             stored = cast(Measurement, Measurement.from_record(finished))
@@ -354,6 +355,8 @@ def measure(
             measured = partial(_measured, model, prompts, resolved, options, settings)
             usual = partial(measured, checkpointing=options.checkpointing)
             measurement = halving(usual, together, at_last=partial(measured, 1, checkpointing=True))
+            if model.dtype in REDUCED:
+                measurement = _beside_float32(measurement, model, prompts)
             if run.directory is not None:
                 measurement.record.resolved["fingerprint"] = fingerprint(of_record)
         run.finish(measurement.record)
@@ -386,8 +389,6 @@ def _measured(
     pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
     measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
-    if model.dtype in REDUCED:
-        measurement = _beside_float32(measurement, model, prompts)
     described = settings["model"]
     subject = replace(measurement.measured, name="trained" if described.get("init_seed") is None else "initialised")
     return replace(measurement, measured=subject, model=described, prompts=prompts, tokenizer=model.tokenizer)
@@ -409,11 +410,10 @@ def _beside_float32(measurement: Measurement, model: Model, prompts: Prompts) ->
         return replace(measurement, left_out=(*measurement.left_out, why))
     full, found = converted(model, torch.float32), dict(measurement.details)
     alone = replace(options.passes, layers=None)
-    with checkpointed(full.network, enabled=options.checkpointing):
-        exact = [
-            measure_prompt(full, tokens, kinds=measurement.kinds, key=(seed, index), options=alone).norms
-            for index, tokens in enumerate(prompts.token_ids[:count])
-        ]
+    exact = [
+        measure_prompt(full, tokens, kinds=measurement.kinds, key=(seed, index), options=alone).norms
+        for index, tokens in enumerate(prompts.token_ids[:count])
+    ]
     for kind, rounded in measurement.per_prompt.items():
         norms = np.stack([of_prompt[kind] for of_prompt in exact])
         ours, theirs = (rows / rows.sum(axis=1, keepdims=True) for rows in (rounded[:count], norms))

@@ -22,8 +22,6 @@ SHUFFLED = " (shuffled, seed {seed})"
 """Behind the source of prompts whose tokens were put into random order."""
 EMBEDDED = 1 << 24
 """Numbers of the embedding looked at in one go (64 MB in float32)."""
-FIRST_TOKENS = 24
-"""Tokens of the first prompt that are shown as its first words."""
 
 
 @runtime_checkable
