@@ -70,10 +70,12 @@ def test_what_cannot_be_structured_is_refused_in_one_line() -> None:
         with pytest.raises(UsageError, match=r"takes no structured=True: HTTP 400: response_format of type") as caught:
             evaluate(responder, "pairwise()", options=OPTIONS)
         assert "\n" not in str(caught.value)
-        asked = len(server.asked)
-        with pytest.raises(UsageError, match="structured=True: the rule of this task has no schema"):
-            evaluate(responder, "key_value(pairs=3)", options=OPTIONS)
-        assert len(server.asked) == asked
+    with (
+        stand_in(lambda index, path, body: chat("A")) as server,
+        pytest.raises(UsageError, match="structured=True: the rule of this task has no schema"),
+    ):
+        evaluate(ServerResponder(server.address, "m", STRUCTURED), "key_value(pairs=3)", options=OPTIONS)
+    assert server.asked == []
     with (
         stand_in(lambda index, path, body: (401, {}, {"error": {"message": "no key"}})) as server,
         pytest.raises(RunError),
