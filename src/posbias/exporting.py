@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,23 +24,17 @@ from posbias.files import file_exists, follow_umask
 from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
+from posbias.mitigation.methods.applying import resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
-from posbias.mitigation.plan import ARMS
 from posbias.mitigation.result import ArmResult, MitigationTrial
-from posbias.mitigation.run import RECIPE
+from posbias.mitigation.run import ARMS, RECIPE
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 from posbias.models.weights import dispatched, quantised, weights_sha256
 from posbias.report.evaluate import measure_words
 from posbias.report.layout import caveats_of
-from posbias.report.mitigate import (
-    reasons,
-    seconds_each,
-    text_change,
-    warnings,
-    words,
-)
+from posbias.report.mitigate import reasons, seconds_each, text_change, warnings, words
 from posbias.runs.records import RECORD_FILE
 from posbias.runs.results import load_record
 from posbias.version import __version__
@@ -48,6 +42,7 @@ from posbias.version import __version__
 GGUF = ".gguf"
 LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
 """Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
+NOT_JUDGED = "Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."
 Judged = tuple[MitigationTrial, ArmResult]
 """A trial, and its arm of the method."""
 
@@ -95,7 +90,6 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
         inside = isinstance(method, Mitigation)
         why = "it depends on the places of tokens, which no weight knows" if inside else "it changes prompts"
         raise UsageError(f"{method.name} cannot be exported: {why}; allowed: adapter")
-    method.check_model(loaded)
     updates = method.weight_updates(loaded)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -115,13 +109,11 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
     return Exported(str(target), str(method), "merged" if merged else "adapter", files)
 
 
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """A recipe, with what judged it."""
+class Chosen(NamedTuple):
+    """A recipe, with the trial and its arm that judged it, if they are known."""
 
     recipe: Path
     judged: Judged | None = None
-    """The trial and its arm; None if none is known."""
 
 
 def choose(named: str | Path, *, method: str | None = None) -> Chosen:
@@ -167,10 +159,9 @@ def _adapters(run: Path) -> dict[str, Chosen]:
 
 def _subject(fitted: Any, model: HuggingFaceModel) -> tuple[Method, dict[str, Any], Judged | None]:
     """The method, how it was fitted, and what judged it, as far as these are known."""
-    if isinstance(fitted, Fitted):
-        return fitted.method, fitted.how, None
-    if isinstance(fitted, Method):
-        return fitted, {}, None
+    if isinstance(fitted, Fitted | Method):
+        how = fitted.how if isinstance(fitted, Fitted) else {}
+        return resolve_method(fitted.method if isinstance(fitted, Fitted) else fitted, model), how, None
     if not isinstance(fitted, str | Path | Chosen):
         raise UsageError(f"export: give what fit returns, a method, a recipe or a run, got {type(fitted).__name__}")
     chosen = fitted if isinstance(fitted, Chosen) else choose(fitted)
@@ -293,35 +284,27 @@ def _card(
     precision, weights = str(model.dtype).removeprefix("torch."), weights_sha256(model.network)[:16]
     form = "The whole model with the change in its weights" if merged else "A PEFT (LoRA) adapter"
     also = "; `adapter.gguf` is the same change for llama.cpp" if gguf else ""
-    tokens, samples = how.get("prompt_tokens"), how.get("calibration_samples")
-    lengths = f" of {tokens[0]} to {tokens[1]} tokens" if tokens else ""
-    prompts = f"{how.get('calibration_prompts', '?')} prompts{lengths} in {len(how.get('answer_loss', []))} steps"
-    fitted = f"{samples} samples in {prompts}" if samples else "nothing that is on record"
-    not_judged = "Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."
-    return "\n".join(
-        [
-            *["---", *([] if merged else [f"base_model: {source}", "library_name: peft"])],
-            *["tags: [position-bias]", "---"],
-            f"# {method.name} against position bias, for {source}",
-            "",
-            f"{form}, written by posbias {__version__}{also}. Its method is `{method}`.",
-            "",
-            f"- Base model: {source}{revision}, weights {weights} ({precision}); made for these alone.",
-            f"- Size: updates of rank {method.rank}; merged, no time.",
-            f"- Fitted to: {fitted}.",
-            "",
-            "## Does it help?",
-            "",
-            *([not_judged, ""] if judged is None else _verdict_lines(*judged)),
-            "## Use",
-            "",
-            "```bash",
-            *(merged_commands(name) if merged else adapter_commands(source, name, method.rank)),
-            *(gguf_commands(source, name) if gguf else []),
-            "```",
-            "",
-        ]
-    )
+    fitted = "nothing that is on record"
+    if samples := how.get("calibration_samples"):
+        lengths = "of {} to {} tokens ".format(*how["prompt_tokens"]) if "prompt_tokens" in how else ""
+        steps = len(how.get("answer_loss", []))
+        fitted = f"{samples} samples in {how.get('calibration_prompts', '?')} prompts {lengths}in {steps} steps"
+    head = [] if merged else [f"base_model: {source}", "library_name: peft"]
+    lines = [
+        *["---", *head, "tags: [position-bias]", "---"],
+        f"# {method.name} against position bias, for {source}",
+        f"\n{form}, written by posbias {__version__}{also}. Its method is `{method}`.",
+        f"\n- Base model: {source}{revision}, weights {weights} ({precision}); made for these alone.",
+        f"- Size: updates of rank {method.rank}; merged, no time.",
+        f"- Fitted to: {fitted}.",
+        "\n## Does it help?\n",
+        *([NOT_JUDGED] if judged is None else _verdict_lines(*judged)),
+        "\n## Use\n\n```bash",
+        *(merged_commands(name) if merged else adapter_commands(source, name, method.rank)),
+        *(gguf_commands(source, name) if gguf else []),
+        "```\n",
+    ]
+    return "\n".join(lines)
 
 
 def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
@@ -334,17 +317,12 @@ def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
     return [
         f"On {verdict.n_samples} samples of `{trial.task}` that no fit saw: **{words(verdict)}**. "
         + " ".join(reasons(verdict, judgement)),
-        "",
-        f"| position | {measure_words(measure)}, before | with it |",
-        "|---|---|---|",
-        *(f"| {position} | {before} | {after} |" for position, before, after in rows),
-        "",
-        "## What does it cost?",
-        "",
+        f"\n| position | {measure_words(measure)}, before | with it |\n|---|---|---|",
+        *(f"| {position} | {old} | {new} |" for position, old, new in rows),
+        "\n## What does it cost?\n",
         f"- Ordinary text, loss per token: {text_change(verdict, arm)}; accepted: {trial.tolerance:g}.",
         f"- Seconds per request in that trial: {after}, without it {before}.",
         *(f"- Caveat: {caveat}." for caveat in caveats),
-        "",
     ]
 
 

@@ -36,7 +36,7 @@ from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation.descent import encoded_answers
+from posbias.mitigation.fits import encoded_answers
 from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS

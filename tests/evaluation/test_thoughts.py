@@ -19,7 +19,7 @@ from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.responders.passes import EncodedRequest, Ending
-from posbias.mitigation.descent import encoded_answers
+from posbias.mitigation.fits import encoded_answers
 from posbias.mitigation.fitting import answer_logprob
 from posbias.prompts.tokens import with_template_options
 from posbias.report import report_of

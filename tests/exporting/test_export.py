@@ -293,7 +293,7 @@ def test_a_method_that_was_fitted_to_other_weights_is_refused(long_llama, tmp_pa
     for refused in (
         lambda: pb.export(fitted, tmp_path / "out", model=model),
         lambda: pb.export(fitted.method, tmp_path / "out", model=model),
-        pb.mitigated(model, fitted.method).install,
+        lambda: pb.mitigated(model, fitted.method),
         lambda: answering_under(fitted.method, pb.LocalResponder(model)),
     ):
         with pytest.raises(pb.UsageError, match=r"^adapter was fitted to another model, 'long-llama': its weights_sha"):

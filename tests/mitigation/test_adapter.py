@@ -156,7 +156,7 @@ def test_a_trial_fits_an_adapter_and_keeps_it(trial, long_llama, monkeypatch):
     assert str(fitted) == arm.method
     scores = result.scores("logprob", 1) - result.scores("logprob", 0)
     assert np.abs(scores).min() > 0
-    monkeypatch.setattr("posbias.mitigation.descent.descend", None)  # the fit is taken over
+    monkeypatch.setattr("posbias.mitigation.fits.descend", None)  # the fit is taken over
     again = mitigate(str(long_llama), "key_value(pairs=2)", options=replace(options, by="logprob"), directory=directory)
     np.testing.assert_array_equal(again.scores("logprob", 1), result.scores("logprob", 1))
 

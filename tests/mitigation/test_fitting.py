@@ -11,7 +11,7 @@ import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
 from posbias.interventions.keys import KeyLogits, biased
-from posbias.mitigation import descent
+from posbias.mitigation import fits
 from posbias.mitigation.fitting import contents
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
@@ -84,7 +84,7 @@ def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(
     options = FitOptions(steps=3, batch=5, knots=(0, 1, 90), **more)
     found = []
     for together in (1, 5):
-        monkeypatch.setattr(descent, "together_in_memory", lambda *_, most=together, **__: most)
+        monkeypatch.setattr(fits, "together_in_memory", lambda *_, most=together, **__: most)
         found.append(fit(method, model, uneven, text=text, options=options).how)
     first, again = found
     assert first["answer_loss"] == pytest.approx(again["answer_loss"], abs=2e-6)
@@ -93,12 +93,12 @@ def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(
 
 
 def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):
-    monkeypatch.setattr(descent, "STEPS_BETWEEN_CHECKS", 1)
+    monkeypatch.setattr(fits, "STEPS_BETWEEN_CHECKS", 1)
     options = FitOptions(steps=40, rate=5.0, batch=2, held_out=0.3, penalty=0.0)
     found = fit("adapter(rank=1)", model, calibration, options=options)
     losses = found.how["held_out_loss"]
     assert found.how["held_out_prompts"] == 2, "both positions of a sample"
-    assert len(found.how["answer_loss"]) == len(losses) == 1 + int(np.argmin(losses)) + descent.PATIENCE < 40
+    assert len(found.how["answer_loss"]) == len(losses) == 1 + int(np.argmin(losses)) + fits.PATIENCE < 40
     (held,) = {example.sample for example in calibration[-2:]}
     requests = [Request(prompt=one.prompt, answer=one.target) for one in calibration if one.sample == held]
     replies = answering_under(found.method, LocalResponder(model)).respond(requests, generate=False, score=True)
@@ -117,14 +117,14 @@ def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
 def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(model, calibration, text, monkeypatch):
     options = FitOptions(steps=20, rate=0.3, knots=(0, 1, 90), from_question=True)
     kept = fit("key_bias", model, calibration, text=text, options=options)
-    monkeypatch.setattr(descent, "KEPT_BYTES", 0)
+    monkeypatch.setattr(fits, "KEPT_BYTES", 0)
     again = fit("key_bias", model, calibration, text=text, options=options)
     assert kept.how == again.how
     request = Request(prompt=calibration[0].prompt, answer=calibration[0].target, passages=calibration[0].passages)
     reply = answering_under(kept.method, LocalResponder(model)).respond([request], generate=False, score=True)[0]
     one = fit("key_bias", model, calibration, options=replace(options, steps=8, penalty=0.0, rate=1e-9))
     plain = LocalResponder(model).respond([request], generate=False, score=True)[0]
-    order = descent._rounds(len(calibration), 8, np.random.default_rng(0))
+    order = fits._rounds(len(calibration), 8, np.random.default_rng(0))
     expected = -plain.score.logprob / plain.score.n_tokens
     assert one.how["answer_loss"][int(np.argmin(order))] == pytest.approx(expected, rel=1e-5)
     assert reply.score.logprob > plain.score.logprob

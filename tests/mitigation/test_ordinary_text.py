@@ -8,10 +8,8 @@ from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
 from posbias.mitigation.fitting import JUDGED_TEXT
 from posbias.mitigation.methods.ms_poe import MsPoe
-from posbias.mitigation.plan import plan_trial
-from posbias.mitigation.run import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, measure_text
+from posbias.mitigation.run import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED
 from posbias.report import report_of
-from posbias.tasks.language import LANGUAGE_TASKS
 
 METHODS = {
     "temperature(scale=5.0)": "",
@@ -48,11 +46,9 @@ def test_text_is_judged_or_the_page_says_why_not(long_llama):
 
 def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
     model, method = pb.load_model(str(long_llama)), MsPoe(first_layer=0)
-    plan = plan_trial(LocalResponder(model), LANGUAGE_TASKS.parse("key_value(pairs=2)"), options(method, documents=2))
-    judged = JUDGED_TEXT
-    text = load_prompts(judged, model, n_positions=32, count=2, seed=plan.options.evaluation.seed)
-    (_, found), reasons = measure_text(plan)
-    assert reasons == ["", ""]
+    record = trial_record("key_value(pairs=2)", LocalResponder(model), options(method, documents=2))
+    text = load_prompts(JUDGED_TEXT, model, n_positions=32, count=2, seed=0)
+    found = record.arrays["text/1"]
     for window, nats in zip(text.token_ids, found, strict=True):
         with pb.mitigated(model, method, passages=[(0, len(window))]) as changed:
             logits = changed.outputs(changed.embed(changed.token_tensor([window.tolist()])), list(range(31))).logits[0]

@@ -11,6 +11,7 @@ from posbias.architecture import Causal, SlidingWindow
 from posbias.interventions.attention import AttentionCall
 from posbias.mitigation.methods import pine
 from posbias.mitigation.methods.pine import windows_of
+from posbias.models.layout import turned_by
 from tiny_families import VOCABULARY, shaken_model
 
 LENGTHS = (3, 5, 2, 4)
@@ -115,7 +116,8 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
     whole = torch.tensor(frequencies)
 
     def rotated(plain):
-        return pine._turned(torch.tensor(plain)[None], positions[:, None, :, None] * whole)
+        angles = positions[:, None, :, None] * whole
+        return turned_by(torch.tensor(plain)[None], angles.cos(), angles.sin())
 
     call = AttentionCall(
         layer=0,

@@ -24,13 +24,13 @@ from posbias import (
 )
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
-from posbias.mitigation import fitting, plan
+from posbias.mitigation import fitting
 from posbias.mitigation import run as running
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.plan import UNCHANGED, plan_trial
+from posbias.mitigation.run import UNCHANGED, plan_trial
 from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
 from posbias.report.mitigate import transformers_lines
@@ -84,8 +84,8 @@ def test_the_test_begins_after_the_calibration_samples(planted):
     asked = {json.loads(line)["sample"] for line in lines}
     assert asked == {f"0-{number}" for number in range(4, 28)}
     plan = plan_trial(PlantedResponder(CURVE), LANGUAGE_TASKS.parse(TASK), options(IDLE))
-    assert [sample.name for sample in plan.calibration.samples] == ["0-0", "0-1", "0-2", "0-3"]
-    assert {sample.name for sample in plan.test.samples} == asked
+    assert [sample.name for sample in plan.calibration] == ["0-0", "0-1", "0-2", "0-3"]
+    assert {sample.name for sample in plan.test} == asked
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
@@ -243,7 +243,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         read.append(source)
         return load_prompts(source, **asked)
 
-    for reader in (plan, fitting):
+    for reader in (running, fitting):
         monkeypatch.setattr(reader, "load_prompts", loaded)
     options = MitigateOptions(
         methods=["key_bias"],

@@ -27,8 +27,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 
 CACHES = ("past_key_values", "layer_past")
 """Names of the argument that hands attention modules their cache."""
-ROOM = 64
-"""Spare positions behind kept keys, beside a quarter of their number."""
 ALIGNMENT = 8
 """Features of a head are filled up to a multiple of this, at which kernels are quick."""
 Attend = Callable[["AttentionCall"], Attended]
@@ -297,8 +295,7 @@ class KeptKeys:
     """Changed keys, kept beside the cache, so that a step of decoding has to change the new ones alone.
 
     They serve the next single query of a layer while its cache goes on from the very tensor of the last; after anything
-    else (a prompt, a window that moves on, a cache that was cut or reordered, or is filled in place) all are changed
-    anew.
+    else (a prompt, a window that moves on, a cache that was cut or reordered) all are changed anew.
     """
 
     def __init__(self) -> None:
@@ -306,21 +303,16 @@ class KeptKeys:
 
     def of(self, call: AttentionCall, mark: object, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Keys after `change`, which takes keys and positions, each on its own; another `mark` changes all anew."""
-        entry, total, ready = self._kept.pop(call.layer, None), call.key.shape[2], 0
-        if call.query.shape[2] > 1 or call.key.requires_grad or call.cached_keys is call.key:
+        last, last_mark, before = self._kept.pop(call.layer, (lambda: None, None, call.key))
+        if call.query.shape[2] > 1 or call.key.requires_grad:
             return change(call.key, call.key_positions)
-        if entry is not None and call.cached_keys is not None:
-            last, last_mark, room = entry
-            ready = call.cached_keys.shape[2] if last() is call.cached_keys and last_mark is mark else 0
-        new = change(call.key[:, :, ready:], call.key_positions[:, ready:])
-        if not ready or room.shape[2] < total:
-            larger = new.new_empty(*new.shape[:2], total + total // 4 + ROOM, new.shape[3])
-            if ready:
-                larger[:, :, :ready] = room[:, :, :ready]
-            room = larger
-        room[:, :, ready:total] = new
-        self._kept[call.layer] = weakref.ref(call.key), mark, room
-        return room[:, :, :total]
+        cached = call.cached_keys
+        goes_on = cached is not None and last() is cached and last_mark is mark
+        ready = cached.shape[2] if cached is not None and goes_on else 0
+        keys = change(call.key[:, :, ready:], call.key_positions[:, ready:])
+        keys = torch.cat([before, keys], 2) if ready else keys
+        self._kept[call.layer] = weakref.ref(call.key), mark, keys
+        return keys
 
 
 def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:

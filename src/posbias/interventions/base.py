@@ -7,7 +7,7 @@ model is off its training distribution: what it shows is how it computes, not wh
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.models.layout import Layout
 from posbias.registry import Registry, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry(
@@ -141,12 +142,12 @@ def check_model(model: Any) -> HuggingFaceModel:
     return model
 
 
-def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
+def described(model: HuggingFaceModel, answers: Callable[[Layout], Mapping[str, Any]]) -> HuggingFaceModel:
     """Describe the model, if its family is known, by one like it that answers some questions differently."""
     if not model.described:
         return model
     changed = copy.copy(model.family)
-    vars(changed).update(answers)  # an instance precedes its class
+    vars(changed).update(answers(model.family))  # an instance precedes its class
     return model.described_by(changed)
 
 

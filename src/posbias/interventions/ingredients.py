@@ -34,7 +34,7 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Norm, changing_kinds
+from posbias.models.layout import AttentionParts, Block, Layout, Norm, changing_kinds
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -94,7 +94,7 @@ class Bidirectional(Visibility):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Full masks; theories that read causal attention refuse them."""
-        return described(model, mask=lambda config, layer: Full())
+        return described(model, lambda _: {"mask": lambda config, layer: Full()})
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Mask `full` in every layer and head."""
@@ -115,10 +115,7 @@ class Window(Visibility):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Windows in place of longer masks."""
-        if not model.described:
-            return model
-        family = model.family
-        return described(model, mask=lambda config, layer: self._narrowed(family.mask(config, layer)))
+        return described(model, lambda of: {"mask": lambda config, layer: self._narrowed(of.mask(config, layer))})
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Windows in place of longer masks, head by head."""
@@ -227,7 +224,7 @@ class NoRope(Intervention):
         if rerun:
             return model
         _rotary_modules(model, self)
-        return described(model, rotates=lambda attention, config: False)
+        return described(model, lambda _: {"rotates": lambda attention, config: False})
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `rope`."""
@@ -280,7 +277,7 @@ class NoAlibi(Intervention):
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """No encoding."""
         _check_alibi(model, self)
-        return described(model, encoding=lambda config, layer: NoEncoding())
+        return described(model, lambda _: {"encoding": lambda config, layer: NoEncoding()})
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `alibi`."""
@@ -349,26 +346,28 @@ class AttentionScaled(Intervention):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
-        if not model.described:
-            return model
-        family = model.family
-        after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
 
-        def parts(block: Block, config: Any) -> AttentionParts:
-            whole = family.attention_parts(block, config)
-            if block.attention_post_norm is not None:
-                return whole
-            bias = None if whole.output_bias is None else whole.output_bias * self.factor
-            return replace(whole, output=whole.output * self.factor, output_bias=bias)
+        def answers(family: Layout) -> dict[str, Any]:
+            after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
 
-        def norm(module: nn.Module) -> Norm:
-            whole = family.norm(module)
-            if id(module) not in after:
-                return whole
-            bias = None if whole.bias is None else whole.bias * self.factor
-            return replace(whole, gain=whole.gain * self.factor, bias=bias)
+            def scaled(bias: Tensor | None) -> Tensor | None:
+                return None if bias is None else bias * self.factor
 
-        return described(model, attention_parts=parts, norm=norm)
+            def parts(block: Block, config: Any) -> AttentionParts:
+                whole = family.attention_parts(block, config)
+                if block.attention_post_norm is not None:
+                    return whole
+                return replace(whole, output=whole.output * self.factor, output_bias=scaled(whole.output_bias))
+
+            def norm(module: nn.Module) -> Norm:
+                whole = family.norm(module)
+                if id(module) not in after:
+                    return whole
+                return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias))
+
+            return {"attention_parts": parts, "norm": norm}
+
+        return described(model, answers)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """f m / (1 - m + f m); 0 with factor 0."""
@@ -405,9 +404,8 @@ class NoResidual(Intervention):
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
         whole = super().description(model, rerun=rerun)
-        if not model.described:
-            return whole
-        return whole.described_by(model.family, misfit="its attention branches have no residual")
+        misfit = "its attention branches have no residual"
+        return whole.described_by(model.family, misfit=misfit) if model.described else whole
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """1 in every layer."""
@@ -445,12 +443,11 @@ class NoContent(Intervention):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
-        if not model.described:
-            return model
-        family = model.family
-        return described(
-            model, attention_parts=lambda block, config: replace(family.attention_parts(block, config), scale=0.0)
-        )
+
+        def parts(family: Layout) -> dict[str, Any]:
+            return {"attention_parts": lambda block, config: replace(family.attention_parts(block, config), scale=0.0)}
+
+        return described(model, parts)
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """No content offset in any head."""

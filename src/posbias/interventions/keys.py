@@ -106,10 +106,10 @@ class KeyBiased(Intervention):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """The bias beside the encoding of every layer."""
-        if not model.described:
-            return model
-        family, biases = model.family, self.layers(model.sizes["layers"])
-        return described(model, encoding=lambda config, layer: added_to(family.encoding(config, layer), biases[layer]))
+        biases = self.layers(model.sizes["layers"]) if model.described else []
+        return described(
+            model, lambda of: {"encoding": lambda config, layer: added_to(of.encoding(config, layer), biases[layer])}
+        )
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The key bias in place of encoding `none`."""

@@ -1,18 +1,21 @@
 """`mitigate`: the unchanged model and every method on the same samples, judged, with side effects and one verdict each.
 
-A plan is resolved once; then the phases follow each other: try, fit, answer, ordinary text, judge. Every arm is an
-evaluation with a record of its own below the run's directory; fits and what ordinary text is under a method are pieces
-beside it. A killed run goes on from the samples, texts and fits that are there.
+A plan is resolved once: task, samples, arms and settings. An arm is the unchanged model, or the model under one method.
+Then the phases follow each other: try, fit, answer, ordinary text, judge; arms whose methods do not apply are left out.
+Every arm is an evaluation with a record of its own below the run's directory; fits and what ordinary text is under a
+method are pieces beside it. A killed run goes on from the samples, texts and fits that are there.
 
 Text has no passages and no question: what acts from the question on, what moves or reads passages, and what changes
 requests cannot change it, and is not judged by it (`_untold`). `ms_poe` knows the passages only to rank heads at their
 end; it is given a whole window as one, as its paper ranks at the end of a prompt.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +25,53 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation import Evaluation, evaluate_responder, finish_evaluation
+from posbias.evaluation import EvaluateOptions, Evaluation, evaluate_responder, finish_evaluation
 from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, contrast_of, position_means
 from posbias.evaluation.evaluation import GENERATED, measures_of
 from posbias.evaluation.levels import ALPHA, check_requirement
-from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.run import NothingAnsweredError
-from posbias.evaluation.samples import as_bytes, read_json, requests_of
+from posbias.evaluation.run import DECIDING, NothingAnsweredError
+from posbias.evaluation.samples import Sample, requests_of, samples_of
 from posbias.interventions.base import check_model
-from posbias.mitigation.fitting import Calibration, run_fit
+from posbias.measurement.measurement import directory_names
+from posbias.mitigation.fitting import (
+    JUDGED_TEXT,
+    LEAST_SAMPLES,
+    Calibration,
+    Fit,
+    FitOptions,
+    Windows,
+    contents,
+    fit_of,
+    run_fit,
+    text_beside,
+)
 from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.adapter import Adapter
-from posbias.mitigation.methods.applying import mitigated
+from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
-from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.plan import ARMS, Arm, MitigateOptions, Questions, TrialPlan, plan_trial, slug_of
+from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe, write_recipe
+from posbias.mitigation.methods.temperature import Temperature
+from posbias.mitigation.plan import ALL, DEFAULT, MitigateOptions
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
 from posbias.mitigation.subjects import opened
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import report, track
-from posbias.runs.parts import PartStore, below, fingerprint, finished_run
+from posbias.prompts.loading import load_prompts
+from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.records import Record
 from posbias.runs.results import as_stored
 from posbias.runs.running import run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
+UNCHANGED = "unchanged"
+"""Name of the arm without a method."""
+ARMS = "arms"
+"""Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
+text is under a method, which another call may take over."""
+EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
+"""Settings of the evaluation that a record depends on."""
 RECIPE = "recipe.json"
 """Name of a fitted method's file, in its arm's directory."""
 OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
@@ -58,12 +83,6 @@ REQUESTS = "unchanged: only prompts change"
 FROM_QUESTION = "unchanged: acts only after a question begins"
 NO_PASSAGES = "not judged: needs passages, and text has none"
 """Why ordinary text says nothing about a method."""
-TENSORS = "tensors/"
-"""Stem of the names, in the piece of a fit, of what the method's spelling leaves out."""
-
-Nats = Float64[np.ndarray, "documents"]
-ShortForms = Mapping[str, tuple[Evaluation | None, ...]]
-"""Evaluations by short form of the task and arm; None if a method does not apply to the form."""
 
 
 @checked
@@ -106,113 +125,299 @@ def mitigate(
     return MitigationTrial.from_record(record)
 
 
+@dataclass(eq=False)
+class Arm:
+    """One arm of a trial, the unchanged model or the model under one method, and what is found of it."""
+
+    name: str
+    plain: Responder
+    """The responder without a method."""
+    given: Any = None
+    """The method's spelling, object, or path of a recipe, as it was given."""
+    method: Method | None = None
+    """The method that answers; None: the unchanged model, or a method that is still to be fitted."""
+    fit: Fit | None = None
+    """The fit that finds the method; None if it has all its parameters."""
+    fitted: dict[str, Any] | None = None
+    """How the method was fitted; None if it was not."""
+    evaluation: Evaluation | None = None
+    """Its answers to the test."""
+    short: dict[str, Evaluation] = field(default_factory=dict)
+    """Its answers to short forms of the task that the method applies to, by their spelling."""
+    nats: Float64[np.ndarray, "documents"] | None = None
+    """Of every window of ordinary text, per token; None if it is not judged."""
+    untold: str = ""
+    """Why ordinary text is not judged."""
+
+    @property
+    def path(self) -> str:
+        """Path of the recipe that it was read from; empty if it was not."""
+        return self.given if is_recipe(self.given) else ""
+
+    @property
+    def slug(self) -> str:
+        """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
+        if self.name == UNCHANGED:
+            return UNCHANGED
+        return slug_of(self.name, str(self.method) if self.path else "")
+
+    @cached_property
+    def answering(self) -> Responder:
+        """The responder that answers in this arm, one for all that it is asked: caches and padding are tried once."""
+        return self.plain if self.method is None else answering_under(self.method, self.plain)
+
+    @property
+    def model(self) -> HuggingFaceModel | None:
+        """The model itself; None if it is behind a server."""
+        return self.plain.model if isinstance(self.plain, LocalResponder) else None
+
+
+def slug_of(name: str, distinction: str = "") -> str:
+    """A directory's name: the beginning of a name, and a hash of all of it with what else distinguishes it."""
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    return f"{readable}-{hashlib.sha256(f'{name}{distinction}'.encode()).hexdigest()[:8]}"
+
+
+@dataclass(eq=False)
+class TrialPlan:
+    """Everything that a trial is to do."""
+
+    options: MitigateOptions
+    task: LanguageTask
+    calibration: tuple[Sample, ...]
+    test: tuple[Sample, ...]
+    arms: list[Arm]
+    """The unchanged model first."""
+    text: Int64[np.ndarray, "documents token"] | None = None
+    """Windows of ordinary text that judge; None without any, or if the model is behind a server."""
+    fitting_text: Callable[[], Windows] = tuple
+    """Reads windows of other text, as long, for fits."""
+    left_out: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Everything that the record depends on."""
+
+    @property
+    def model(self) -> HuggingFaceModel | None:
+        """The model itself; None if it is behind a server."""
+        return self.arms[0].model
+
+    @property
+    def asked(self) -> EvaluateOptions:
+        """The settings of the test, which follows the samples for calibration."""
+        evaluation = self.options.evaluation
+        return replace(evaluation, skip=evaluation.skip + len(self.calibration))
+
+    @property
+    def short_forms(self) -> Sequence[LanguageTask]:
+        """Short forms of the task that are asked, too, with settings of their own."""
+        return self.task.short_forms if self.options.short else ()
+
+    def each(self, step: Callable[[Arm], None]) -> None:
+        """Take a step with every arm.
+
+        A method that does not apply is refused if it was named, and left out with the reason otherwise.
+        """
+        arms = []
+        for arm in self.arms:
+            try:
+                step(arm)
+                arms.append(arm)
+            except UsageError as error:
+                if self.options.methods not in (ALL, DEFAULT):
+                    raise
+                self.left_out.append(f"{arm.name} was not tried: {error}")
+        self.keep(arms)
+
+    def keep(self, arms: Sequence[Arm]) -> None:
+        """Go on with these arms alone; without a method there is nothing to try."""
+        self.arms = list(arms)
+        if len(arms) == 1:
+            raise UsageError(f"mitigate: no method to try ({'; '.join(self.left_out) or 'none is given'})")
+
+    def resolve(self, arm: Arm) -> None:
+        """Find the method of an arm, or the fit that is to find it.
+
+        Raises:
+            UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
+        """
+        given, samples = arm.given, len(self.calibration)
+        if given is None:
+            return
+        arm.fit = fit_of(given) if isinstance(given, str) and not arm.path else None
+        name = str(given).partition("(")[0].strip()
+        if arm.fit is None or (name == Temperature.name and not samples):  # its scale has a default
+            arm.fit, arm.method = None, resolve_method(given, arm.model)
+            if arm.model is None and isinstance(arm.method, Mitigation):
+                raise UsageError(f"{arm.method.name} needs the model itself, not one behind a server")
+        elif arm.model is None:
+            raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
+        elif samples < LEAST_SAMPLES:
+            raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {samples}")
+
+
+def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:
+    """Resolve everything that a trial is to do.
+
+    Raises:
+        UsageError: an unknown method or one that does not fit the model, too few samples, calibration samples that
+            occur in the test again, recipes that were fitted to test samples, or files that are not there.
+    """
+    if options.by == "logprob" and getattr(responder, "scores", None) is False:
+        raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
+    entries = options.entries
+    check_files(entries)
+    calibration, test = _split_samples(responder, task, options)
+    recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
+    names = {path: name for name, path in directory_names(list(recipes)).items()} if recipes else {}
+    arms = [Arm(names.get(str(entry), str(entry)), responder, given=entry) for entry in entries]
+    plan = TrialPlan(options, task, calibration, test, [Arm(UNCHANGED, responder), *arms])
+    for form in plan.short_forms:
+        list(samples_of(form, responder.tokenizer, replace(plan.asked, positions="spread")))  # refused now if at all
+    if plan.model is not None:
+        source = JUDGED_TEXT if options.text == DEFAULT else options.text
+        length = min(options.length, plan.model.max_positions or options.length)
+        windows: dict[str, Any] = {"model": plan.model, "seed": options.evaluation.seed}
+        if options.documents:
+            plan.text = load_prompts(source, n_positions=length, count=options.documents, **windows).token_ids
+        plan.fitting_text = partial(text_beside, source, length=length, **windows)
+    plan.each(plan.resolve)
+    all_names = [arm.name for arm in plan.arms]
+    twice = [name for name in all_names if all_names.count(name) > 1]
+    if twice:
+        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
+    for path, recipe in recipes.items():
+        again = [one.name for one in test if contents(one.examples).intersection(recipe.fitted.samples)]
+        if again:
+            raise UsageError(
+                f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
+                "others, by another --seed, or those that follow them in a file (--calibration)"
+            )
+    plan.settings = {
+        **{name: value for name, value in vars(options).items() if name != "evaluation"},
+        "verb": "mitigate",
+        "task": str(task),
+        "methods": [str(entry) for entry in entries],
+        "recipes": {path: recipe.model_dump() for path, recipe in recipes.items()},
+        "windows": None if plan.text is None else hashlib.sha256(plan.text.tobytes()).hexdigest(),
+        "require": str(options.require),
+        "fitting": vars(options.fitting),
+        **{name: getattr(options.evaluation, name) for name in EVALUATED},
+        "samples": [sample.piece for sample in (*calibration, *test)],
+        "responder": {name: value for name, value in responder.describe().items() if name in DECIDING},
+        "made_by": made_by(),
+    }
+    return plan
+
+
+def _split_samples(
+    responder: Responder, task: LanguageTask, options: MitigateOptions
+) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Calibration samples, and the test samples after them; none of the first may occur among the second again."""
+    evaluation, count = options.evaluation, options.calibration or 0
+    together = replace(evaluation, count=count + (evaluation.count or 0))
+    samples = tuple(samples_of(task, responder.tokenizer, together))
+    calibrated = {content: sample.name for sample in samples[:count] for content in contents(sample.examples)}
+    for sample in samples[count:]:
+        again = next((calibrated[content] for content in contents(sample.examples) if content in calibrated), None)
+        if again is not None:
+            raise UsageError(
+                f"test sample {sample.name} is calibration sample {again} again, but the two must not overlap; does "
+                "the file hold a line twice?"
+            )
+    return samples[:count], samples[count:]
+
+
 def _tried(plan: TrialPlan, directory: Path | None) -> Record:
     """The phases of a trial, one after another."""
     of_one_method = {name: value for name, value in plan.settings.items() if name not in OF_THE_WHOLE}
-    plan.directory = directory
-    plan.store = PartStore(None if directory is None else directory / ARMS, of_one_method)
-    try_arms(plan)
-    fit_arms(plan)
-    record = judge_trial(plan, *answer(plan), *measure_text(plan))
-    for arm in plan.arms:
-        if directory is not None and arm.fitted is not None and arm.method is not None and arm.model is not None:
-            write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, arm.fitted)
-    return record
-
-
-def try_arms(plan: TrialPlan) -> None:
-    """Have every method that needs no fit answer one request. A server is asked for nothing that is not kept."""
-    options = plan.test.options
-    requests = requests_of(plan.test.samples, plan.test.task, options)
-    request = replace(requests[0], max_tokens=1)
+    arms = None if directory is None else directory / ARMS
+    store = PartStore(arms, of_one_method)
+    requests = requests_of(plan.test, plan.task, plan.asked)
     n_requests, n_methods = len(requests) * len(plan.arms), len(plan.arms) - 1
     report(f"{n_requests} requests without and with {n_methods} methods, before those that methods add")
 
-    def tried(arm: Arm) -> Arm:
+    def tried(arm: Arm) -> None:
+        """Have a method that needs no fit answer one request; a server is asked for nothing that is not kept."""
         if arm.method is not None and isinstance(arm.plain, LocalResponder):
-            arm.answering.respond([request], generate=options.generate, score=options.score)
-        return arm
+            one = replace(requests[0], max_tokens=1)
+            arm.answering.respond([one], generate=plan.asked.generate, score=plan.asked.score)
 
     plan.each(tried)
+    if plan.model is not None:
+        examples = [example for sample in plan.calibration for example in sample.examples]
+        calibration = Calibration(plan.model, examples, plan.fitting_text)
+        plan.each(partial(fit_arm, calibration, plan.options.fitting, store))
+    answer(plan, arms)
+    for arm in track(plan.arms, ORDINARY_TEXT):
+        read_text(plan, store, arm)
+    record = judge_trial(plan)
+    for arm in plan.arms:
+        if arms is not None and arm.fitted is not None and arm.method is not None and arm.model is not None:
+            write_recipe(arms / arm.slug / RECIPE, arm.method, arm.model, arm.fitted)
+    return record
 
 
-def fit_arms(plan: TrialPlan) -> None:
-    """Fit every method without parameters to the calibration samples; an interrupted fit starts anew."""
-    if plan.model is None:
+def fit_arm(calibration: Calibration, options: FitOptions, store: PartStore, arm: Arm) -> None:
+    """Fit a method without parameters to the calibration samples; an interrupted fit starts anew."""
+    fit = arm.fit
+    if fit is None:
         return
-    calibration = Calibration(plan.model, plan.calibration.examples, plan.fitting_text)
 
-    def piece_of(arm: Arm) -> dict[str, np.ndarray]:
-        assert arm.fit is not None
-        fitted = run_fit(arm.fit, calibration, options=plan.options.fitting)
-        updates = fitted.method.updates if isinstance(fitted.method, Adapter) else {}
-        tensors = {f"{TENSORS}{name}": numbers for name, numbers in updates.items()}
-        return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}
+    def fitted() -> dict[str, np.ndarray]:
+        found = run_fit(fit, calibration, options=options)
+        updates = found.method.updates if isinstance(found.method, Adapter) else {}
+        return packed({"method": str(found.method), "how": found.how, "updates": updates})
 
-    def fitted(arm: Arm) -> Arm:
-        if arm.fit is None:
-            return arm
-        piece = plan.store.get(f"fit-{arm.slug}", partial(piece_of, arm))
-        found = read_json(piece, "fit")
-        method = MITIGATIONS.parse(found["method"])
-        if isinstance(method, Adapter):
-            method = replace(method, updates=below(piece, TENSORS))
-        return replace(arm, method=method, fitted=found["how"])
-
-    plan.each(fitted)
+    found = unpacked(store.get(f"fit-{arm.slug}", fitted))
+    arm.fitted, arm.method = found["how"], MITIGATIONS.parse(found["method"])
+    if isinstance(arm.method, Adapter):
+        arm.method = replace(arm.method, updates=found["updates"])
 
 
-def answer(plan: TrialPlan) -> tuple[list[Evaluation], ShortForms]:
-    """The evaluations of all arms, and on short forms; methods under which nothing is answered are left out."""
-    arms, evaluations = [], []
+def answer(plan: TrialPlan, directory: Path | None) -> None:
+    """Evaluate every arm, each in a directory of its own, and on short forms; finished evaluations are taken over.
+
+    Methods under which nothing is answered are left out.
+    """
+    unchanged = plan.arms[0]
+
+    def evaluated(arm: Arm, task: LanguageTask, options: EvaluateOptions, within: str = "") -> Evaluation:
+        place = None if directory is None else directory / arm.slug / within
+        arguments = {"task": str(task), "method": arm.name}
+        # What the whole run may replace is checked once, for the directory of the whole.
+        with run_directory(place, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as run:
+            evaluation = evaluate_responder(arm.answering, task, replace(options, directory=run.directory))
+            finish_evaluation(evaluation, run)
+        return evaluation
+
+    arms = []
     for arm in plan.arms:
         try:
-            evaluations.append(_evaluated(plan, arm, plan.test))
+            arm.evaluation = evaluated(arm, plan.task, plan.asked)
             arms.append(arm)
         except NothingAnsweredError as error:
-            if arm is plan.arms[0]:
+            if arm is unchanged:
                 raise
             plan.left_out.append(f"{arm.name}: {error}")
     plan.keep(arms)
-    short: dict[str, tuple[Evaluation | None, ...]] = {}
     for form in plan.short_forms:
-        by_arm: list[Evaluation | None] = []
         for arm in plan.arms:
             try:
-                by_arm.append(_evaluated(plan, arm, form, within=slug_of(str(form.task))))
+                spread = replace(plan.asked, positions="spread")
+                arm.short[str(form)] = evaluated(arm, form, spread, slug_of(str(form)))
             except UsageError as error:
-                if arm is plan.arms[0]:
+                if arm is unchanged:
                     raise
-                by_arm.append(None)
-                plan.left_out.append(f"{form.task} was not put to {arm.name}: {error}")
-        short[str(form.task)] = tuple(by_arm)
-    return evaluations, short
+                plan.left_out.append(f"{form} was not put to {arm.name}: {error}")
 
 
-def _evaluated(plan: TrialPlan, arm: Arm, questions: Questions, *, within: str = "") -> Evaluation:
-    """The evaluation of one arm, in a directory of its own; a finished one is taken over."""
-    place = None if plan.directory is None else plan.directory / ARMS / arm.slug / within
-    arguments, resume = {"task": str(questions.task), "method": arm.name}, questions.options.resume
-    # What the whole run may replace is checked once, for the directory of the whole.
-    with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=True) as run:
-        options = replace(questions.options, directory=run.directory)
-        evaluation = evaluate_responder(arm.answering, questions.task, options)
-        finish_evaluation(evaluation, run)
-    return evaluation
-
-
-def measure_text(plan: TrialPlan) -> tuple[list[Nats | None], list[str]]:
-    """Nats per token of every window, and why text is not judged, by arm: one of them."""
-    nats: list[Nats | None] = []
-    reasons = []
-    for arm in track(plan.arms, ORDINARY_TEXT):
-        reason = SERVER if plan.model is None else _untold(arm.method) or (UNASKED if plan.text is None else "")
-        reasons.append(reason)
-        if reason or plan.text is None:
-            nats.append(None)
-        else:
-            nats.append(plan.store.get(f"text-{arm.slug}", partial(_measured, arm, plan.text))["nats"])
-    return nats, reasons
+def read_text(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
+    """Find the nats per token of every window of ordinary text in an arm, or say why it is not judged by them."""
+    text = plan.text
+    arm.untold = SERVER if plan.model is None else _untold(arm.method) or (UNASKED if text is None else "")
+    if text is not None and not arm.untold:
+        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(arm, text)})["nats"]
 
 
 def _untold(method: Method | None) -> str:
@@ -225,116 +430,107 @@ def _untold(method: Method | None) -> str:
 
 
 @torch.no_grad()
-def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[str, np.ndarray]:
-    """Mean negative log-likelihood of every token but the first of each window, as a piece to keep."""
+def _nats(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> Float64[np.ndarray, "documents"]:
+    """Mean negative log-likelihood of every token but the first of each window."""
     method, rows = arm.method, list(range(windows.shape[1] - 1))  # each token is read from the one before it
     whole = [(0, windows.shape[1])] if method is not None and method.needs_passages else []
     with nullcontext(arm.model) if method is None else mitigated(arm.model, method, passages=whole) as model:
         read = check_model(model)
         logits = [read.outputs(read.embed(read.token_tensor([window.tolist()])), rows).logits[0] for window in windows]
     scores = [score_answer(one, window[1:]) for one, window in zip(logits, windows, strict=True)]
-    return {"nats": np.array([-score.logprob / len(rows) for score in scores])}
+    return np.array([-score.logprob / len(rows) for score in scores])
 
 
-def judge_trial(
-    plan: TrialPlan,
-    test: Sequence[Evaluation],
-    short: ShortForms,
-    nats: Sequence[Nats | None],
-    untold: Sequence[str],
-) -> Record:
-    """Judge every method by the measure that was asked for, or that the unchanged model's scores allow.
-
-    Args:
-        plan: With the arms that are judged.
-        test: The evaluation of every arm, the unchanged model first.
-        short: Evaluations of the short forms.
-        nats: Of ordinary text, by arm.
-        untold: Why text was not judged, by arm.
-    """
-    by, first = plan.options.by, test[0]
-    measures = [measures_of(evaluation.tables) for evaluation in test]
+def judge_trial(plan: TrialPlan) -> Record:
+    """Judge every method by the measure that was asked for, or that the unchanged model's scores allow."""
+    by, options, methods = plan.options.by, plan.options, plan.arms[1:]
+    test = [arm.evaluation for arm in plan.arms if arm.evaluation is not None]
+    first, measures = test[0], [measures_of(evaluation.tables) for evaluation in test]
     if by is not None and by not in measures[0]:
         raise UsageError(f"--by {by}: measured are {', '.join(measures[0])}")
-    allowed = measures[0] if by is None else {by: measures[0][by]}
-    choice = choose_measure(allowed, undecided=first.withheld)
-    scored, left_out = _scored(plan, test, short, nats, choice.measure)
-    judgement = judge(measures[0][choice.measure], scored, positions=first.positions, measure=choice.measure)
+    choice = choose_measure(measures[0] if by is None else {by: measures[0][by]}, undecided=first.withheld)
+    scores = measures[0][choice.measure]
+    scored = [
+        ArmScores(
+            arm.name,
+            of.get(choice.measure, np.full_like(scores, np.nan)),
+            _side_effects(plan, arm, choice.measure),
+            _withheld(first, arm.evaluation, choice.measure),
+        )
+        for arm, of in zip(methods, measures[1:], strict=True)
+    ]
+    judgement = judge(scores, scored, positions=first.positions, measure=choice.measure)
     names = [arm.name for arm in plan.arms]
     chosen = 0 if judgement.recommended is None else names.index(judgement.recommended)
-    requirement = plan.options.require and check_requirement(
-        plan.options.require, measures[chosen], test[chosen].withheld, arm=names[chosen]
+    requirement = options.require and check_requirement(
+        options.require, measures[chosen], test[chosen].withheld, arm=names[chosen]
     )
-    record = Record("mitigate", {"task": str(plan.test.task), "methods": names[1:]})
-    record.seeds = {"samples": plan.options.evaluation.seed}
+    record = Record("mitigate", {"task": str(plan.task), "methods": names[1:]})
+    record.seeds = {"samples": options.evaluation.seed}
     record.resolved = {
         "title": first.title,
         "positions": list(first.positions),
-        "calibration": plan.options.calibration,
-        "count": plan.options.evaluation.count,
-        "text": plan.options.text,
+        "calibration": options.calibration,
+        "count": options.evaluation.count,
+        "text": options.text,
         "responder": first.record.resolved["responder"],
         "fingerprint": fingerprint(plan.settings),
     }
     record.scalars = {
-        "task": str(plan.test.task),
-        "n_items": plan.test.task.n_items,
+        "task": str(plan.task),
+        "n_items": plan.task.n_items,
         "model": str(first.source or "model"),
         "judgement": as_stored(judgement),
         "choice": as_stored(choice),
-        "arms": [as_stored(_arm_result(*found)) for found in zip(plan.arms, test, untold, strict=True)],
+        "arms": [as_stored(_arm_result(arm)) for arm in plan.arms],
         "curves": {
             name: [as_stored(position_means(of[name], highest=HIGHEST.get(name, np.inf))) for of in measures]
             for name in measures[0]
             if all(name in of for of in measures)
         },
-        "left_out": left_out,
+        "left_out": plan.left_out,
         "requirement": as_stored(requirement),
-        "tolerance": plan.options.tolerance,
+        "tolerance": options.tolerance,
         "notices": first.notices,
     }
     record.arrays = {
         "positions": np.array(first.positions),
         **{f"scores/{name}/{arm}": table for arm, of in enumerate(measures) for name, table in of.items()},
-        **{f"text/{arm}": of_text for arm, of_text in enumerate(nats) if of_text is not None},
+        **{f"text/{number}": arm.nats for number, arm in enumerate(plan.arms) if arm.nats is not None},
     }
     return record
 
 
-def _scored(
-    plan: TrialPlan, test: Sequence[Evaluation], short: ShortForms, nats: Sequence[Nats | None], measure: str
-) -> tuple[list[ArmScores], list[str]]:
-    """Scores of every method with its side effects, and what was left out."""
-    scored, left_out = [], list(plan.left_out)
-    blank = np.full_like(measures_of(test[0].tables)[measure], np.nan)
-    for number, arm in enumerate(plan.arms[1:], start=1):
-        effects: list[SideEffect] = []
-        before, after = nats[0], nats[number]
-        if before is not None and after is not None:
-            effects.append(SideEffect(ORDINARY_TEXT, before, after, 1, plan.options.tolerance, "nats per token"))
-        for form, evaluations in short.items():
-            found = [measures_of(one.tables) if one else {} for one in (evaluations[0], evaluations[number])]
-            if any(measure not in of for of in found):
-                continue
-            if why := _withheld(evaluations[0], evaluations[number], measure):
-                left_out.append(f"{form} under {arm.name} was not judged: {why}")
-            else:
-                old, new = (of[measure].mean(axis=1) for of in found)
-                effects.append(SideEffect(form, old, new, unit=measure))
-        scores = measures_of(test[number].tables).get(measure, blank)
-        scored.append(ArmScores(arm.name, scores, tuple(effects), _withheld(test[0], test[number], measure)))
-    return scored, left_out
+def _side_effects(plan: TrialPlan, arm: Arm, measure: str) -> tuple[SideEffect, ...]:
+    """What a method changes beside the test; what cannot be judged is told among what the plan leaves out."""
+    unchanged, effects = plan.arms[0], list[SideEffect]()
+    if unchanged.nats is not None and arm.nats is not None:
+        told = 1, plan.options.tolerance, "nats per token"
+        effects.append(SideEffect(ORDINARY_TEXT, unchanged.nats, arm.nats, *told))
+    for form, after in arm.short.items():
+        before = unchanged.short[form]
+        found = [measures_of(one.tables) for one in (before, after)]
+        if any(measure not in of for of in found):
+            continue
+        if why := _withheld(before, after, measure):
+            plan.left_out.append(f"{form} under {arm.name} was not judged: {why}")
+        else:
+            old, new = (of[measure].mean(axis=1) for of in found)
+            effects.append(SideEffect(form, old, new, unit=measure))
+    return tuple(effects)
 
 
-def _arm_result(arm: Arm, of: Evaluation, untold: str) -> ArmResult:
+def _arm_result(arm: Arm) -> ArmResult:
     """What is told of one arm, beside its verdict."""
-    assert of.reading is not None  # made now
+    of = arm.evaluation
+    assert of is not None  # answered
+    assert of.reading is not None
     return ArmResult(
         name=arm.name,
         method="" if arm.method is None else str(arm.method)[:200],
         effort=Effort(of.seconds, of.examples),
         reading=of.reading,
-        text_reason=untold,
+        text_reason=arm.untold,
         fitted=arm.fitted,
         recipe=arm.path,
         directory=f"{ARMS}/{arm.slug}",
@@ -342,12 +538,12 @@ def _arm_result(arm: Arm, of: Evaluation, untold: str) -> ArmResult:
     )
 
 
-def _withheld(unchanged: Evaluation | None, arm: Evaluation | None, measure: str) -> str:
+def _withheld(unchanged: Evaluation, arm: Evaluation | None, measure: str) -> str:
     """Why generated answers without a method and with it tell nothing of it; empty if they do, or none decides.
 
     Too many of either cannot be judged, or more were cut off with the method, or fewer, which shows as a difference.
     """
-    if measure not in GENERATED or unchanged is None or arm is None:
+    if measure not in GENERATED or arm is None:
         return ""
     for evaluation, of in ((unchanged, "without it"), (arm, "with it")):
         if evaluation.withheld:

@@ -30,7 +30,7 @@ SIDES = {"down": "lora_A", "up": "lora_B"}
 
 
 @MITIGATIONS.register("adapter")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adapter(Mitigation):
     """Low-rank updates of linear projections, as fitted by `fit`; with a strength s, s times the update.
 

@@ -21,6 +21,8 @@ from posbias.mitigation.methods.base import (
     Places,
     PromptMitigation,
     Wrapped,
+    check_spans,
+    difference,
 )
 from posbias.mitigation.methods.question import KnownQuestions, Question, Spans
 from posbias.mitigation.methods.recipe import is_recipe, read_recipe
@@ -96,9 +98,12 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             raise UsageError(
                 f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
             )
+        method.check_passages(self.places)
         with ExitStack() as opened:
-            opened.enter_context(method.on(model, self.places))
             if method.strength > 0:
+                told = self.places
+                places: Any = told if isinstance(told, Question) else check_spans(method.name, told)
+                opened.enter_context(method.apply(model, places))
                 opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
@@ -126,11 +131,15 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
 
 
 def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, strength: float | None = None) -> Method:
-    """A method from an object, its spelling, or the path of a recipe made for the model."""
+    """A method from an object, its spelling, or the path of a recipe; of fitted ones the model is the one they know."""
     if isinstance(method, str):
         method = read_recipe(method, model) if is_recipe(method) else MITIGATIONS.parse(method)
     if not isinstance(method, Method):
         raise UsageError(f"{method!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
+    if isinstance(method, Mitigation) and method.fitted_to and model is not None:
+        if other := difference(method.fitted_to, model):
+            raise UsageError(f"{method.name} was fitted to another model, {other}")
+        method = replace(method, fitted_to={})
     return method if strength is None else replace(method, strength=strength)
 
 
@@ -201,9 +210,7 @@ class _Mitigated(Wrapped):
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
         super().__init__(method, LocalResponder(inner.model, inner.options))
-        if method.fitted_to:  # checked once, not at every batch
-            method.check_model(check_model(inner.model))
-        self.method = replace(method, fitted_to={})
+        self.method: Any = resolve_method(method, check_model(inner.model))
 
     def learnt(self) -> dict[str, Any]:
         """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""

@@ -27,7 +27,7 @@ LEAST_FACTOR = 1e-35
 
 
 @MITIGATIONS.register("attention_calibration")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionCalibration(Mitigation):
     """Queries after the passages attend to each of them by its relevance, not by its place.
 

@@ -6,8 +6,8 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 import hashlib
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Annotated, Any, ClassVar
@@ -62,15 +62,13 @@ Places = Spans | Question
 ONE_PROMPT = "one prompt at a time, without padding"
 """What methods allow that know more of a prompt than where its question begins."""
 
-CHECKED = "_posbias_fitted_to"
-"""Attribute of a network that says which hash its weights were found to have, and when they were written to."""
 BRIEF = reprlib.Repr()
 """Values in one line: of long tables, the first numbers."""
 BRIEF.maxtuple = BRIEF.maxlist = 3
 BRIEF.maxstring = BRIEF.maxother = 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method(ABC):
     """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
@@ -82,12 +80,7 @@ class Method(ABC):
     strength: Annotated[float, Interval(ge=0, le=1)] = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Give every method the short `repr`: `dataclass` writes its own, tables and all, only if a class has none."""
-        super().__init_subclass__(**keywords)
-        cls.__repr__ = Method.brief  # type: ignore[method-assign, assignment]
-
-    def brief(self) -> str:
+    def __repr__(self) -> str:
         """Name and parameters in one line; of long tables the first numbers."""
         shown = [parameter.name for parameter in fields(self) if parameter.repr]
         line = ", ".join(f"{name}={BRIEF.repr(getattr(self, name))}" for name in shown)
@@ -97,14 +90,14 @@ class Method(ABC):
         return MITIGATIONS.spell(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mitigation(Method):
     """A change inside a model, without training; one list of passages serves all prompts of a batch."""
 
     text_is_passage: ClassVar[bool] = False
     """Of a text without passages, the whole counts as one."""
     fitted_to: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
-    """`identity` of the model that it was fitted to; empty if it is checked already, or not known."""
+    """`identity` of the model that it was fitted to, checked where it is resolved; empty if it is not known."""
 
     @abstractmethod
     def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
@@ -131,31 +124,6 @@ class Mitigation(Method):
                 "models with attention in every layer"
             )
 
-    def check_model(self, model: HuggingFaceModel) -> None:
-        """Refuse a model other than the one that the method was fitted to.
-
-        Weights that were found to be those, and that nothing has written to since, are not read again.
-        """
-        if self.fitted_to:
-            weights = model.network.parameters()
-            versions = [(id(one), one.dtype, 0 if one.is_inference() else one._version) for one in weights]
-            checked = (self.fitted_to.get("weights_sha256"), versions)
-            if vars(model.network).get(CHECKED) != checked and (other := difference(self.fitted_to, model)):
-                raise UsageError(f"{self.name} was fitted to another model, {other}")
-            vars(model.network)[CHECKED] = checked
-
-    @contextmanager
-    def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
-        """Open the method at any strength; at 0 nothing is changed."""
-        self.check_passages(passages)
-        if self.strength == 0:
-            yield
-            return
-        self.check_model(model)
-        places = passages if isinstance(passages, Question) else check_spans(self.name, passages)
-        with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
-            yield
-
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """The model marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0 or not model.described:
@@ -163,7 +131,7 @@ class Mitigation(Method):
         return model.described_by(model.family, misfit=f"no theory describes {self.name}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PromptMitigation(Method):
     """A change of the requests that are put to a model, or of their number; most servers take it, too.
 

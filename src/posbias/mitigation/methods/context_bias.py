@@ -15,7 +15,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 
 
 @MITIGATIONS.register("context_bias")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ContextBias(Mitigation):
     """From the question on, the logits of all keys before it get one number per head: more attention to them, or less.
 

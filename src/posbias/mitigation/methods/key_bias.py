@@ -40,7 +40,7 @@ def factors(
 
 
 @MITIGATIONS.register("key_bias")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KeyBiasMethod(Mitigation):
     """Numbers b_j are added to the logits of the keys, per layer and head; with a strength s, s b_j.
 

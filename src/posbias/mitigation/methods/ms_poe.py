@@ -54,29 +54,6 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
     return frequencies
 
 
-class _Turns:
-    """Cosines and sines of the angles position x rate, for several sets of rates; grown as positions are asked for."""
-
-    def __init__(self, rates: Float[Tensor, "set pair"]) -> None:
-        self.rates, self.n_positions = rates, 0
-
-    def turn(
-        self,
-        values: Float[Tensor, "batch head position feature"],
-        positions: Int[Tensor, "_ position"],
-        chosen: Int[Tensor, "_ _"],
-    ) -> Float[Tensor, "batch head position feature"]:
-        """Values turned, every head of every row by its chosen set."""
-        most = int(positions.max()) + 1
-        if most > self.n_positions:
-            self.n_positions = max(most + most // 4, 64)
-            angles = torch.arange(self.n_positions, device=self.rates.device)[:, None] * self.rates[:, None]
-            precise = torch.promote_types(values.dtype, torch.float32)
-            self.cosine, self.sine = (side.to(values.device, precise) for side in (angles.cos(), angles.sin()))
-        index = chosen[:, :, None], positions[:, None]
-        return turned_by(values, self.cosine[index], self.sine[index])
-
-
 def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
     """True for the keys that some queries see, [batch 1 query key]; the leading size is 1 if it is the same for all."""
     if call.mask is None:
@@ -86,7 +63,7 @@ def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
 
 
 @MITIGATIONS.register("ms_poe")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MsPoe(Mitigation):
     """Head h sees positions p / r_h, with r from `low` (most position-aware head) to `high`, from one layer on.
 
@@ -121,31 +98,28 @@ class MsPoe(Mitigation):
         if self.first_layer >= len(frequencies):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)
-        turns = [
-            None if rates is None else _Turns(self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
-            for rates in frequencies
-        ]
         turned_keys, ranking_at = KeptKeys(), passages[-1][1] - 1
         rankings: PerCache[dict[int, Tensor]] = PerCache(
             lambda _network, _arguments, ranked: {} if ranked is None else ranked, copied=True, latest={}
         )
 
         def attend(call: AttentionCall) -> Attended:
-            layer_turns = turns[call.layer]
-            if layer_turns is None or call.layer < self.first_layer:
+            rates = frequencies[call.layer]
+            if rates is None or call.layer < self.first_layer:
                 return call.run()
             ranked = rankings.latest if rankings.current is None else rankings.current
             assert ranked is not None  # the empty one, if nothing was read before
             if call.layer not in ranked or call.query_positions[0, 0] <= ranking_at:
                 ranked[call.layer] = _ranks(call, ranking_at)
-            indices = ranked[call.layer]
+            ranks = ranked[call.layer]
+            further = self.strength * (1 / ratios.to(rates)[ranks[0].to(rates.device)] - 1)[:, None, None] * rates
 
-            def turn(keys: Tensor, positions: Tensor) -> Tensor:
-                return layer_turns.turn(keys.repeat_interleave(call.group, 1), positions, indices)
+            def turn(values: Tensor, positions: Tensor) -> Tensor:
+                angles = positions[0, :, None].to(rates) * further
+                return turned_by(values.repeat_interleave(heads // values.shape[1], 1), angles.cos(), angles.sin())
 
-            query = layer_turns.turn(call.query, call.query_positions, indices)
-            keys = turned_keys.of(call, indices, turn)
-            value = call.value.repeat_interleave(keys.shape[1] // call.value.shape[1], 1)
+            query, keys = turn(call.query, call.query_positions), turned_keys.of(call, ranks, turn)
+            value = call.value.repeat_interleave(heads // call.value.shape[1], 1)
             return call.run(query=query, key=keys, value=value)
 
         single = unpadded(model, self.name, ONE_PROMPT, single=True)

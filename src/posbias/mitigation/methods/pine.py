@@ -1,7 +1,7 @@
 """Documents in no order (PINE): they see each other both ways, and every query has the most important ones nearest."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,13 +12,7 @@ from torch import Tensor
 
 from posbias.architecture import Mask
 from posbias.errors import UsageError
-from posbias.interventions.attention import (
-    Attended,
-    AttentionCall,
-    KeptKeys,
-    attending,
-    has_sinks,
-)
+from posbias.interventions.attention import Attended, AttentionCall, KeptKeys, attending, has_sinks
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
 from posbias.mitigation.methods.question import Spans, unpadded
@@ -32,7 +26,7 @@ OUTSIDE = -1
 
 
 @MITIGATIONS.register("pine")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pine(Mitigation):
     """Passages see each other both ways; every query has them ordered by their importance to it, the greatest nearest.
 
@@ -101,27 +95,33 @@ class Documents:
 
     def attended(self, call: AttentionCall, plain: Float[Tensor, "one key_head key feature"]) -> Attended:
         """Attention of a prompt; `plain` are the keys without rotary positions."""
-        queries, keys = self._owners(call.query_positions[0]), self._owners(call.key_positions[0])
-        n_read, n_wanted = int((queries >= 0).sum()), self.windows[-1][1] - self.windows[0][0]
+        owners, keys = self._owners(call.query_positions[0]), self._owners(call.key_positions[0])
+        n_read, n_wanted = int((owners >= 0).sum()), self.windows[-1][1] - self.windows[0][0]
         if 0 < n_read < n_wanted:
             raise UsageError(f"pine: the {n_wanted} tokens of all passages must be read in one call, got {n_read}")
-        moved = self._moved(call, plain, queries, keys)
         precise = replace(call, query=_precise(call.query), key=_precise(call.key), value=_precise(call.value))
-        blocks = []
-        for first in range(0, len(queries), BLOCK):
-            rows = slice(first, first + BLOCK)
-            blocks.append(self._block(precise, rows, queries[rows], keys, moved[:, :, rows]))
-        outputs, weights = zip(*blocks, strict=True)
+        asking = self.turned_back(call.query, call.query_positions)
+        found, first, (runs, counts) = [], 0, torch.unique_consecutive(owners, return_counts=True)
+        for document, count in zip(runs.tolist(), counts.tolist(), strict=True):
+            blocks = [slice(begin, min(begin + BLOCK, first + count)) for begin in range(first, first + count, BLOCK)]
+            first += count
+            for several in [blocks] if document != OUTSIDE else [[block] for block in blocks]:  # of one order
+                moved = self._moved(precise, several, document, keys, (asking, plain))
+                found += [self._block(precise, rows, document, keys, moved) for rows in several]
+        outputs, weights = zip(*found, strict=True)
         output = torch.cat(outputs, 1).to(call.query.dtype)
-        if call.plain:
-            return output, None
-        return output, torch.cat(weights, 2).to(call.query.dtype)
+        return output, None if call.plain else torch.cat(weights, 2).to(call.query.dtype)
 
     def turned_back(self, values: Tensor, positions: Int[Tensor, "_ token"]) -> Tensor:
         """Queries or keys without rotary positions."""
+        return self._further(_precise(values), -positions[:, None])
+
+    def _further(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys turned by so many positions more."""
         if self.frequencies is None:
-            return _precise(values)
-        return _turned(_precise(values), -positions[:, None, :, None].to(self.frequencies) * self.frequencies)
+            return values
+        angles = positions[..., None].to(self.frequencies) * self.frequencies
+        return turned_by(values, angles.cos(), angles.sin())
 
     def _owners(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
         """The document of every token, or `OUTSIDE`."""
@@ -133,84 +133,62 @@ class Documents:
     def _moved(
         self,
         call: AttentionCall,
-        plain: Float[Tensor, "batch key_head key feature"],
-        queries: Int[Tensor, "query"],
+        blocks: Sequence[slice],
+        document: int,
         keys: Int[Tensor, "key"],
-    ) -> Float[Tensor, "batch head query document"]:
-        """The positions by which every document moves for every query; none do if a layer turns nothing."""
-        if self.frequencies is None:
-            return torch.zeros(*call.query.shape[:3], len(self.windows), device=call.query.device)
-        begins, ends = torch.tensor(self.windows, device=queries.device).unbind(1)
-        lengths, last = ends - begins, ends[-1]
-        importance = self._importance(call, plain, queries, keys) / lengths
-        for document in range(len(lengths)):
-            within = queries == document
-            if within.any():
-                importance[:, :, within] = importance[:, :, within].sum(2, keepdim=True)
-                importance[:, :, within, document] = math.inf
-        order = importance.argsort(dim=-1, descending=True, stable=True)
-        behind = lengths[order].cumsum(-1).gather(-1, order.argsort(dim=-1))  # tokens from its begin to the end of all
-        moved = (last - behind - begins).to(importance)
-        before = call.query_positions[0] < begins[0]
-        return torch.where(before[:, None], 0.0, moved)
+        unturned: tuple[Tensor, Tensor],
+    ) -> Float[Tensor, "batch head _ document"]:
+        """The positions by which every document moves for queries of one, or outside; last, 0 for what is in none.
 
-    def _importance(
-        self, call: AttentionCall, plain: Tensor, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
-    ) -> Float[Tensor, "batch head query document"]:
-        """Attention of every query to every document without positions, in a softmax over all but its own."""
-        n_documents = len(self.windows)
-        there = keys >= 0
-        members = torch.nn.functional.one_hot(keys[there], n_documents)
-        plain_query = self.turned_back(call.query, call.query_positions)
-        blocks = []
-        for first in range(0, len(queries), BLOCK):
-            rows = slice(first, first + BLOCK)
-            logits = _products(plain_query[:, :, rows], plain[:, :, there], call.group) * call.scaling
-            visible, _ = self._seen(call, rows, queries[rows], keys)
-            foreign = visible[..., there] & (keys[there] != queries[rows, None])
-            blocks.append(_softmax(logits, foreign) @ members.to(logits))
-        return torch.cat(blocks, 2)
+        Documents are ordered by the attention of these queries to them without positions, per token, in a softmax over
+        all but their own.
+        """
+        begins, ends = torch.tensor(self.windows, device=keys.device).unbind(1)
+        lengths, asking, there = ends - begins, unturned[0], keys >= 0
+        if self.frequencies is None or call.query_positions[0, blocks[0].start] < begins[0]:
+            return asking.new_zeros(*asking.shape[:2], 1, len(lengths) + 1)
+        members = torch.nn.functional.one_hot(keys[there], len(lengths)).to(asking)
+        importance = []
+        for rows in blocks:
+            logits = _products(asking[:, :, rows], unturned[1][:, :, there], call.group) * call.scaling
+            foreign = self._seen(call, rows, document, keys)[0][..., there] & (keys[there] != document)
+            importance.append(_softmax(logits, foreign) @ members / lengths)
+        ranked = torch.cat(importance, 2)
+        if document != OUTSIDE:
+            ranked = ranked.sum(2, keepdim=True)
+            ranked[..., document] = math.inf
+        order = ranked.argsort(dim=-1, descending=True, stable=True)
+        behind = lengths[order].cumsum(-1).gather(-1, order.argsort(dim=-1))  # tokens from its begin to the end of all
+        return torch.nn.functional.pad((ends[-1] - behind - begins).to(ranked), (0, 1))
 
     def _block(
         self,
         call: AttentionCall,
         rows: slice,
-        queries: Int[Tensor, "query"],
+        document: int,
         keys: Int[Tensor, "key"],
-        moved: Float[Tensor, "batch head query document"],
+        moved: Float[Tensor, "batch head _ document"],
     ) -> tuple[Tensor, Tensor]:
-        """Output and weights of some queries."""
+        """Output and weights of some queries of one document, or outside."""
         query = call.query[:, :, rows]
-        at = queries.clamp(min=0)[None, None, :, None].expand_as(moved[..., :1])
-        own_move = torch.where(queries >= 0, moved.gather(-1, at).squeeze(-1), 0.0)
         logits = query.new_empty(*query.shape[:3], len(keys))
-        for document in range(OUTSIDE, len(self.windows)):
-            places = (keys == document).nonzero().squeeze(1)
-            away = own_move if document == OUTSIDE else own_move - moved[..., document]
-            logits[..., places] = _products(self._away(query, away), call.key[:, :, places], call.group)
-        visible, later = self._seen(call, rows, queries, keys)
+        for other in range(OUTSIDE, len(self.windows)):
+            places = (keys == other).nonzero().squeeze(1)
+            away = self._further(query, self.strength * (moved[..., document] - moved[..., other]))
+            logits[..., places] = _products(away, call.key[:, :, places], call.group)
+        visible, later = self._seen(call, rows, document, keys)
         weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), visible)
         shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
         return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2), weights
 
     def _seen(
-        self, call: AttentionCall, rows: slice, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
+        self, call: AttentionCall, rows: slice, document: int, keys: Int[Tensor, "key"]
     ) -> tuple[Bool[Tensor, "_ 1 query key"], Bool[Tensor, "query key"]]:
         """The keys that some queries see, and those of them that stand behind these queries."""
         at, places = call.query_positions[0, rows, None], call.key_positions[0]
-        later = (queries[:, None] >= 0) & (keys >= 0) & (keys != queries[:, None]) & (places > at)
+        later = (places > at) & (keys != OUTSIDE) & (keys != document) & (document != OUTSIDE)
         later &= places - at <= self.mask.keys_before(places, call.slots)
         return shown_keys(call, rows) | later, later
-
-    def _away(self, query: Tensor, away: Float[Tensor, "batch head query"]) -> Tensor:
-        """Queries that are so many positions further from the keys."""
-        if self.frequencies is None:
-            return query
-        return _turned(query, self.strength * away[..., None].to(self.frequencies) * self.frequencies)
-
-
-def _turned(values: Tensor, angles: Float[Tensor, "*shown pair"]) -> Tensor:
-    return turned_by(values, angles.cos(), angles.sin())
 
 
 def _precise(values: Tensor) -> Tensor:

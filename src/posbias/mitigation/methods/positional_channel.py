@@ -27,7 +27,7 @@ COUNTED_HEADS = ("opt", "stablelm")
 
 
 @MITIGATIONS.register("positional_channel")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PositionalChannel(Mitigation):
     """One hidden channel is multiplied by a factor in the input of queries and keys, in middle layers; values stay.
 

@@ -13,7 +13,7 @@ CLOSING = " \n\t]})>"
 
 
 @MITIGATIONS.register("question_first")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuestionFirst(PromptMitigation):
     """The question at the beginning of the prompt, too, so that passages are read with it in mind.
 

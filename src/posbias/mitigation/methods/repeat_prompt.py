@@ -23,7 +23,7 @@ def before_cue(text: str) -> str:
 
 
 @MITIGATIONS.register("repeat_prompt")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RepeatPrompt(PromptMitigation):
     """The prompt twice, so that the second time every passage is read after all others; twice the tokens.
 

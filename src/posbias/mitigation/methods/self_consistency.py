@@ -17,7 +17,7 @@ from posbias.tasks.language.rules import normalise_answer
 
 
 @MITIGATIONS.register("self_consistency")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SelfConsistency(PromptMitigation):
     """Several shuffles of the passages, and the answer that most of them give; as many prompts as draws.
 

@@ -15,7 +15,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 
 
 @MITIGATIONS.register("temperature")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Temperature(Mitigation):
     """Logits of the query at position i are multiplied by max(1, scale ln(1 + i)): attention does not fade with length.
 
