@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from posbias.evaluation.responders import LocalResponder, Reply, Request
-from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.responders.encoding import encode_requests
 from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 

@@ -14,7 +14,7 @@ from posbias import EvaluateOptions, ServerResponder, evaluate
 from posbias.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import MARKED, UNFINISHED
-from posbias.evaluation.responders.passes import EncodedRequest, Ending
+from posbias.evaluation.responders.encoding import EncodedRequest, Ending
 from posbias.report import report_of
 from posbias.tasks.language.rules import RULES
 

@@ -18,7 +18,7 @@ from posbias.evaluation import Evaluation
 from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
-from posbias.evaluation.responders.passes import EncodedRequest, Ending
+from posbias.evaluation.responders.encoding import EncodedRequest, Ending
 from posbias.mitigation.fits import encoded_answers
 from posbias.mitigation.fitting import answer_logprob
 from posbias.prompts.tokens import with_template_options

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from posbias import UsageError, load_prompts
 from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.responders.encoding import encode_requests
 from posbias.prompts.tokens import control_pattern, render_conversation, spelled_in, tokenise
 from posbias.tasks.language import Documents, Needle, encode, locate
 

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from posbias import RunError, UsageError
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt
-from posbias.theory.power_rollout.rollout import fast_products
+from posbias.theory.power_rollout.rollout import fast_products, traced_beside
 from posbias.theory.power_rollout.trace import describe_model, trace_prompt
 from theory_calls import power_rollout
 from tiny_families import CONFIGS
@@ -100,6 +103,24 @@ def test_the_scores_gradient_is_autograds(kind: str, tiny_model: Build, random_i
     (expected,) = torch.autograd.grad(model.network.lm_head(hidden).softmax(-1).max(), hidden)
     assert traced.score_gradient is not None
     torch.testing.assert_close(traced.score_gradient, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "bloom"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_pass_of_a_measurement_is_traced_as_one_of_its_own(
+    kind: str, checkpointing: bool, tiny_model: Build, random_ids: Draw
+) -> None:
+    model, ids, kinds = tiny_model(kind), random_ids(), resolve_kinds("jacobian,perturbation")
+    passes: list[int] = []
+    with traced_beside(model, ids) as traced:
+        measure_prompt(model, ids, kinds=kinds, key=(0, 0), options=PassOptions(checkpointing=checkpointing))
+    with model.network.register_forward_hook(lambda *_: passes.append(1)):
+        found = PowerRollout().profile_of(traced())
+    assert not passes
+    np.testing.assert_array_equal(found, power_rollout_prompt(model, ids))
+    with traced_beside(model, ids) as traced:
+        pass
+    np.testing.assert_array_equal(PowerRollout().profile_of(traced()), found)
 
 
 def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:

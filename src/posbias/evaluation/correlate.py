@@ -36,7 +36,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
+from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, encode_requests
 from posbias.evaluation.samples import EvaluateOptions, samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target

@@ -28,7 +28,7 @@ from posbias.theory.power_rollout import (
     attention_rollout_of,
     attention_rollout_prompt,
 )
-from posbias.theory.power_rollout.rollout import trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
@@ -43,6 +43,7 @@ def prompt_theories(
     mixing: Float64[np.ndarray, "layers"] | None,
     *,
     initialisation: int | None = None,
+    traced: Callable[[], PromptTrace] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Predictions that read the prompt, the rollouts from one forward pass.
 
@@ -50,13 +51,15 @@ def prompt_theories(
         model: In the state that is measured.
         token_ids: The prompt.
         mixing: Measured on this prompt (mean over tokens); None without a family description.
+        traced: The prompt's pass, if it was kept (`traced_beside`).
         initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
     Returns:
         A profile [n_positions] of each theory by name, of mean field [network n_positions], of which it is the mean,
         with a single row where it draws no heads; and why each other theory does not apply.
     """
-    traced, shares = cache(partial(trace_model, model, token_ids)), [] if mixing is None else mixing.tolist()
+    traced = cache(traced or partial(trace_model, model, token_ids))
+    shares = [] if mixing is None else mixing.tolist()
 
     def attention_rollout() -> np.ndarray:
         try:
@@ -118,11 +121,15 @@ def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str
 
 
 def beside_measured(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit, measured: PromptMeasurement
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    unit: Unit,
+    measured: PromptMeasurement,
+    traced: Callable[[], PromptTrace] | None,
 ) -> dict[str, Any]:
     """The theories that read one unit's prompt, the networks that mean field drew, and why theories were left out."""
-    number = None if unit.init_seed is None else unit.prompt
-    found, left_out = prompt_theories(model, token_ids, measured.mixing.get("token_mean"), initialisation=number)
+    number, mixing = None if unit.init_seed is None else unit.prompt, measured.mixing.get("token_mean")
+    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=number, traced=traced)
     return {
         "theories": {name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
         "networks": found.get("mean_field", []),

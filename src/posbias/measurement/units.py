@@ -8,6 +8,7 @@ a process on a CPU instead, so there one formula of the passes is held against w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from posbias.models.networks import reinitialise
 from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
+from posbias.theory.power_rollout.rollout import PromptTrace, traced_beside
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Unit:
     """Seed of the re-initialisation it is measured on; None for the model as loaded."""
 
 
-Beside = Callable[[Model, TokenIds, Unit, PromptMeasurement], Mapping[str, Any]]
-"""What else is computed of a unit: a function of a module, so that other processes find it."""
+Beside = Callable[[Model, TokenIds, Unit, PromptMeasurement, Callable[[], PromptTrace] | None], Mapping[str, Any]]
+"""What else is computed of a unit, from the measured pass too where one prompt has it alone: a function of a module, so
+that other processes find it."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,17 @@ class UnitWork:
                 model = reinitialise(prepared, first.init_seed)
             prompts = [chosen.prompt for chosen in units]
             keys = [(self.seed, prompt) for prompt in prompts]
-            found = measure_together(model, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes)
+            watched: Any = nullcontext()
+            if self.beside and len(units) == 1 and shares_passes(self.kinds) and str(self.passes.output) == "last":
+                watched = traced_beside(model, self.token_ids[first.prompt])
+            with watched as traced:
+                found = measure_together(
+                    model, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes
+                )
             for chosen, measured in zip(units, found, strict=True):
                 piece = dict(vars(measured))
                 if self.beside is not None:
-                    piece |= self.beside(model, self.token_ids[chosen.prompt], chosen, measured)
+                    piece |= self.beside(model, self.token_ids[chosen.prompt], chosen, measured, traced)
                 pieces.append(piece)
         return packed(pieces)
 

@@ -29,8 +29,7 @@ from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
-from posbias.evaluation.responders.passes import EncodedRequest
+from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.measurement.outputs import checkpointed
 from posbias.measurement.units import check_passes, halving, together_in_memory

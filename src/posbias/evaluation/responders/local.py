@@ -18,15 +18,20 @@ from torch import Tensor, nn
 
 from posbias.checks import Count, Natural, checked, checked_value
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response, opens_thoughts
-from posbias.evaluation.responders.passes import (
-    NOT_FINITE,
+from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.encoding import (
+    CANNOT_READ,
+    WITHIN_THOUGHTS,
     EncodedRequest,
     Ending,
+    TokenIds,
+    encode_requests,
+)
+from posbias.evaluation.responders.passes import (
+    NOT_FINITE,
     Kept,
     Reading,
     Runner,
-    TokenIds,
     Trust,
     cut,
     first,
@@ -40,21 +45,11 @@ from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import check_vocabulary
-from posbias.prompts.tokens import spelled_in, tokenise
-from posbias.tasks.language import rendered
 
-WITHIN_THOUGHTS = (
-    "the prompts end where the model's thoughts begin, and an answer would be scored within them; --template-options "
-    "'enable_thinking=False' closes them in templates that know it"
-)
-"""Why an answer is not scored."""
-TOGETHER = ("nothing", "all lengths")
-"""Prompts that a model runs together."""
 MOST_ROWS, CACHE_BYTES = 256, 1 << 30
 """Most prompts at a time, and bytes of their keys and values on a processor, which so many prompts keep busy."""
 SPARE_ROWS = 0.75
 """Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
-CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 
 
 @checked
@@ -64,46 +59,6 @@ class LocalOptions:
 
     batch: Count | None = None
     """Most prompts at a time (>= 1); None: as many as memory takes, at most MOST_ROWS."""
-
-
-def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
-    """Token ids of all requests.
-
-    Texts are read as they are, conversations as the model's chat template renders them; what either spells of control
-    tokens is ordinary text, unless the request says otherwise. Prompt and answer are tokenised
-    as one text if that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
-    characters would have merged into the prompt's last token).
-    """
-    if tokenizer is None:
-        raise UsageError(f"the model has no tokenizer, {CANNOT_READ}")
-    texts = [
-        rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
-        for index, request in enumerate(requests)
-    ]
-    answers = [request.answer or "" for request in requests]
-    prompts = tokenise([text for (text, _), _ in texts], tokenizer, [ordinary for (_, ordinary), _ in texts])
-    wholes = tokenise(
-        [text + answer for ((text, _), _), answer in zip(texts, answers, strict=True)],
-        tokenizer,
-        [
-            [*ordinary, *((len(text) + begin, len(text) + end) for begin, end in spelled_in(answer, tokenizer))]
-            for ((text, ordinary), _), answer in zip(texts, answers, strict=True)
-        ],
-    )
-    alone = tokenise(answers, tokenizer)
-    encoded = []
-    for index, ((text, _), before) in enumerate(texts):
-        prompt, whole = prompts[index], wholes[index]
-        continues = len(whole) > len(prompt) and np.array_equal(whole[: len(prompt)], prompt)
-        answer = whole[len(prompt) :] if continues else alone[index]
-        full = np.concatenate([np.array(before, dtype=np.int64), prompt])
-        if not len(full):
-            raise UsageError(f"prompt {index} has no tokens; give at least 1")
-        if answers[index] and not len(answer):
-            raise UsageError(f"the answer of prompt {index}, {answers[index]!r}, has no tokens; give at least 1")
-        answer = answer if answers[index] else answer[:0]
-        encoded.append(EncodedRequest(full, answer, thinks=opens_thoughts(text), apart=not continues))
-    return encoded
 
 
 @checked
@@ -137,8 +92,8 @@ class LocalResponder(Responder):
 
     @property
     def together(self) -> str | None:
-        """The prompts that are run together (TOGETHER); None before the first request, on which the model is tried."""
-        return None if self._trust is None else TOGETHER[self._trust.together]
+        """Prompts that go together, "all lengths" or "nothing"; None before the first request, which tries it."""
+        return None if self._trust is None else "all lengths" if self._trust.together else "nothing"
 
     def respond(
         self,
@@ -165,10 +120,10 @@ class LocalResponder(Responder):
             self._unscored |= given and tokens.thinks
             if replies[index].response is None and (scored or generate):
                 length = len(tokens.prompt)
-                angles = self._lengths.angles(length + max(0, len(tokens.answer) - 1) * scored)
-                steady = all(angles == self._lengths.angles(length + more) for more in (0, request.max_tokens))
-                begins_alike = length if alike is None else alike[index]
-                readings.append(Reading(index, request, tokens, scored, begins_alike, angles, steady))
+                reading = Reading(index, request, tokens, scored, length if alike is None else alike[index])
+                angles = self._lengths.angles(length)
+                steady = angles == self._lengths.angles(reading.room)
+                readings.append(replace(reading, angles=angles if steady else ()))
                 self._apart += scored and tokens.apart
         try:
             for portion in track(self._portions(readings), "answers"):
@@ -231,53 +186,49 @@ class LocalResponder(Responder):
         }
 
     def _replies_at_once(self, portion: Sequence[Reading], *, generate: bool) -> dict[int, Reply]:
+        trust = self.tried(portion[0].encoded.prompt)
+        if not trust.cached or not portion[0].angles:
+            return {reading.index: self._whole(reading, generate=generate) for reading in portion}
         scores: dict[int, AnswerScore] = {}
         generated: dict[int, list[int]] = {}
         kept: dict[int, Kept] = {}
         states: list[Kept] = []
-        trust, accelerated = self.tried(portion[0].encoded.prompt), self.model.device.type != "cpu"
-        passes = [([reading], 0) for reading in portion]
-        if trust.cached:
-            passes = [*passes_of(portion, together=trust.together, accelerated=accelerated)]
-        for group, shared in passes:
+        for group, shared in passes_of(portion, together=trust.together, accelerated=self.model.device.type != "cpu"):
             self.runner.reading = tuple(reading.index for reading in group)
             logits, states = self.runner.read(
                 [reading.token_ids for reading in group],
                 first(states[0], shared) if shared else None,
                 rows=max(reading.rows for reading in group),
-                keep=trust.cached and (generate or len(group) == 1),
+                keep=generate or len(group) == 1,
             )
             for row, reading in enumerate(group):
                 wanted = logits[row, -reading.rows :]
-                generated[reading.index] = [int(wanted[0].argmax())] if generate else []
                 if reading.scored:
                     scores[reading.index] = score_answer(wanted, reading.encoded.answer)
-                if generate and states and reading.steady:
+                if generate:
+                    generated[reading.index] = [int(wanted[0].argmax())]
                     kept[reading.index] = first(states[row], len(reading.encoded.prompt))
-        if generate:
-            states = []
-            batched = [reading for reading in portion if reading.index in kept]
-            for batch in [batched] if trust.together else [[reading] for reading in batched]:
+        states = []
+        for batch in [portion] if trust.together else [[reading] for reading in portion]:
+            if generate:
                 self._decode_batch(batch, kept, generated)
-            for reading in portion:
-                if reading not in batched:
-                    self._decode_whole(reading, generated[reading.index])
-        return {
-            each.index: Reply(
-                self._ending.response(generated[each.index], each.request, each.encoded) if generate else None,
-                scores.get(each.index),
-            )
-            for each in portion
-        }
+        return {each.index: self._reply(each, generated.get(each.index), scores.get(each.index)) for each in portion}
 
-    def _decode_whole(self, reading: Reading, tokens: list[int]) -> None:
-        """Continue a prompt behind its first token, read whole for every token."""
+    def _whole(self, reading: Reading, *, generate: bool) -> Reply:
+        """The reply to a prompt that is read whole, without a cache, for its score and for every token."""
         self.runner.reading = (reading.index,)
-        if not reading.steady:  # with its answer behind it the prompt may have been turned by other angles
-            tokens[:] = [int(self.runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
-        while not self._ending.reached(tokens, reading.request, reading.encoded):
+        score, tokens = None, list[int]()
+        if reading.scored:
+            [logits], _ = self.runner.read([reading.token_ids], rows=reading.rows)
+            score = score_answer(logits, reading.encoded.answer)
+        while generate and not (tokens and self._ending.reached(tokens, reading.request, reading.encoded)):
             logits, _ = self.runner.read([np.array([*reading.encoded.prompt, *tokens])])
             tokens.append(int(logits[0, -1].argmax()))
+        return self._reply(reading, tokens or None, score)
+
+    def _reply(self, reading: Reading, generated: list[int] | None, score: AnswerScore | None) -> Reply:
+        response = generated and self._ending.response(generated, reading.request, reading.encoded)
+        return Reply(response or None, score)
 
     def _decode_batch(self, rows: Sequence[Reading], kept: dict[int, Kept], generated: dict[int, list[int]]) -> None:
         """Continue prompts together, greedily, from the keys and values that were kept of them and are given up."""

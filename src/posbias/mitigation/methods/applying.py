@@ -11,7 +11,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError, printable
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
-from posbias.evaluation.responders.local import TOGETHER, encode_requests
+from posbias.evaluation.responders.encoding import encode_requests
 from posbias.interventions.attention import cache_of
 from posbias.interventions.base import check_model
 from posbias.mitigation.methods.base import (
@@ -215,7 +215,7 @@ class _Mitigated(Wrapped):
     def learnt(self) -> dict[str, Any]:
         """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
         alone = self.method.needs_passages and not self.method.needs_question
-        return {**self.inner.learnt(), **({"together": TOGETHER[0]} if alone else {})}
+        return {**self.inner.learnt(), **({"together": "nothing"} if alone else {})}
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """The replies of the model under the method, like those of `Responder.respond`."""

@@ -8,8 +8,8 @@ elementwise square of its exact local Jacobian and the stream's identity kept as
 is back-propagation.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import OneOf
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -42,6 +42,7 @@ from posbias.theory.power_rollout.trace import (
     describe_reference,
     trace_prompt,
     trace_reference,
+    tracing,
 )
 from posbias.theory.predict import THEORIES, ModelTheory, Prediction
 
@@ -118,6 +119,27 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
         assert isinstance(model, HuggingFaceModel)
         trace = trace_prompt(model, description, ids, target=target)
     return PromptTrace(**vars(trace), description=description)
+
+
+@contextmanager
+def traced_beside(model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Iterator[Callable[[], PromptTrace]]:
+    """Within the context, keep the first pass of a prompt that is measured, so that its walks need none of their own.
+
+    What is yielded gives the trace, and raises as `trace_model` does.
+    """
+    with ExitStack() as hooks:
+        traced: Callable[[], Trace | None] = lambda: None  # noqa: E731
+        with suppress(UsageError):  # no dense decoder: `trace_model` tells why
+            description = describe_model(model, n_positions=len(token_ids))
+            (ids,) = model.token_tensor([token_ids.tolist()])
+            traced = hooks.enter_context(tracing(model, description, ids))  # type: ignore[arg-type]
+        yield (
+            lambda: (
+                trace_model(model, token_ids)
+                if (trace := traced()) is None
+                else PromptTrace(**vars(trace), description=description)
+            )
+        )
 
 
 @THEORIES.register("power_rollout")

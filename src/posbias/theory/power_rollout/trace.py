@@ -8,9 +8,9 @@ logits by position are any matrix, and residuals have factors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -169,17 +169,16 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     )
 
 
-def trace_prompt(
-    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
-) -> Trace:
-    """Run one prompt forward and keep the activations that pulls need, detached and in `description.dtype`.
+@contextmanager
+def tracing(
+    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"]
+) -> Iterator[Callable[[], Trace | None]]:
+    """Within the context, keep what pulls need of one pass of the prompt, detached and in `description.dtype`.
 
-    A score's gradient by the final state is exact and needs no pass back through the blocks.
-
-    Raises:
-        RunError: an activation is not finite.
+    It is the network's first pass, whose output may be of the last position alone; later ones are another's. What is
+    yielded gives the trace, None before such a pass.
     """
-    dtype, scored = description.dtype, target != "jacobian"
+    dtype = description.dtype
     caught: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     final: dict[str, Tensor] = {}
 
@@ -188,35 +187,59 @@ def trace_prompt(
         # OPT flattens batch and position before its MLP.
         caught[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
 
-    def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
-        final["stream"] = args[0][0, -1].detach().to(dtype)
+    def keep_final(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        final[name] = args[0][0, -1].detach().to(dtype)
 
-    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        final["state"] = args[0].detach().requires_grad_(scored)  # the leaf of a new graph
-        return (final["state"],) if scored else None
+    def trace() -> Trace | None:
+        if "state" not in final:
+            return None
+        layers = [
+            LayerTrace(**{"middle": caught[index]["stream"], **caught[index]}, kept=kept)
+            for index, kept in enumerate(attention)
+        ]
+        embeddings = model.embed(token_ids[None])[0].detach().to(dtype)
+        return Trace(embeddings, layers, final.get("stream"), final["state"], None)
 
-    embeddings, network = model.embed(token_ids[None]).detach(), model.network
-    with torch.set_grad_enabled(scored), ExitStack() as hooks:
+    network = model.network
+    with ExitStack() as hooks:
         for index, layer in enumerate(description.layers):
             for name, module in layer.inputs.items():
                 hook = partial(keep_input, index, name)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         attention = hooks.enter_context(kept_attention(network))
-        final_norm = network.get_submodule(model.family.final_norm)
-        hooks.callback(final_norm.register_forward_pre_hook(keep_final).remove)
-        unembedding = network.get_output_embeddings()  # type: ignore[operator]
-        hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
-        output = model.last(embeddings)
-        gradient = score_gradient(output.logits[0], final["state"], target) if scored else None
+        ends = {"stream": network.get_submodule(model.family.final_norm), "state": network.get_output_embeddings()}  # type: ignore[operator]
+        for name, module in ends.items():
+            hooks.callback(module.register_forward_pre_hook(partial(keep_final, name)).remove)
+        hooks.callback(network.register_forward_hook(lambda *_: hooks.close()).remove)
+        yield trace
+
+
+def trace_prompt(
+    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
+) -> Trace:
+    """Run one prompt forward and keep the activations that pulls need (`tracing`).
+
+    A score's gradient by the final state is exact and needs no pass back through the blocks.
+
+    Raises:
+        RunError: an activation is not finite.
+    """
+    scored = target != "jacobian"
+    leaves: list[Tensor] = []
+
+    def keep_leaf(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        leaves.append(args[0].detach().requires_grad_(scored))  # of a new graph
+        return (leaves[-1],)
+
+    unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
+    with tracing(model, description, token_ids) as traced, unembedding.register_forward_pre_hook(keep_leaf):
+        with torch.set_grad_enabled(scored):
+            output = model.last(model.embed(token_ids[None]).detach())
+        trace = traced()
+    assert trace is not None  # of the pass now
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
-    layers = []
-    for index, kept in enumerate(attention):
-        values = caught[index]
-        values.setdefault("middle", values["stream"])
-        layers.append(LayerTrace(**values, kept=kept))
-    state = final["state"][0, -1].detach().to(dtype)
-    return Trace(embeddings[0].to(dtype), layers, final.get("stream"), state, gradient)
+    return replace(trace, score_gradient=score_gradient(output.logits[0], leaves[0], target)) if scored else trace
 
 
 def score_gradient(
