@@ -277,7 +277,7 @@ def audit_behaviour(
             fit into memory.
         RunError: the run failed; finished samples and prompts are kept.
     """
-    passed = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
+    passed = {"task": str(plan.task), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
     with run_directory(
         out, verb="evaluate", arguments=passed, command=command, resume=resume, overwrite=overwrite
@@ -285,7 +285,7 @@ def audit_behaviour(
         directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         check_behaviour(model, plan)
-        evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)
+        evaluation = evaluate_responder(responder, plan.task, options, beside=plan.measured)
         if evaluation.found and directory is not None:
             conclude(evaluation, directory, found=True)
             return evaluation

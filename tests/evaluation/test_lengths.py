@@ -214,6 +214,14 @@ def test_the_bound_ends_before_the_first_length_that_is_not_reached():
     assert (bound.at_least, bound.below, bound.undecided) == (1000, None, None)
 
 
+@pytest.mark.parametrize(("share", "threshold"), [(0.9, 0.8), (0.7, 0.6), (0.95, 0.9)])
+def test_as_many_samples_as_are_said_to_decide_a_length_do_so_in_four_of_five_runs(share, threshold):
+    count = level(1000, share, 0.0, 1.0).deciding(threshold)
+    low = [bounded_mean(1.0 * (np.arange(count) < right)).low for right in range(count + 1)]
+    passing = next(right for right in range(count + 1) if low[right] >= threshold)
+    assert binom.sf(passing - 1, count, share) == pytest.approx(0.8, abs=0.07)
+
+
 @pytest.mark.parametrize("threshold", [LEAST_THRESHOLD, 0.6, 0.8, 0.95])
 def test_a_length_that_fails_is_rarely_claimed(threshold):
     """Exact: of a cell just at the threshold, the share of runs in which its low end is not below it."""

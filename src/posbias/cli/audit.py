@@ -1,6 +1,6 @@
 """`posbias audit`: the whole examination of one model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,8 @@ EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
     "--prompts corpus.jsonl` · continue after an interruption: the same command with `--resume`"
 )
+BEHAVIOUR_SAMPLES = 12
+"""Samples of a task by default."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class BehaviourFlags:
             help="Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'.", show_default=False
         ),
     ] = None
-    behaviour_count: Annotated[int, typer.Option(help="Samples of the task.", min=1)] = 12
+    behaviour_count: Annotated[
+        int | None, typer.Option(help="Samples of the task.", min=1, show_default="12; of a file with fewer all")
+    ] = None
     behaviour_positions: Annotated[str, typer.Option(help="all, spread(5), or some such as 0,4,9.")] = "spread(5)"
     behaviour_max_tokens: Annotated[
         int | None, typer.Option(help="Tokens generated at most.", min=1, show_default="the task's own")
@@ -64,6 +68,7 @@ class BehaviourFlags:
             resume=settings.resume,
             overwrite=settings.overwrite,
         )
+        evaluation = replace(evaluation, count=evaluation.count_of(task, usual=BEHAVIOUR_SAMPLES))
         kinds = resolve_kinds(self.behaviour_kinds)
         return BehaviourPlan(task, evaluation.following(task), kinds, self.behaviour_theories)
 

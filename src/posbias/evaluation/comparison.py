@@ -109,11 +109,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
         raise UsageError("the evaluations share no position, so nothing can be compared")
-    count = min(len(table) for table in tables)
-    shared = [
-        table[:count, [evaluation.positions.index(place) for place in positions]]
-        for evaluation, table in zip(loaded, tables, strict=True)
-    ]
+    count, columns = min(map(len, tables)), ([run.positions.index(place) for place in positions] for run in loaded)
+    shared = [table[:count, places] for table, places in zip(tables, columns, strict=True)]
     needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
     paired = [table[complete] for table in shared]
     names, n_samples = _names(loaded), int(complete.sum())
@@ -127,15 +124,10 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
         "measure": measure,
         "positions": positions,
     }
-    scalars = {
-        "n_items": first.n_items,
-        "n_samples": n_samples,
-        "samples_needed": needed,
-        "compared": [plain(asdict(entry)) for entry in compared],
-    }
-    arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
-    seeds = dict(first.record.seeds)
-    record = Record("compare_evaluations", {"measure": measure}, resolved, scalars, arrays=arrays, seeds=seeds)
+    record = Record("compare_evaluations", {"measure": measure}, resolved, seeds=dict(first.record.seeds))
+    record.scalars = {"n_items": first.n_items, "n_samples": n_samples, "samples_needed": needed}
+    record.scalars["compared"] = [plain(asdict(entry)) for entry in compared]
+    record.arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
     return EvaluationComparison.from_record(record)
 
 
@@ -188,17 +180,18 @@ def _compared(names: Sequence[str], tables: Sequence[Scores], measure: str, *, e
     means = [position_means(table, highest=highest) if len(table) else () for table in tables]
     if not enough:
         return [Compared(name, mean, {}, {}) for name, mean in zip(names, means, strict=True)]
-    changes = [
-        {name: change.confirmed() for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
-        for other in others
-    ]
-    differences = [
-        tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
-    ]
-    p_changes = iter(holm(np.array([change.p for by_name in changes for change in by_name.values()])).tolist())
-    p_places = iter(holm(np.array([contrast.p for row in differences for contrast in row])).tolist())
     compared = [Compared(names[0], means[0], {}, {})]
-    for name, mean, by_name, row in zip(names[1:], means[1:], changes, differences, strict=True):
-        p = {key: next(p_changes) for key in by_name}
-        compared.append(Compared(name, mean, by_name, p, row, tuple(next(p_places) for _ in row)))
-    return compared
+    for name, mean, other in zip(names[1:], means[1:], others, strict=True):
+        found = {key: change.confirmed() for key, change in changes_of(baseline, other).items() if key != FORMERLY_BEST}
+        by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
+        compared.append(Compared(name, mean, found, {}, by_place))
+    p_changes = iter(holm(np.array([change.p for entry in compared for change in entry.changes.values()])).tolist())
+    p_places = iter(holm(np.array([contrast.p for entry in compared for contrast in entry.differences])).tolist())
+    return [
+        replace(
+            entry,
+            p={name: next(p_changes) for name in entry.changes},
+            difference_p=tuple(next(p_places) for _ in entry.differences),
+        )
+        for entry in compared
+    ]

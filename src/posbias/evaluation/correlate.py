@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -34,7 +34,14 @@ from posbias.display.naming import numbered
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
-from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
+from posbias.evaluation.evaluation import (
+    Correlations,
+    Evaluation,
+    Influence,
+    InfluenceSeries,
+    RankCorrelation,
+    load_evaluation,
+)
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, encode_requests
 from posbias.evaluation.samples import EvaluateOptions, samples_of
@@ -74,13 +81,10 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
 GOLD, PLACE = "gold", "place"
 """Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
 is instead."""
-MEASURED = "measured"
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 Rows = Float64[np.ndarray, "_ _"]
 """A table whose shape is checked with a message of our own, or is one of several groups'."""
-Weights = Rows
-"""One row per draw, one column per sample, each row summing to 1."""
 
 
 @checked
@@ -156,21 +160,15 @@ def correlate(
         raise UsageError("no run to correlate; give at least 1")
     evaluations = [load_evaluation(run, "a correlation", made_by="posbias audit --behaviour") for run in runs]
     check_different(evaluations)
-    titles = numbered([run.title for run in evaluations])
-    groups = [MeasuredGroup.of(run, title) for title, run in zip(titles, evaluations, strict=True)]
+    named = dict(zip(numbered([run.title for run in evaluations]), evaluations, strict=True))
     scalars = {
-        "groups": [asdict(group) for group in groups],
-        "pooled": [asdict(entry) for entry in pool(dict(zip(titles, evaluations, strict=True)), seed)],
+        "groups": [asdict(MeasuredGroup.of(run, title)) for title, run in named.items()],
+        "pooled": [asdict(entry) for entry in pool(named, seed)],
         "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
     }
-    many = f"{len(runs)} measurements of influence and behaviour"
-    resolved = {
-        "title": titles[0] if len(runs) == 1 else many,
-        "command": "",
-        "runs": [run.record.run_id for run in evaluations],
-    }
-    arguments = {"runs": len(runs), "seed": seed}
-    seeds = {"bootstrap": seed, "permutations": seed}
+    title = next(iter(named)) if len(runs) == 1 else f"{len(runs)} measurements of influence and behaviour"
+    resolved = {"title": title, "command": "", "runs": [run.record.run_id for run in evaluations]}
+    arguments, seeds = {"runs": len(runs), "seed": seed}, {"bootstrap": seed, "permutations": seed}
     return InfluenceCorrelation.from_record(Record("correlate", arguments, resolved, plain(scalars), seeds=seeds))
 
 
@@ -185,13 +183,12 @@ def check_different(evaluations: Sequence[Evaluation]) -> None:
             )
         model: Any = run.responder["model"]
         facts = [*(model.get(name) for name in MODEL), run.task, run.max_tokens, run.file_sha256, *run.positions]
-        identity = tuple(map(str, facts))
-        if identity in known:
+        first = known.setdefault(tuple(map(str, facts)), run.record.run_id)
+        if first != run.record.run_id:
             raise UsageError(
-                f"runs {known[identity]} and {run.record.run_id} are of one model and task ({run.title}); "
+                f"runs {first} and {run.record.run_id} are of one model and task ({run.title}); "
                 "give one, with as many samples as both (--behaviour-count)"
             )
-        known[identity] = run.record.run_id
 
 
 def source_of(run: Evaluation) -> str:
@@ -213,8 +210,7 @@ def pool(runs: Mapping[str, Evaluation], seed: int) -> tuple[InfluenceSeries, ..
                 for title, run in runs.items()
                 if array in run.record.arrays and (scores := run.measures.get(measure)) is not None
             }
-            pairs = {title: pair for title, pair in pairs.items() if pair.complete.any()}
-            if pairs:
+            if pairs := {title: pair for title, pair in pairs.items() if pair.complete.any()}:
                 groups[measure] = tuple(pairs)
                 found[measure] = correlate_pairs(list(pairs.values()), seed=seed)
         if found:
@@ -250,12 +246,6 @@ class Pair:
         """Does each sample have both quantities at every position?"""
         return np.asarray(~(np.isnan(self.first) | np.isnan(self.second)).any(axis=1))
 
-    def fixed(self, controls: Sequence[str]) -> Rows:
-        """Values of the controls at each position."""
-        positions = np.array(self.positions, dtype=np.float64)
-        values = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
-        return np.array([values[name] for name in controls]).reshape(-1, len(positions))
-
 
 @checked
 def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
@@ -263,7 +253,7 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
 
     Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
     (partial rank correlation), then correlated over all positions together. Resamples draw the samples of each pair
-    anew, those that pairs share (`Pair.samples`) together; permutations move the positions within each pair. Samples
+    anew, those that pairs share (`Pair.source`) together; permutations move the positions within each pair. Samples
     with a gap are left out.
 
     Raises:
@@ -272,17 +262,13 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
     given = [pairs] if isinstance(pairs, Pair) else list(pairs)
     if not given:
         raise UsageError("no pair of curves to correlate; give at least 1")
-    n_samples = min(int(pair.complete.sum()) for pair in given)
-    if not n_samples:
+    if not (n_samples := min(int(pair.complete.sum()) for pair in given)):
         raise UsageError("no sample has both quantities at every position, so nothing can be correlated")
     generator = np.random.default_rng(seed)
     weights = drawn_together(given, generator=generator)
     groups = [replace(pair, first=pair.first[pair.complete], second=pair.second[pair.complete]) for pair in given]
-    return Correlations(
-        correlations=tuple(_correlation(name, groups, weights, generator) for name in CONTROLS),
-        n_positions=sum(len(group.positions) for group in groups),
-        n_samples=n_samples,
-    )
+    found = tuple(_correlation(name, groups, weights, generator) for name in CONTROLS)
+    return Correlations(found, n_positions=sum(len(group.positions) for group in groups), n_samples=n_samples)
 
 
 def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]:
@@ -292,58 +278,64 @@ def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]
     series, with every measure, are one family.
     """
     every = [rank for entry in entries for found in entry.correlations.values() for rank in found.correlations]
-    adjusted: dict[int, RankCorrelation] = {}
+    adjusted = {id(rank): rank for rank in every}
     for controlled in CONTROLS:
         family = [rank for rank in every if rank.controlled == controlled and not np.isnan(rank.p)]
         for rank, p in zip(family, holm(np.array([rank.p for rank in family])).tolist(), strict=True):
             adjusted[id(rank)] = replace(rank, adjusted_p=p, established=rank.established and p <= LEVEL)
-
-    def of(found: Correlations) -> Correlations:
-        return replace(found, correlations=tuple(adjusted.get(id(rank), rank) for rank in found.correlations))
-
-    return tuple(
-        replace(entry, correlations={measure: of(found) for measure, found in entry.correlations.items()})
+    after = [
+        {
+            measure: replace(found, correlations=tuple(adjusted[id(rank)] for rank in found.correlations))
+            for measure, found in entry.correlations.items()
+        }
         for entry in entries
-    )
+    ]
+    return tuple(replace(entry, correlations=found) for entry, found in zip(entries, after, strict=True))
 
 
-def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> list[Weights]:
+def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> list[Rows]:
     """Bootstrap weights of the complete samples of several pairs, row by row belonging to the same draw.
 
     Two models that were given the same samples do not give independent evidence about samples, so one draw decides for
     both; runs on different samples are independent.
 
     Returns:
-        For every pair the plain mean in the first row, then the draws; a draw that takes none of a pair's samples has
-        NaN there. No draws at all if a pair has a single sample and shares none.
+        For every pair one row per draw, one column per sample, each row summing to 1: the plain mean in the first row,
+        then the draws; one that takes none of a pair's samples has NaN there. No draws at all if a pair has a single
+        sample and shares none.
     """
     rows = [np.flatnonzero(pair.complete) for pair in pairs]
     sources = [pair.source or number for number, pair in enumerate(pairs)]
-    weights: list[Weights] = [np.zeros((0, 0))] * len(pairs)
+    weights: dict[int, Rows] = {}
     for source in dict.fromkeys(sources):
         members = [number for number, of in enumerate(sources) if of == source]
         together = np.unique(np.concatenate([rows[number] for number in members]))
         draws = draw_weights(len(together), generator=generator)
         for number in members:
-            counts = draws[:, np.searchsorted(together, rows[number])]
+            counts = np.concatenate(
+                [np.ones((1, len(rows[number]))), draws[:, np.searchsorted(together, rows[number])]]
+            )
             totals = counts.sum(axis=1, keepdims=True)
-            shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-            weights[number] = np.concatenate([np.full((1, counts.shape[1]), 1 / counts.shape[1]), shares])
-    fewest = min(len(each) for each in weights)
-    return [each[:fewest] for each in weights]
+            weights[number] = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+    fewest = min(map(len, weights.values()))
+    return [weights[number][:fewest] for number in range(len(pairs))]
 
 
 def _correlation(
-    name: str, groups: Sequence[Pair], weights: Sequence[Weights], generator: np.random.Generator
+    name: str, groups: Sequence[Pair], weights: Sequence[Rows], generator: np.random.Generator
 ) -> RankCorrelation:
-    fixed = [group.fixed(CONTROLS[name]) for group in groups]
-    parts = list(zip(weights, groups, fixed, strict=True))
-    # Rounding must not decide a rank between equal means.
-    first = [_freed(_ranks(np.round(rows @ group.first, 12)), held) for rows, group, held in parts]
-    second = [_freed(_ranks(np.round(rows @ group.second, 12)), held) for rows, group, held in parts]
-    enough = sum(len(group.positions) - 1 - len(held) for _, group, held in parts) >= 2
+    fixed, first, second = [], [], []
+    for rows, group in zip(weights, groups, strict=True):
+        positions = np.array(group.positions, dtype=np.float64)
+        values = {"position": positions, "ends": np.minimum(positions, group.n_items - 1 - positions)}
+        fixed.append(np.array([values[control] for control in CONTROLS[name]]).reshape(-1, len(positions)))
+        # Rounding must not decide a rank between equal means.
+        first.append(_freed(_ranks(np.round(rows @ group.first, 12)), fixed[-1]))
+        second.append(_freed(_ranks(np.round(rows @ group.second, 12)), fixed[-1]))
+    enough = sum(rows.shape[1] - 1 - len(held) for rows, held in zip(first, fixed, strict=True)) >= 2
     draws = _coefficients(first, second) if enough else np.full(len(first[0]), np.nan)
-    p_value = float("nan")
+    value, p_value = Interval(float(draws[0]), -math.inf, math.inf), float("nan")
+    n_samples = min(len(group.first) for group in groups)
     if not np.isnan(draws[0]):
         moved = [generator.permuted(np.repeat(rows[:1], PERMUTATIONS, axis=0), axis=1) for rows in second]
         moved = [np.concatenate([rows[:1], orders]) for rows, orders in zip(second, moved, strict=True)]
@@ -354,10 +346,8 @@ def _correlation(
         by_chance = _coefficients([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in first], shuffled)
         # An order that leaves nothing to correlate counts as one that does as well.
         p_value = float(np.mean(~(np.abs(by_chance) < abs(draws[0]) - ZERO_VARIANCE)))
-    n_samples = min(len(group.first) for group in groups)
-    value = Interval(float(draws[0]), -math.inf, math.inf)
-    if len(draws) > 1 and n_samples > 1 and not np.isnan(draws[0]):
-        value = percentile_interval(float(draws[0]), draws[1:], n_samples)
+        if len(draws) > 1 and n_samples > 1:
+            value = percentile_interval(float(draws[0]), draws[1:], n_samples)
     established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
     return RankCorrelation(name, value, p_value, established)
 
@@ -395,25 +385,24 @@ class SampleSpans:
 
     def spans(self, gold: int) -> list[tuple[int, int]]:
         """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
-        spans = []
-        for position in self.positions:
-            begin, end = self._gold_span(position)
-            if position < gold:
-                end = self._gold_span(position + 1)[0]
-            elif position > gold:
-                begin = self._gold_span(position - 1)[1]
-            spans.append((begin, end))
-        return spans
 
-    def _gold_span(self, position: int) -> tuple[int, int]:
-        """Begin and end of the answer's item when it stands at a position."""
-        example = self.examples[position]
-        if example.gold_token is None or example.gold_end is None:
-            raise UsageError(
-                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
-                "with a moved item"
+        def place(position: int) -> tuple[int, int]:
+            example = self.examples[position]
+            if example.gold_token is None or example.gold_end is None:
+                raise UsageError(
+                    "the places of items in tokens are not known: they need a tokenizer with character offsets and a "
+                    "task with a moved item"
+                )
+            return example.gold_token, example.gold_end
+
+        # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
+        return [
+            (
+                place(position - 1)[1] if position > gold else place(position)[0],
+                place(position + 1)[0] if position < gold else place(position)[1],
             )
-        return example.gold_token, example.gold_end
+            for position in self.positions
+        ]
 
 
 def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
@@ -443,7 +432,7 @@ def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, 
 class BehaviourPlan:
     """The task that is put to a model, and the influence that is measured on its prompts."""
 
-    task: str | LanguageTask
+    task: Annotated[LanguageTask, LANGUAGE_TASKS.parse]
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
     """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
@@ -452,11 +441,6 @@ class BehaviourPlan:
 
     def __post_init__(self) -> None:
         self.evaluation.check_plain("influence on a task's prompts")
-
-    @property
-    def asked(self) -> LanguageTask:
-        """The task as an object."""
-        return LANGUAGE_TASKS.parse(self.task) if isinstance(self.task, str) else self.task
 
     @property
     def resolved(self) -> tuple[Kind, ...]:
@@ -486,7 +470,7 @@ def _shares(
     }
     # Beside the answers, which were already taken over or begun anew.
     store, positions = PartStore(directory, settings), evaluation.positions
-    samples = list(spans_of(plan.asked, model.tokenizer, plan.evaluation))
+    samples = list(spans_of(plan.task, model.tokenizer, plan.evaluation))
     fits = evaluation.tables["too_long"].sum(axis=1) == 0
     tables: dict[tuple[str, str | None, str], Scores] = {}
     left_out: list[str] = []
@@ -522,15 +506,12 @@ def _measured(
     arrays: dict[str, np.ndarray] = {}
     mixing = None
     for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
-        kinds = [kind for kind in plan.resolved if kind.takes_targets is takes_targets]
-        if not kinds:
-            continue
-        key = (plan.evaluation.seed, index)
-        passes = PassOptions(output=output)
-        measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
-        for kind, norms in measured.norms.items():
-            arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
-        mixing = measured.mixing.get("token_mean")
+        if kinds := [kind for kind in plan.resolved if kind.takes_targets is takes_targets]:
+            key, passes = (plan.evaluation.seed, index), PassOptions(output=output)
+            measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
+            mixing = measured.mixing.get("token_mean")
+            for kind, norms in measured.norms.items():
+                arrays[f"measured/{kind}"] = Profile.normalised(norms).influence
     theories, left_out = architecture_theories(model, len(token_ids), mixing)
     arrays |= {name: entry.profile.influence for name, entry in theories.items()}
     if plan.prompt_theories:
@@ -548,10 +529,9 @@ def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
 
 def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
     """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
-    samples = spans_of(plan.asked, model.tokenizer, plan.evaluation)
+    samples = spans_of(plan.task, model.tokenizer, plan.evaluation)
     lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
-    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
-    if fitting:
+    if fitting := [length for length in lengths if model.max_positions is None or length <= model.max_positions]:
         check_passes(model, max(fitting))
 
 
@@ -564,21 +544,13 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
         evaluation: Its answers; the record gets what is measured.
         directory: Folder in which measured prompts are kept until the record is saved.
     """
-    series, left_out = _shares(model, plan, evaluation, directory)
-    record, seed = evaluation.record, evaluation.record.seeds["samples"]
-    entries = []
-    for name, table in series.items():
-        entry = InfluenceSeries(*name, means=position_means(table))
-        record.arrays[entry.array] = table
-        pairs = {
-            measure: Pair(table, scores, evaluation.positions, evaluation.n_items)
-            for measure, scores in evaluation.measures.items()
-        }
-        found = {measure: correlate_pairs(pair, seed=seed) for measure, pair in pairs.items() if pair.complete.any()}
-        entries.append(replace(entry, correlations=found))
+    tables, left_out = _shares(model, plan, evaluation, directory)
+    record = evaluation.record
+    series = [InfluenceSeries(*name, means=position_means(table)) for name, table in tables.items()]
+    record.arrays |= {entry.array: table for entry, table in zip(series, tables.values(), strict=True)}
+    measured = replace(evaluation, influence=Influence(tuple(series), ()))
+    found = {entry.array: entry.correlations for entry in pool({"": measured}, record.seeds["samples"])}
+    series = [replace(entry, correlations=found.get(entry.array, {})) for entry in series]
     record.resolved["kinds"] = plan.measured["kinds"]
-    record.scalars["influence"] = {
-        "series": [plain(asdict(entry)) for entry in corrected(entries)],
-        "left_out": left_out,
-    }
+    record.scalars["influence"] = plain(asdict(Influence(tuple(series), tuple(left_out))))
     return replace(Evaluation.from_record(record), outputs=evaluation.outputs)

@@ -13,6 +13,7 @@ threshold 0.8 (`tests/evaluation/test_lengths.py` computes it exactly).
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from posbias.checks import checked
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.curve import (
+    DECIDING,
     SAMPLES_FOR_CLAIM,
     Independent,
     PositionCurve,
@@ -33,13 +35,7 @@ from posbias.evaluation.curve import (
     complete_samples,
     position_means,
 )
-from posbias.evaluation.levels import (
-    EFFECTIVE_LENGTH,
-    Requirement,
-    RequirementCheck,
-    check_requirement,
-    levels_of,
-)
+from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement, levels_of
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.samples import EvaluateOptions, independent
@@ -47,7 +43,8 @@ from posbias.files import write_atomically
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
-from posbias.statistics import Interval, StoredInterval, StoredNumber
+from posbias.statistics import CONFIDENCE, POWER, Interval, StoredInterval, StoredNumber
+from posbias.tasks.language import LanguageTask
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -368,6 +365,19 @@ class LengthLevel:
             return True
         return False if self.worst.high < threshold else None
 
+    def deciding(self, threshold: float) -> int:
+        """About how many samples would tell the worst depth from a threshold with 80 % power, were it as estimated.
+
+        Normal quantiles: n = ((z[1 - alpha/2] sqrt(t (1 - t)) + z[power] sqrt(p (1 - p))) / (p - t))^2; a p nearer to t
+        than DECIDING is taken to be that far.
+        """
+        from scipy.special import ndtri
+
+        share, distance = self.worst.value, max(DECIDING, abs(self.worst.value - threshold))
+        spreads = (math.sqrt(value * (1 - value)) for value in (threshold, share))
+        quantiles = ndtri((1 + CONFIDENCE) / 2), ndtri(POWER)
+        return math.ceil((sum(map(math.prod, zip(quantiles, spreads, strict=True))) / distance) ** 2)
+
 
 @dataclass(frozen=True)
 class EffectiveLength:
@@ -429,11 +439,9 @@ class LengthEvaluation(Result):
     @property
     def too_long(self) -> dict[int, int]:
         """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
-        lost = {
-            length: int((np.nansum(evaluation.tables["too_long"], axis=1) > 0).sum())
-            for length, evaluation in self.at.items()
-        }
-        lost |= dict.fromkeys(self.not_evaluated, next(iter(self.at.values())).count if self.at else 0)
+        tables = {length: evaluation.tables["too_long"] for length, evaluation in self.at.items()}
+        lost = {length: int((table > 0).any(axis=1).sum()) for length, table in tables.items()}
+        lost |= {length: len(next(iter(tables.values()))) for length in self.not_evaluated}
         return {length: samples for length, samples in lost.items() if samples}
 
     @cached_property
@@ -478,8 +486,8 @@ def length_evaluation(
     Lengths are missing from the first that is too long throughout.
     """
     first = next(iter(evaluations.values()))
-    shared = {name: fact for name, fact in first.record.resolved.items() if name not in ("positions", "fingerprint")}
-    resolved = shared | {
+    resolved = {name: fact for name, fact in first.record.resolved.items() if name not in ("positions", "fingerprint")}
+    resolved |= {
         "title": f"{first.source or 'model'}: {task}",
         "task": task,
         "lengths": list(evaluations),
@@ -488,38 +496,25 @@ def length_evaluation(
         "threshold": options.threshold,
         "related": {f"{length} tokens": f"length-{length}/report.html" for length in evaluations},
     }
-    records = {str(length): evaluation.record for length, evaluation in evaluations.items()}
-    record = Record(LENGTHS, {}, resolved, seeds=dict(first.record.seeds))
-    record.scalars["at"] = {
-        length: {"resolved": part.resolved, "scalars": part.scalars} for length, part in records.items()
-    }
-    record.arrays = {
-        f"{length}/{name}": table for length, part in records.items() for name, table in part.arrays.items()
-    }
+    record = Record(LENGTHS, {}, resolved, {"at": {}}, seeds=dict(first.record.seeds))
+    for length, evaluation in evaluations.items():
+        part = evaluation.record
+        record.scalars["at"][str(length)] = {"resolved": part.resolved, "scalars": part.scalars}
+        record.arrays |= {f"{length}/{name}": table for name, table in part.arrays.items()}
     found = LengthEvaluation.from_record(record)
-    record.scalars |= {
-        "levels": [plain(asdict(level)) for level in found.levels],
-        "effective_length": plain(asdict(found.effective_length)),
-    }
+    record.scalars["levels"] = [plain(asdict(level)) for level in found.levels]
+    record.scalars["effective_length"] = plain(asdict(found.effective_length))
     return replace(found, at=evaluations)
 
 
 def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curves: int) -> LengthLevel:
     scores: Scores = evaluation.right
-    n_complete = len(complete_samples(scores))
-    means = np.array([cell.value for cell in position_means(scores)])
+    means, n_complete = [cell.value for cell in position_means(scores)], len(complete_samples(scores))
     worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
     if n_complete >= SAMPLES_FOR_CLAIM:
         levels = levels_of(scores, curves=curves)
         worst, mean = levels.worst, levels.mean
-    return LengthLevel(
-        length=length,
-        n_complete=n_complete,
-        worst=worst,
-        worst_depth=float(depths[int(np.nanargmin(means))]),
-        mean=mean,
-        withheld=evaluation.withheld,
-    )
+    return LengthLevel(length, n_complete, worst, depths[int(np.nanargmin(means))], mean, evaluation.withheld)
 
 
 def effective_length(levels: Sequence[LengthLevel], threshold: float) -> EffectiveLength:
@@ -539,12 +534,13 @@ def effective_length(levels: Sequence[LengthLevel], threshold: float) -> Effecti
     )
 
 
-def depths_of(positions: Mapping[int, tuple[int, ...]], n_items: Mapping[int, int]) -> tuple[float, ...]:
+def depths_of(tasks: Mapping[int, LanguageTask], options: EvaluateOptions) -> tuple[float, ...]:
     """The depths of the columns, 0 to 1, as the longest prompts have them: with fewer items they are nearly the same.
 
     Raises:
         UsageError: lengths at which another number of positions would be evaluated.
     """
+    positions = {length: options.positions_of(task) for length, task in tasks.items()}
     if len({len(columns) for columns in positions.values()}) > 1:
         counts = ", ".join(f"{len(columns)} at {length}" for length, columns in positions.items())
         fewest = min(len(columns) for columns in positions.values())
@@ -552,4 +548,4 @@ def depths_of(positions: Mapping[int, tuple[int, ...]], n_items: Mapping[int, in
             f"evaluate: lengths need as many positions at each, got {counts}; --positions 'spread({fewest})'"
         )
     longest = max(positions)
-    return tuple(position / max(1, n_items[longest] - 1) for position in positions[longest])
+    return tuple(position / max(1, tasks[longest].n_items - 1) for position in positions[longest])

@@ -21,6 +21,7 @@ runs. So a change has a second p-value, `unseen`, of a rare opposite change that
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -295,7 +296,7 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     scores, n_positions = np.hstack([before, after]), before.shape[1]
     joint = ALPHA / n_positions
     if is_binary(scores):
-        pairs = [paired_difference(new, old, joint) for new in after.T for old in before.T]
+        pairs = (paired_difference(new, old, joint) for new in after.T for old in before.T)
         numbers = [[pair.value.value, pair.value.low, pair.value.high, pair.p] for pair in pairs]
         value, low, high, p = np.array(numbers).T.reshape(4, n_positions, n_positions)
         weights = np.repeat([-1.0, 1.0], n_positions) / n_positions
@@ -381,14 +382,10 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
         rare = scale * (alpha ** (-1 / count) - 1) + float(ndtri(POWER)) * spread / math.sqrt(count)
         return 2.0 ** (1 - count) < alpha and max(rare, detectable(spread, count, alpha=alpha)) <= rise
 
-    low = samples_needed(scores) - 1
-    high = low + 1
+    high = least = samples_needed(scores)
     while not found(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return rise, high
+        high *= 2
+    return rise, bisect_left(range(high), True, lo=least, key=found)
 
 
 def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -> Change:

@@ -172,9 +172,9 @@ def place(
     spread = slot_weights(positions, n_items=n_items, n_slots=len(weights))
     curves, shares, p_flat = shrink_to_flat(measured, np.ones((1, len(measured))))
     slots, best_first = order_by_curve(curves @ spread, shares)[0], np.arange(len(weights))
+    usual = {name: order(len(weights)) for name, order in REFERENCES.items()}
     gains = []
-    for name, usual in [*REFERENCES.items(), (SHUFFLED, None)]:
-        against = None if usual is None else usual(len(weights))
+    for name, against in {**usual, SHUFFLED: None}.items():
         if against is not None and np.array_equal(slots, against):
             gain = Interval(0.0, 0.0, 0.0)
         elif shares[0] > 0:
@@ -239,9 +239,7 @@ def _gain(
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
     """Passages from the first slot to the last, if the r-th most relevant one stands in `slots[r]`."""
-    order = np.empty(len(ranks), dtype=np.int64)
-    order[slots] = ranks
-    return tuple(int(index) for index in order)
+    return tuple(ranks[np.argsort(slots)].tolist())
 
 
 def order_by_curve(
@@ -297,8 +295,7 @@ def shrink_to_flat(
     rounding = np.finfo(np.float64).eps * (1 + np.square(scores).sum())
     noise = np.where(residual > rounding, residual, 0.0) / degrees
     ratio = np.divide(between, noise, out=np.where(between > rounding, np.inf, 0.0), where=noise > 0)
-    p_flat = np.where(np.isinf(ratio), 0.0, fdtrc(n_positions - 1, degrees, np.where(np.isinf(ratio), 0.0, ratio)))
-    p_flat = np.where(sizes < 2, 1.0, p_flat)
+    p_flat = np.where(sizes < 2, 1.0, fdtrc(n_positions - 1, degrees, ratio))
     shares = np.where(p_flat <= FLAT_LEVEL, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
     level = means.mean(axis=1, keepdims=True)
     return level + shares[:, None] * deviations, shares, p_flat

@@ -71,17 +71,10 @@ def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]
     if all(row["text"] is None for row in outputs):
         return Reading()
     reasons = Counter(reason for row in outputs if (reason := reason_of(row)) is not None and reason != "too_long")
-    right, starts = (
-        float(table[known].mean()) if (known := ~np.isnan(table)).any() else np.nan
-        for table in (tables["correct"], tables["starts"])
-    )
-    return Reading(
-        answers=sum(row["text"] is not None or row["finish"] == REFUSED for row in outputs),
-        unjudged=dict(reasons),
-        thought=sum(bool((row["thoughts"] or "").strip()) for row in outputs),
-        right=right,
-        starts=starts,
-    )
+    known = [table[~np.isnan(table)] for table in (tables["correct"], tables["starts"])]
+    right, starts = (float(values.mean()) if len(values) else np.nan for values in known)
+    answers = sum(row["text"] is not None or row["finish"] == REFUSED for row in outputs)
+    return Reading(answers, dict(reasons), sum(bool((row["thoughts"] or "").strip()) for row in outputs), right, starts)
 
 
 def reason_of(row: Mapping[str, Any]) -> str | None:
@@ -101,16 +94,12 @@ def reason_of(row: Mapping[str, Any]) -> str | None:
 
 def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
-    return [
-        {
-            "sample": row["sample"],
-            "position": row["position"],
-            "reason": reason,
-            "detail": row["skipped"] or (call_mark(row["text"]) if reason == "unread" else ""),
-        }
-        for row in outputs
-        if (reason := reason_of(row)) is not None
-    ]
+    unjudged = []
+    for row in outputs:
+        if (reason := reason_of(row)) is not None:
+            detail = row["skipped"] or (call_mark(row["text"]) if reason == "unread" else "")
+            unjudged.append({"sample": row["sample"], "position": row["position"], "reason": reason, "detail": detail})
+    return unjudged
 
 
 PerPair = Float64[np.ndarray, "_"]

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +19,10 @@ from annotated_types import Interval
 from jaxtyping import Float64
 
 from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, checked, checked_value
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS, Requirement
-from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
+from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.readings import check_own
@@ -162,16 +162,9 @@ class EvaluateOptions:
         return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
 
 
-TEXTS = "texts"
-"""Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
-REFUSED_SHARE = 0.1
-"""Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
-REFUSED_LEAST = 3
 LINE_END = "\n"
 CLUSTER = "cluster"
 """Name of the table that tells which samples are not independent: they share a number."""
-
-Pieces = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -240,36 +233,15 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
     ]
 
 
-def request_samples(
-    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
-) -> list[Pieces]:
-    """Everything about some samples, requested together.
-
-    Raises:
-        UsageError: a request that the model cannot take, such as a conversation without a chat template.
-        RunError: the model fails, or its server cannot be reached.
-    """
-    requests = requests_of(samples, task, options)
-    replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
-    pieces = []
-    for sample in samples:
-        rows, outputs = zip(*(_row(task, example, next(replies)) for example in sample.examples), strict=True)
-        tables = {
-            name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
-            for name in rows[0]
-        }
-        pieces.append({**tables, TEXTS: as_bytes(outputs)})
-    return pieces
-
-
-def as_bytes(document: Any) -> np.ndarray:
-    """Plain values as an array that a piece can hold."""
-    return np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
-
-
-def read_json(piece: Pieces, name: str) -> Any:
-    """The plain values that an array of a piece holds, such as the outputs, one for each position."""
-    return json.loads(piece[name].tobytes().decode())
+def tables_of(
+    task: LanguageTask, samples: Sequence[Sample], replies: Sequence[Reply]
+) -> tuple[dict[str, Scores], list[dict[str, Any]]]:
+    """Numbers of all examples, by table [n_samples n_positions], NaN if there is none; and their outputs."""
+    examples = [example for sample in samples for example in sample.examples]
+    rows, outputs = zip(*(_row(task, *pair) for pair in zip(examples, replies, strict=True)), strict=True)
+    columns = {name: [np.nan if row[name] is None else row[name] for row in rows] for name in rows[0]}
+    tables = {name: np.array(column, np.float64).reshape(len(samples), -1) for name, column in columns.items()}
+    return tables, list(outputs)
 
 
 def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, float | None], dict[str, Any]]:
@@ -277,17 +249,14 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     response, score = reply.response, reply.score
     skipped = None if response is None else response.skipped
     text = None if response is None or skipped is not None else response.text
-    answer: str | None = None
-    right: float | None = None
-    cut: bool | None = None
-    rule = task.answer_rule
+    answer, right, cut, rule = text, None, None, task.answer_rule
     if text is not None and response is not None:
-        answer, settled = text, rule.settled(text)
+        settled = rule.settled(text)
         if task.lead_in and response.continues:
             line, ended, _ = text.lstrip().partition(LINE_END)
             answer = f"{task.lead_in} {line}"
             settled = bool(ended) or rule.settled(answer)
-        right = rule.right(answer, example.answers)
+        right = rule.right(answer or "", example.answers)
         cut = response.finish == CUT_OFF and right < 1 and not settled
     cluster = hashlib.sha256(example.cluster.encode()).hexdigest()
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
@@ -320,26 +289,6 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "read": None if answer is None else rule.readable(answer),
         "cut": cut,
     }
-
-
-def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The outputs of prompts that a server refused."""
-    return [row for row in outputs if row["finish"] == REFUSED]
-
-
-def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
-    """Refuse to go on with a server that refuses many prompts; a few are left out.
-
-    Raises:
-        RunError: more than `REFUSED_SHARE` of all examples are refused, and at least `REFUSED_LEAST`.
-    """
-    if len(refused) >= REFUSED_LEAST and len(refused) > REFUSED_SHARE * examples:
-        first = refused[0]
-        raise RunError(
-            f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
-            f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
-            f"{first['skipped']}"
-        )
 
 
 def independent(

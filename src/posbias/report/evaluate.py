@@ -447,7 +447,8 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         return [f"{length} tokens are not decided: {level.withheld}."]
     if effective.below is not None:
         return [f"At {length} tokens accuracy is lower: {numbers}."]
-    return [f"{length} tokens are not decided: accuracy {numbers}; more samples (`--count`) decide."]
+    asked = max(level.deciding(effective.threshold), level.n_complete + 1)
+    return [f"{length} tokens are not decided: accuracy {numbers}; about {asked:,} samples (`--count`) would decide."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

@@ -186,10 +186,6 @@ class Responder(ABC):
         """Costs of the requests so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
 
-    def learnt(self) -> dict[str, Any]:
-        """Facts that only requests show, such as whether there are scores; also part of `describe`."""
-        return {}
-
 
 _NAME = r"(?:[\w:.-]*(?:think|thought)[\w:.-]*|scratchpad|in(?:ner|ternal)_monologue)"
 _EXPLANATION = r"(?:reason(?:ing)?|analysis|reflection)"

@@ -40,7 +40,6 @@ from posbias.evaluation.responders.base import (
     Request,
     Responder,
     Response,
-    Told,
     opens_thoughts,
     told_apart,
 )
@@ -297,9 +296,6 @@ class ServerResponder(Responder):
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record; the key is not among them."""
-        options = asdict(self.options)
-        options.pop("cache")  # a path of this machine
-        options.pop("reuse")
         vocabulary = None
         if self.tokenizer is not None:  # tells one tokenizer from another
             parts = [sorted(self.tokenizer.get_vocab().items()), getattr(self.tokenizer, "chat_template", None)]
@@ -309,15 +305,12 @@ class ServerResponder(Responder):
             # Some servers know a model by a path of their machine.
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": vocabulary,
-            **options,
+            **{name: value for name, value in asdict(self.options).items() if name not in ("cache", "reuse")},
             "key_in_clear": self._key_in_clear,
             **self.counts(),
-            **self.learnt(),
+            "scores": self.scores,
+            "no_scores_because": self._no_scores,
         }
-
-    def learnt(self) -> dict[str, Any]:
-        """Does the server score answers, and if not, why?"""
-        return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens and retries."""
@@ -367,11 +360,11 @@ class ServerResponder(Responder):
             body["stop"] = list(request.stop)
         if self.options.structured:
             return await self._structured(body, request)
-        generated, parsed = await self._told(body, request)
-        if "stop" in body and generated.finish == STOPPED and not parsed.answer.strip():
+        response = await self._told(body, request)
+        if "stop" in body and response.finish == STOPPED and not response.text.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
-            generated, parsed = await self._told(body, request)
-        return self._response(generated, parsed)
+            response = await self._told(body, request)
+        return response
 
     async def _structured(self, body: dict[str, Any], request: Request) -> Response:
         """The answer of a server that keeps to a schema, out of its JSON; as it is if the server did not keep to it."""
@@ -380,46 +373,44 @@ class ServerResponder(Responder):
         body = {**body, "max_tokens": request.max_tokens + WRAPPING}
         body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
         try:
-            generated, parsed = await self._told(body, replace(request, stop=()))
+            response = await self._told(body, replace(request, stop=()))
         except RefusedError as refusal:
             if OF_SCHEMAS.search(str(refusal)):
                 raise UsageError(f"server {self._client.address} takes no structured=True: {refusal}") from None
             raise
         with suppress(ValueError, LookupError, TypeError):
-            value = json.loads(parsed.answer)["answer"]
-            parsed = replace(parsed, answer=str(value))
-        return self._response(generated, parsed)
+            return replace(response, text=str(json.loads(response.text)["answer"]))
+        return response
 
-    def _response(self, generated: Answer, parsed: Told) -> Response:
-        return Response(
-            parsed.answer,
-            STOPPED if parsed.stopped else generated.finish,
-            prompt_tokens=generated.prompt_tokens,
-            tokens=generated.tokens,
-            continues=self.options.kind == "text",
-            thoughts=parsed.thoughts,
-            thinking=parsed.thinking,
-        )
-
-    async def _told(self, body: dict[str, Any], request: Request) -> tuple[Answer, Told]:
-        """An answer, and its text with the thoughts told from it, by the server or by marks."""
-        generated = await self._answer(body, read_message if self.options.kind == "chat" else read_text)
+    async def _told(self, body: dict[str, Any], request: Request) -> Response:
+        """An answer with the thoughts told from it, by the server or by marks."""
+        continues = self.options.kind == "text"
+        answer = await self._answer(body, read_text if continues else read_message)
+        finish, pattern = answer.finish, request.answer_pattern
         # Some servers call every end a stop, or give no reason: then the count of tokens tells.
-        if generated.finish in (STOPPED, UNKNOWN) and (generated.tokens or 0) >= body["max_tokens"]:
-            generated = replace(generated, finish=CUT_OFF)
-        if (named := generated.thoughts) is not None and request.answer_pattern is None:
-            parsed = told_apart(generated.text)
-            thinking = MARKED if parsed.answer.strip() else UNFINISHED
-            return generated, replace(parsed, thoughts=named + (parsed.thoughts or ""), thinking=thinking).cut(
-                request.stop
-            )
-        # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
-        readable = self.tokenizer is not None and (self.options.kind == "text" or self.tokenizer.chat_template)
-        opened = False
-        if generated.finish == CUT_OFF and readable:
-            (text, _), _ = rendered(self._conversation(request), self.tokenizer)
-            opened = opens_thoughts(text)
-        return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
+        if finish in (STOPPED, UNKNOWN) and (answer.tokens or 0) >= body["max_tokens"]:
+            finish = CUT_OFF
+        if answer.thoughts is not None and pattern is None:
+            told = told_apart(answer.text)
+            thinking = MARKED if told.answer.strip() else UNFINISHED
+            told = replace(told, thoughts=answer.thoughts + (told.thoughts or ""), thinking=thinking)
+        else:
+            # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
+            opened = False
+            if finish == CUT_OFF and self.tokenizer is not None and (continues or self.tokenizer.chat_template):
+                (text, _), _ = rendered(self._conversation(request), self.tokenizer)
+                opened = opens_thoughts(text)
+            told = told_apart(answer.text, opened=opened, pattern=pattern)
+        told = told.cut(request.stop)
+        return Response(
+            told.answer,
+            STOPPED if told.stopped else finish,
+            prompt_tokens=answer.prompt_tokens,
+            tokens=answer.tokens,
+            continues=continues,
+            thoughts=told.thoughts,
+            thinking=told.thinking,
+        )
 
     def _asked(self, request: Request) -> dict[str, Any]:
         """The fields that hold the prompt: the text, or the messages, and the tools that they begin with."""

@@ -178,10 +178,6 @@ class Wrapped(Responder):
         """The description of the inner responder, with the method."""
         return {**self.inner.describe(), "method": self.spelling}
 
-    def learnt(self) -> dict[str, Any]:
-        """Facts that the inner responder has learnt."""
-        return self.inner.learnt()
-
     def counts(self) -> dict[str, float]:
         """Counts of the inner responder."""
         return self.inner.counts()
