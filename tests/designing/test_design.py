@@ -83,7 +83,7 @@ def test_gradients_of_the_misfit_equal_differences(over):
     _, gradient = problem.misfit_and_gradient(values)
     steps = 1e-6 * np.eye(len(values))
     expected = [(problem.misfit(values + step) - problem.misfit(values - step)) / 2e-6 for step in steps]
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_windows_are_whole_numbers_found_without_gradients():

@@ -4,7 +4,7 @@ Where a solution is exact it is used: gamma keys whose exponents telescope (powe
 a key bias for any target at one length. Everything else is searched for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from posbias.checks import CELLS, Count, Natural, OneOf, checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.result import KEY_BIAS, Design, Flat, Power, Target, resolve_target
-from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, Free, GammaKeys, Mixings, Problem, SlopedGammaKeys
+from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, GammaKeys, Mixings, Problem, SlopedGammaKeys
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.registry import split_literals, split_numbers
@@ -75,7 +75,6 @@ SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
 KEYED = (GammaKeys.name, SlopedGammaKeys.name)
 """Free key biases that are defined at every length; mean field searches them alone."""
-Vector = Float64[np.ndarray, "n_positions"]
 
 
 @checked
@@ -140,33 +139,24 @@ def _by_rollout(
     if residual == 1 and Mixings.name not in names:
         raise UsageError("mixing is 0 in every layer: attention moves nothing, and no design changes the profile")
     bare = not np.any(base.layer_content) and bool(np.all(base.layer_sinks == -np.inf))
-    task = _Task(
-        base,
-        aim,
-        names,
-        lengths,
-        theory="rollout",
-        profile=lambda changed, n: rollout_profile(changed, n_positions=n),
-        seed=seed,
-    )
+    problem = Problem(base, [FREE.build(name) for name in names if name != KEY_BIAS], aim, lengths)
     if names == (KEY_BIAS,):
         if not bare:
             raise UsageError(f"{KEY_BIAS} is designed without content and sinks; gamma_key is searched for with them")
         if len(lengths) > 1:
             raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
         bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
-        return task.design(replace(base, encoding=KeyBias(bias)), {KEY_BIAS: bias}, exact=True)
+        keyed = replace(base, encoding=KeyBias(bias))
+        return _found(problem, keyed, {KEY_BIAS: bias}, exact=True, reach=len(bias), seed=seed)
     if names == (GammaKeys.name,) and bare and isinstance(aim, Flat | Power):
         alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
         if alphas.max() <= MAX_ALPHA:
             keyed = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
-            return task.design(keyed, {GammaKeys.name: alphas.tolist()}, exact=True)
+            return _found(problem, keyed, {GammaKeys.name: alphas.tolist()}, exact=True, seed=seed)
     steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
     searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
     check_most(searches, steps, MOST_STEPS, "steps")
-    free = [FREE.build(name) for name in names]
-    values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
-    return task.searched(free, values)
+    return _searched(problem, problem.solve(starts=starts, seed=seed), seed=seed)
 
 
 def _base(architecture: Architecture | None, model: Any, options: DesignOptions) -> Architecture:
@@ -194,54 +184,49 @@ def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """The task of a design, and the theory that gives its profiles."""
+def _searched(problem: Problem, values: Float64[np.ndarray, "_"], **fields: Any) -> Design:
+    """The design with these values of its free parameters."""
+    split = list(zip(problem.free, problem.split(values), problem.at_ends(values), strict=True))
+    ends = {sort.name: (int(ended.sum()), ended.size) for sort, _, ended in split if ended.any()}
+    parameters = {sort.name: sort.plain(part) for sort, part, _ in split}
+    return _found(problem, problem.architecture(values), parameters, at_ends=ends, **fields)
 
-    base: Architecture
-    target: Target
-    names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    theory: str
-    profile: Callable[[Architecture, int], Vector]
-    seed: int
-    reach: float = np.inf
-    """The longest context whose profile is known."""
 
-    def searched(self, free: Sequence[Free], values: Float64[np.ndarray, "_"]) -> Design:
-        """The design with these values of its free parameters."""
-        problem = Problem(self.base, free, self.target, self.lengths)
-        parameters = {sort.name: sort.plain(part) for sort, part in zip(free, problem.split(values), strict=True)}
-        ends = {
-            sort.name: (int(ended.sum()), ended.size)
-            for sort, ended in zip(free, problem.at_ends(values), strict=True)
-            if ended.any()
-        }
-        return replace(self.design(problem.architecture(values), parameters), at_ends=ends)
+def _found(
+    problem: Problem,
+    designed: Architecture,
+    parameters: dict[str, list[Any]],
+    *,
+    born: Initialisation | None = None,
+    exact: bool = False,
+    reach: float = np.inf,
+    **fields: Any,
+) -> Design:
+    """The design with its profiles at the lengths asked for, half the least and twice the largest, as far as known."""
+    target, lengths = problem.target, tuple(problem.lengths)
+    at = sorted({max(min(lengths) // 2, 3), *lengths, 2 * max(lengths)})
+    within_reach = [n for n in at if n <= (reach if born is None else born.reach)]
+    # Energies add in mean field: what the residual stream keeps there is no share of a target.
+    residual = float(np.prod(1 - designed.layer_mixing)) if born is None else 0.0
 
-    def design(self, designed: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
-        """The design with its profiles at the lengths asked for, half the least and twice the largest."""
-        reach = min(self.reach, len(parameters.get(KEY_BIAS, [])) or np.inf)
-        lengths = {max(min(self.lengths) // 2, 3), *self.lengths, 2 * max(self.lengths)}
-        within_reach = [n for n in sorted(lengths) if n <= reach]
-        # Energies add in mean field: what the residual stream keeps there is no share of a target.
-        residual = float(np.prod(1 - designed.layer_mixing)) if self.theory == "rollout" else 0.0
-        return Design(
-            target=self.target,
-            over=self.names,
-            theory=self.theory,
-            architecture=designed,
-            exact=exact,
-            lengths=self.lengths,
-            profiles={n: Profile.normalised(self.profile(designed, n)) for n in within_reach},
-            before={n: Profile.normalised(self.profile(self.base, n)) for n in within_reach},
-            targets={
-                n: self.target.shape(n) if self.target.whole else self.target.profile(n, residual) for n in within_reach
-            },
-            parameters=parameters,
-            residual=residual,
-            seed=self.seed,
-        )
+    def profiles(architecture: Architecture) -> dict[int, Profile]:
+        theory = born.full if born else lambda stack, n: rollout_profile(stack, n_positions=n)
+        return {n: Profile.normalised(theory(architecture, n)) for n in within_reach}
+
+    return Design(
+        target=target,
+        over=tuple(parameters),
+        theory="mean_field" if born else "rollout",
+        architecture=designed,
+        exact=exact,
+        lengths=lengths,
+        profiles=profiles(designed),
+        before=profiles(problem.base),
+        targets={n: target.shape(n) if target.whole else target.profile(n, residual) for n in within_reach},
+        parameters=parameters,
+        residual=residual,
+        **fields,
+    )
 
 
 def _by_mean_field(
@@ -258,9 +243,9 @@ def _by_mean_field(
     born, base = Initialisation(model, seed=seed), Architecture.from_model(model, mixing=1.0)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
-    task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, seed=seed, reach=born.reach)
     if max(lengths) > born.reach:
         raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
     free = SlopedGammaKeys() if SlopedGammaKeys.name in names else GammaKeys(MODEL_ALPHA)
-    values = solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed)
-    return replace(task.searched([free], values), model=model.describe())
+    problem = Problem(base, [free], target, lengths)
+    values = solve_at_initialisation(born, problem, starts=starts, seed=seed)
+    return _searched(problem, values, born=born, model=model.describe(), seed=seed)

@@ -6,7 +6,6 @@ slowly with the design, so it is held while the quick one is searched again, unt
 is gained (space mapping: Bandler et al. 2004).
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,8 +15,8 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.distances import Sample, compare_with_prompts
-from posbias.designing.result import Design, MeasuredNetworks, Target
-from posbias.designing.solving import Free, Problem, misfit_of
+from posbias.designing.result import Design, MeasuredNetworks
+from posbias.designing.solving import Problem, misfit_of
 from posbias.interventions import intervened
 from posbias.interventions.keys import added_to
 from posbias.measurement.kinds import resolve_kinds
@@ -115,25 +114,17 @@ class Initialisation:
         return np.asarray(np.exp(bins.spread(np.add.reduceat(gaps, bins.starts) / bins.sizes)))
 
 
-def solve_at_initialisation(
-    born: Initialisation,
-    base: Architecture,
-    free: Free,
-    target: Target,
-    lengths: Sequence[int],
-    *,
-    starts: int,
-    seed: int,
-) -> Values:
+def solve_at_initialisation(born: Initialisation, problem: Problem, *, starts: int, seed: int) -> Values:
     """The values of the free parameters whose full profiles are nearest to the target, at lengths within the reach."""
+    lengths, target = problem.lengths, problem.target
     corrections = dict.fromkeys(lengths, np.ones(1))
 
     def corrected(architecture: Architecture, n_positions: int) -> Vector:
         return np.asarray(born.quick(architecture, n_positions) * corrections[n_positions])
 
-    problem = Problem(base, [free], target, lengths, profile=corrected)
+    problem = replace(problem, profile=corrected)
     near: Values | None = None
-    best, least = None, np.inf
+    best, least = np.empty(0), np.inf
     for index in range(ROUNDS):
         near = problem.solve(starts=starts, seed=seed, near=near)
         nearest = problem.architecture(near)
@@ -145,8 +136,7 @@ def solve_at_initialisation(
         if enough:
             break
         corrections = {n: born.correction(nearest, n) for n in lengths}
-    assert best is not None
-    return np.asarray(best)
+    return best
 
 
 def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredNetworks:

@@ -284,20 +284,23 @@ class Design(Result):
     def from_record(cls, record: Record) -> "Design":
         """The design that a record holds."""
         resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
-        targets = _by_length(arrays, "target/")
-        profiles, before = (
-            {n: Profile(values) for n, values in _by_length(arrays, stem).items()} for stem in ("profile/", "before/")
-        )
+        of_stems = (below(arrays, stem) for stem in ("profile/", "before/", "target/"))
+        # A file sorts names as text, so 16 stands before 8.
+        profiles, before, targets = ({n: of_stem[str(n)] for n in sorted(map(int, of_stem))} for of_stem in of_stems)
+        target = None if scalars["whole"] else TARGETS.parse(resolved["target"])
+        if target is None:  # a profile, which is among them unless it was given at a length of its own
+            given = [Given(values) for values in targets.values()]
+            target = next((profile for profile in given if str(profile) == resolved["target"]), given[-1])
         return cls(
-            target=_target_of(resolved["target"], targets, whole=scalars["whole"]),
+            target=target,
             over=tuple(resolved["over"]),
             theory=resolved["theory"],
             architecture=Architecture.from_description(resolved["architecture"]),
             **{name: scalars[name] for name in STORED},
             lengths=tuple(scalars["lengths"]),
             at_ends={name: tuple(ended) for name, ended in scalars["at_ends"].items()},
-            profiles=profiles,
-            before=before,
+            profiles={n: Profile(values) for n, values in profiles.items()},
+            before={n: Profile(values) for n, values in before.items()},
             targets=targets,
             seed=record.seeds["design"],
             model=resolved["model"],
@@ -403,25 +406,10 @@ class Design(Result):
         return Shown(title, curves, facts=self.facts())
 
 
-def _target_of(spelled: str, targets: Mapping[int, Vector], *, whole: bool) -> Target:
-    """The target of a record: by its spelling, or a profile that was given."""
-    if not whole:
-        return TARGETS.parse(spelled)
-    given = [Given(values) for values in targets.values()]
-    # One of them is the profile itself, unless it was given at another length than those asked for.
-    return next((target for target in given if str(target) == spelled), given[-1])
-
-
 def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> MeasuredNetworks:
     rows = below(arrays, f"measured/{entry['n_positions']}/")
     distance, before = (Interval.of_record(entry[name]) for name in ("distance", "before"))
     return MeasuredNetworks(rows["networks"], rows["networks_before"], distance, before, noise=entry["noise"])
-
-
-def _by_length(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Vector]:
-    """Arrays by length, ascending: a file sorts their names as text."""
-    at = {int(n): values for n, values in below(arrays, stem).items()}
-    return dict(sorted(at.items()))
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

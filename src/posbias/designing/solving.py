@@ -1,8 +1,8 @@
 """Free parameters of a design, and the search for the values that bring the profile to a target.
 
 The misfit is the variance over positions of ln(profile / target), the last position apart unless the target says what
-it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients (the adjoint);
-mean field is differenced.
+it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients by the adjoint,
+beside content, sinks and windows by mixing alone; what they do not give, and mean field, is differenced.
 """
 
 from abc import ABC, abstractmethod
@@ -38,6 +38,8 @@ STEP = 1e-5
 """Step of differences, in the coordinates of the search: mean field is smooth to 1e-10."""
 LEAST_ALPHA = 0.05
 """Least exponent that a search tries: 95 % of a row stays on the first key."""
+STEEPEST = 0.4
+"""Steepest slope that a search tries."""
 MODEL_ALPHA = 60.0
 """Largest exponent that a search tries on a network, whose logits are float32: 490 nats over 4096 keys."""
 SHARED_ALPHAS = (3.0, 30.0, 1000.0)
@@ -53,17 +55,12 @@ class Free(ABC):
     """One sort of parameter that a design may change."""
 
     name: ClassVar[str]
-    range: ClassVar[tuple[float, float]]
-    """Least and largest value that a search tries."""
-    per_head: ClassVar[bool] = False
-    """One for every head, the same in all layers; otherwise one for every layer."""
-    logarithmic: ClassVar[bool] = False
+    logarithmic: ClassVar[bool] = True
     """True if the search moves in the logarithms of the values."""
 
+    @abstractmethod
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """The range of every parameter, in the coordinates of the search."""
-        ends = np.log(self.range) if self.logarithmic else np.array(self.range)
-        return np.tile(ends, (base.heads if self.per_head else base.depth, 1))
+        """The least and the largest value of every parameter that a search tries, in its coordinates."""
 
     def plain(self, values: Vector) -> list[Any]:
         """The parameters as a user would write them."""
@@ -82,8 +79,8 @@ class Free(ABC):
         """The architecture with these values."""
 
     def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
-        """Derivatives by the coordinates of the search, from those of a functional of the profile; of reals alone."""
-        raise NotImplementedError
+        """Derivatives by the coordinates of the search, from those of a functional of the profile; nan: not known."""
+        return np.full(len(values), np.nan)
 
 
 @FREE.register("gamma_key")
@@ -93,16 +90,14 @@ class GammaKeys(Free):
 
     greatest: float = MAX_ALPHA
     """Largest exponent that is tried; such a layer attends to the query's own position alone."""
-    logarithmic = True
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """One exponent for every layer."""
+        """From 95 % of a row on the first key to all of it on the query's own."""
         return np.tile(np.log([LEAST_ALPHA, self.greatest]), (base.depth, 1))
 
     def starts(self, base: Architecture) -> list[Vector]:
         """No bias, one exponent for all, and exponents that fall or rise with depth."""
-        layer = np.arange(base.depth)
-        falling = np.log(1.3) * layer[::-1] * min(1.0, 8 / base.depth)
+        falling = np.log(1.3) * np.arange(base.depth)[::-1] * min(1.0, 8 / base.depth)
         shared = [np.full(base.depth, np.log(alpha)) for alpha in SHARED_ALPHAS]
         return [np.zeros(base.depth), shared[0], falling, falling[::-1], *shared[1:]]
 
@@ -112,9 +107,13 @@ class GammaKeys(Free):
         exponent = target.exponent if isinstance(target, Power) else max(nearest, LEAST_ALPHA - 1)
         with np.errstate(divide="ignore"):
             exact = np.log(telescoping_alphas(exponent, base.layer_mixing))
-        biased = _exact_key_bias(base, target, n_positions)
-        alpha = 1.0 if biased is None else max(1 + _steepness(biased[:-1]), LEAST_ALPHA)
-        return [exact, *([] if biased is None else [np.full(base.depth, np.log(alpha))])]
+        mixing = base.layer_mixing
+        try:
+            biased = key_bias_for(target.profile(n_positions, float(np.prod(1 - mixing))), mixing)
+        except UsageError:  # no key bias meets the target without content and sinks
+            return [exact]
+        alpha = max(1 + _steepness(biased[:-1]), LEAST_ALPHA)
+        return [exact, np.full(base.depth, np.log(alpha))]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """Gamma keys in every layer."""
@@ -125,60 +124,19 @@ class GammaKeys(Free):
         return np.asarray(by_profile.alphas.sum(axis=1) * np.exp(values))
 
 
-@FREE.register("gamma_alibi")
-@dataclass(frozen=True)
-class SlopedGammaKeys(Free):
-    """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
-
-    logarithmic = True
-
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Bounds of gamma keys, whose weights are summed beside a slope, then of slopes."""
-        return np.concatenate([GammaKeys(MODEL_ALPHA).bounds(base), AlibiSlopes().bounds(base)])
-
-    def starts(self, base: Architecture) -> list[Vector]:
-        """Starts of gamma keys, nearly without slopes."""
-        slopes = AlibiSlopes().starts(base)[0]
-        return [np.append(alphas, slopes) for alphas in GammaKeys().starts(base)]
-
-    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
-        """Aimed starts of gamma keys, nearly without slopes."""
-        slopes = AlibiSlopes().starts(base)[0]
-        return [np.append(alphas, slopes) for alphas in GammaKeys(MODEL_ALPHA).aimed(base, target, n_positions)]
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """Gamma keys with a slope, less the slope of the architecture, to which a key bias is added."""
-        slopes = [float(slope) for slope in np.exp(values[base.depth :]) - present_slopes(base)]
-        return replace(base, encoding=[GammaKey(alpha, slopes) for alpha in self.plain(values[: base.depth])])
-
-    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
-        """Heads of a layer together, then layers of a head."""
-        by_value = np.append(by_profile.alphas.sum(axis=1), by_profile.slopes.sum(axis=0))
-        return np.asarray(by_value * np.exp(values))
-
-
-def present_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
-    """Slopes of the first layer's heads; 0 without ALiBi."""
-    slopes = np.zeros(base.heads)
-    for group in base.head_groups[0]:
-        of_group = group.linear_slopes()
-        slopes[group.heads] = 0.0 if of_group is None else of_group
-    return slopes
-
-
 @FREE.register("alibi")
 @dataclass(frozen=True)
 class AlibiSlopes(Free):
     """The slope of every head, the same in all layers; in logarithms."""
 
-    range = (1e-9, 0.4)  # from no bias over any context to a third of the weight lost per position
-    per_head = True
-    logarithmic = True
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """From no bias over any context to a third of the weight lost per position."""
+        return np.tile(np.log([1e-9, STEEPEST]), (base.heads, 1))
 
     def starts(self, base: Architecture) -> list[Vector]:
         """Nearly none, the published slopes, and a wide spread."""
         published = np.log(Alibi().linear_slopes(base.heads))
-        spread = np.linspace(np.log(1e-4), np.log(self.range[1]), base.heads)
+        spread = np.linspace(np.log(1e-4), np.log(STEEPEST), base.heads)
         return [np.full(base.heads, np.log(1e-6)), published, spread]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
@@ -190,16 +148,47 @@ class AlibiSlopes(Free):
         return np.asarray(by_profile.slopes.sum(axis=0) * np.exp(values))
 
 
+@FREE.register("gamma_alibi")
+@dataclass(frozen=True)
+class SlopedGammaKeys(Free):
+    """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """Bounds of gamma keys, whose weights are summed beside a slope, then of slopes."""
+        return np.concatenate([GammaKeys(MODEL_ALPHA).bounds(base), AlibiSlopes().bounds(base)])
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """Starts of gamma keys, nearly without slopes."""
+        return [np.append(alphas, AlibiSlopes().starts(base)[0]) for alphas in GammaKeys().starts(base)]
+
+    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
+        """Aimed starts of gamma keys, nearly without slopes."""
+        slopes = AlibiSlopes().starts(base)[0]
+        return [np.append(alphas, slopes) for alphas in GammaKeys().aimed(base, target, n_positions)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """Gamma keys with a slope, less the slope of the first layer's heads, to which a key bias is added."""
+        slopes = np.exp(values[base.depth :])
+        for group in base.head_groups[0]:
+            present = group.linear_slopes()
+            slopes[group.heads] -= 0.0 if present is None else present
+        return replace(base, encoding=[GammaKey(alpha, slopes.tolist()) for alpha in self.plain(values[: base.depth])])
+
+
 @FREE.register("mixing")
 @dataclass(frozen=True)
 class Mixings(Free):
     """m_l of every layer."""
 
-    range = (1e-3, 0.999)  # no layer is switched off, none drowns the residual stream
+    logarithmic = False
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """No layer is switched off, none drowns the residual stream."""
+        return np.tile([1e-3, 0.999], (base.depth, 1))
 
     def starts(self, base: Architecture) -> list[Vector]:
         """The architecture's mixing, less of it, more of it."""
-        return [np.clip(base.layer_mixing * factor, *self.range) for factor in (1.0, 0.3, 3.0)]
+        return [np.clip(base.layer_mixing * factor, *self.bounds(base).T) for factor in (1.0, 0.3, 3.0)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """The architecture with that mixing."""
@@ -215,8 +204,9 @@ class Mixings(Free):
 class Windows(Free):
     """Positions that attention sees in every layer, the query's own included; whole numbers, searched in logarithms."""
 
-    range = (2.0, 65536.0)
-    logarithmic = True
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """Two positions to 65,536."""
+        return np.tile(np.log([2.0, 65536.0]), (base.depth, 1))
 
     def plain(self, values: Vector) -> list[Any]:
         """Whole numbers."""
@@ -261,20 +251,21 @@ class Problem:
         return float(np.mean([misfit_of(theory(changed, n), self.target)[0] for n in self.lengths]))
 
     def misfit_and_gradient(self, values: Vector) -> tuple[float, Vector]:
-        """Mean misfit over lengths, and its derivative by every parameter."""
+        """Mean misfit over lengths, and its derivative by every parameter; one that is not known is differenced."""
+        total, gradient = 0.0, np.zeros(len(values))
         if self.profile is not None:
-            misfit = self.misfit(values)
-            ahead = [self.misfit(values + step) for step in STEP * np.eye(len(values))]
-            return misfit, (np.array(ahead) - misfit) / STEP
-        changed, total, gradient = self.architecture(values), 0.0, np.zeros(len(values))
-        for n_positions in self.lengths:
-            rollout = Rollout(changed, n_positions)
+            total, gradient = self.misfit(values), np.full(len(values), np.nan)
+        for n_positions in self.lengths if self.profile is None else ():
+            rollout = Rollout(self.architecture(values), n_positions)
             value, cotangent = misfit_of(rollout.pull(rollout.unit(-1)), self.target)
             by_profile = profile_gradient(rollout, cotangent)
             split = zip(self.free, self.split(values), strict=True)
-            parts = [sort.gradient(part, by_profile) for sort, part in split]
-            total, gradient = total + value, gradient + np.concatenate(parts)
-        return total / len(self.lengths), gradient / len(self.lengths)
+            parts = np.concatenate([sort.gradient(part, by_profile) for sort, part in split])
+            total, gradient = total + value / len(self.lengths), gradient + parts / len(self.lengths)
+        for index in np.flatnonzero(np.isnan(gradient)):
+            ahead = self.misfit(values + STEP * np.eye(len(values))[index])
+            gradient[index] = (ahead - total) / STEP
+        return total, gradient
 
     def solve(self, *, starts: int, seed: int, near: Vector | None = None) -> Vector:
         """The best end of several searches, the likeliest starts first: L-BFGS-B within bounds, for windows COBYQA.
@@ -335,15 +326,6 @@ def _steepness(logs: Vector) -> float:
     along = np.log1p(np.arange(logs.size))
     along -= along.mean()
     return float(along @ logs / (along @ along)) if logs.size > 1 else 0.0
-
-
-def _exact_key_bias(base: Architecture, target: Target, n_positions: int) -> Vector | None:
-    """The key bias in every layer that meets the target without content and sinks; None if there is none."""
-    mixing = base.layer_mixing
-    try:
-        return key_bias_for(target.profile(n_positions, float(np.prod(1 - mixing))), mixing)
-    except UsageError:
-        return None
 
 
 def misfit_of(profile: Vector, target: Target) -> tuple[float, Vector]:

@@ -8,7 +8,7 @@ are infinite with a single prompt. Fields and those within them are arrays of th
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -31,13 +31,13 @@ class PromptMean:
     low: Float64[np.ndarray, "*points"]
     """Ends of the pointwise interval of `value`."""
     high: Float64[np.ndarray, "*points"]
-    most: ClassVar[float] = 1.0
+    most: float = 1.0
     """The largest value that the truth can have: 1 for a share."""
 
     @classmethod
     def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
         """The statistic of these values, with its interval."""
-        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=cls.most))
+        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
 
     @property
     def value(self) -> Float64[np.ndarray, "*points"]:
@@ -55,13 +55,13 @@ class PromptMean:
 class HeadStatistic(PromptMean):
     """One number per prompt, layer and head, [count layers heads]; `value`, `low` and `high` are of layers."""
 
-    most: ClassVar[float] = np.inf
+    most: float = np.inf
 
     @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"]) -> "HeadStatistic":
+    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"], *, most: float = np.inf) -> "HeadStatistic":
         """The statistic of these values, with its interval."""
         least = 0.0 if per_prompt.min() >= 0 else -np.inf
-        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=cls.most))
+        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=most), most)
 
     @property
     def by_head(self) -> Float64[np.ndarray, "layers heads"]:
@@ -72,12 +72,6 @@ class HeadStatistic(PromptMean):
     def value(self) -> Float64[np.ndarray, "layers"]:
         """Mean over prompts and heads."""
         return np.asarray(self.per_prompt.mean(axis=(0, 2)))
-
-
-class HeadShare(HeadStatistic):
-    """A share, in [0, 1], of every head."""
-
-    most = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,17 +192,29 @@ class AttentionStatistics(Result):
         arrays, scalars = record.arrays, record.scalars
         if "kernels" not in arrays:
             raise UsageError(f"run {record.run_id} is of an older posbias attention, which must be run again")
+
+        def heads(name: str, most: float = np.inf) -> HeadStatistic:
+            return HeadStatistic(**below(arrays, f"{name}/"), most=most)
+
+        def shares(name: str) -> PromptMean:
+            return PromptMean(**below(arrays, f"{name}/"), most=1.0)
+
+        similarity = below(arrays, "similarity/")
         statistics = cls(
-            **{name: arrays[name] for name in ("even_distance", "sinks_by_layer", "kernels")},
-            distance=_read(arrays, "distance", HeadStatistic),
-            entropy=_read(arrays, "entropy", HeadShare),
-            learned_sink=_read(arrays, "learned_sink", HeadShare),
-            content=_read(arrays, "content", ContentLogits, diagonal=HeadStatistic, off_diagonal=HeadStatistic),
-            similarity=_read(arrays, "similarity", Similarity),
+            distance=heads("distance"),
+            even_distance=arrays["even_distance"],
+            entropy=heads("entropy", 1.0),
+            learned_sink=heads("learned_sink", 1.0) if below(arrays, "learned_sink/") else None,
+            content=ContentLogits(heads("content/diagonal"), heads("content/off_diagonal"), arrays["content/scale"]),
+            similarity=Similarity(**similarity) if similarity else None,
             sink_thresholds=tuple(scalars["sink_thresholds"]),
-            sinks=_read(arrays, "sinks", PromptMean),
-            monotonicity=_read(arrays, "monotonicity", Monotonicity, violated=PromptMean, gap=PromptMean),
-            mixing=_read(arrays, "mixing", MixingStatistics, tokens=PromptMean, frobenius=PromptMean),
+            sinks=shares("sinks"),
+            sinks_by_layer=arrays["sinks_by_layer"],
+            monotonicity=Monotonicity(shares("monotonicity/violated"), shares("monotonicity/gap")),
+            kernels=arrays["kernels"],
+            mixing=MixingStatistics(shares("mixing/tokens"), shares("mixing/frobenius"))
+            if below(arrays, "mixing/")
+            else None,
             left_out=tuple(map(str, scalars["left_out"])),
             caveats=tuple(map(str, scalars["caveats"])),
             rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
@@ -300,13 +306,6 @@ class AttentionStatistics(Result):
         """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
         statistic = self.sinks
         return Interval(*(float(values[number, 0]) for values in (statistic.value, statistic.low, statistic.high)))
-
-
-def _read(arrays: Mapping[str, np.ndarray], name: str, kind: Any, **within: type) -> Any:
-    """A statistic from the arrays below its name, with those within it; None if there are none."""
-    found = {part: values for part, values in below(arrays, f"{name}/").items() if "/" not in part}
-    found |= {part: _read(arrays, f"{name}/{part}", of) for part, of in within.items()}
-    return kind(**found) if found and all(part is not None for part in found.values()) else None
 
 
 def _arrays(parts: Mapping[str, Any], stem: str) -> dict[str, np.ndarray]:

@@ -1,3 +1,1 @@
 """Texts and token ids to measure on."""
-
-from posbias.prompts.prompts import Prompts, PromptSource

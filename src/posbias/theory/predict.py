@@ -74,21 +74,23 @@ class Prediction(Result):
     about: Mapping[str, Any] = field(default_factory=dict)
     """Descriptions of the `model` and the `prompts`, if there are any."""
 
+    @property
+    def described(self) -> Mapping[str, Any] | None:
+        """The architecture in plain values."""
+        return None if self.architecture is None else self.architecture.describe()
+
     def settings(self) -> Settings:
         """The theory and the architecture, per layer and head: the settings by which curves are named."""
-        described = {} if self.architecture is None else self.architecture.describe()
-        return {"theory": self.spelled or self.theory, **described, "positions": self.n_positions}
+        return {"theory": self.spelled or self.theory, **(self.described or {}), "positions": self.n_positions}
 
     def shown(self) -> Shown:
         """Its profile, by the theory's name."""
-        numbers = {name: f"{value:.4g}" for name, value in self.numbers.items()}
+        facts = {name: f"{value:.4g}" for name, value in self.numbers.items()}
+        facts |= {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+        shared = shared_settings({**self.about, "architecture": self.described}, self.n_positions)
+        (name,) = names_beside([{"theory": self.theory, **self.parameters, **shared}])
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        architecture = None if self.architecture is None else self.architecture.describe()
-        shared = shared_settings({**self.about, "architecture": architecture}, self.n_positions)
-        settings: Settings = {"theory": self.theory, **self.parameters, **shared}
-        (name,) = names_beside([settings])
-        caveats = {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
-        return Shown(title, (self.profile.series(name),), facts=numbers | caveats)
+        return Shown(title, (self.profile.series(name),), facts=facts)
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
@@ -96,59 +98,52 @@ class Prediction(Result):
         if f"{PROFILE}influence" not in record.arrays:
             return ProfileRun.from_record(record)
         resolved, described = record.resolved, record.resolved.get("architecture")
-        about: dict[str, Any] = {name: resolved[name] for name in ("model", "prompts") if name in resolved}
         of_profile, parameters = below(record.arrays, PROFILE), resolved.get("parameters", {})
-        profile = Profile(of_profile["influence"], of_profile.get("low"), of_profile.get("high"))
+        per_prompt, profile = of_profile.pop("per_prompt", None), Profile(**of_profile)
         return cls(
             profile=profile,
             theory=resolved.get("theory", ""),
             architecture=None if described is None else Architecture.from_description(described),
             n_positions=profile.n_positions,
             sink_share=record.scalars.get("sink_share", 0.0),
-            spelled=resolved["title"].removesuffix(_title_of("", record.model)) if parameters else "",
+            spelled=resolved["title"].partition(" of ")[0] if parameters else "",
             parameters=parameters,
-            per_prompt=of_profile.get("per_prompt"),
+            per_prompt=per_prompt,
             numbers={name: float(stored["value"]) for name, stored in record.scalars.get("found", {}).items()},
             arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
             caveats=tuple(map(str, record.scalars.get("caveats", ()))),
             seed=record.seeds.get("theory", 0),
-            about=about,
+            about={name: resolved[name] for name in ("model", "prompts") if name in resolved},
         ).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
         """The prediction as a record, with descriptions."""
-        model = self.about.get("model")
+        model, spelled = self.about.get("model"), self.spelled or self.theory
         resolved = {
-            "title": _title_of(self.spelled or self.theory, model),
+            "title": f"{spelled} of {'an architecture' if model is None else model.get('source', 'a model')}",
             "theory": self.theory,
             "parameters": dict(self.parameters),
             "n_positions": self.n_positions,
-            "architecture": None if self.architecture is None else self.architecture.describe(),
+            "architecture": self.described,
             "model": model,
             "prompts": self.about.get("prompts"),
             "command": "",
         }
-        asked = {"theory": self.spelled or self.theory, "n_positions": self.n_positions}
-        record = Record("predict", asked, resolved, scalars={"sink_share": self.sink_share})
-        if self.parameters:
-            record.seeds["theory"] = self.seed
-        if self.numbers:
-            alone = {"low": None, "high": None}
-            record.scalars["found"] = {name: {"value": value, **alone} for name, value in self.numbers.items()}
-        if self.caveats:
-            record.scalars["caveats"] = list(self.caveats)
-        arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
-        for name, array in arrays.items():
+        record = Record("predict", {"theory": spelled, "n_positions": self.n_positions}, resolved)
+        alone = {"low": None, "high": None}
+        scalars = {
+            "sink_share": self.sink_share,
+            "found": {name: {"value": value, **alone} for name, value in self.numbers.items()},
+            "caveats": list(self.caveats),
+        }
+        record.scalars |= {name: value for name, value in scalars.items() if value not in ({}, [])}
+        record.seeds |= {"theory": self.seed} if self.parameters else {}
+        for name, array in {**vars(self.profile), "per_prompt": self.per_prompt}.items():
             if array is not None and np.any(np.isfinite(array)):
                 record.arrays[PROFILE + name] = array
         record.arrays.update(self.arrays)
         return record
-
-
-def _title_of(theory: str, model: Mapping[str, Any] | None) -> str:
-    """The title of a record."""
-    return f"{theory} of {'an architecture' if model is None else model.get('source', 'a model')}"
 
 
 def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str, Any], *, command: str = "") -> Record:
@@ -164,20 +159,16 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
         raise UsageError(f"predictions need one number of positions to be drawn together, got {lengths}")
     settings = [prediction.settings() for prediction in predictions]
     names = curve_names(settings)
-    *first, last = differing(settings) or ["number"]
+    by_name, varied = dict(zip(names, predictions, strict=True)), differing(settings) or ["number"]
     resolved = {
-        "title": f"{len(names)} predictions by {', '.join(first)} and {last}"
-        if first
-        else f"{len(names)} predictions by {last}",
+        "title": f"{len(names)} predictions by {' and '.join(filter(None, (', '.join(varied[:-1]), varied[-1])))}",
         "n_positions": lengths[0],
         "curves": {f"theories/{name}": dict(curve) for name, curve in zip(names, settings, strict=True)},
         "command": command,
     }
-    by_name = dict(zip(names, predictions, strict=True))
     shares = {name: prediction.sink_share for name, prediction in by_name.items()}
     record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
-    caveats = dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats)
-    if caveats:
+    if caveats := dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats):
         record.scalars["caveats"] = list(caveats)
     for name, prediction in by_name.items():
         record.arrays[f"theories/{name}/influence"] = prediction.profile.influence
@@ -211,28 +202,7 @@ class ModelTheory(Theory):
     def labels(self, seed: int) -> dict[str, Any]:
         """The fields of a prediction that describe its theory."""
         parameters = asdict(self)  # type: ignore[call-overload]
-        return {"spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
-
-    def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int) -> Prediction:
-        """The mean over prompts with its pointwise interval."""
-        profile = Profile.mean_of(rows)
-        return Prediction(profile, self.name, None, rows.shape[1], per_prompt=rows, **self.labels(seed))
-
-    def check_reading(self, subject: Any, prompts: Any, n_positions: int) -> None:
-        """Refuse anything but a loaded model, and prompts of any length but the one asked for."""
-        from posbias.models.model import Model
-
-        if not isinstance(subject, Model):
-            raise UsageError(
-                f"theory {self.name} needs a model (one of load_model or transformers, a hub id or a path), "
-                f"got {type(subject).__name__}"
-            )
-        if prompts is None:
-            raise UsageError(f"theory {self.name} reads activations: give prompts=load_prompts(...)")
-        if prompts.n_positions != n_positions:
-            raise UsageError(
-                f"theory {self.name}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}"
-            )
+        return {"theory": self.name, "spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
 
 
 BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)])")
@@ -329,24 +299,19 @@ class ArchitectureTheory(Theory):
         layers = f"n_positions {n_positions:,} with {depth} layers of {heads} heads"
         check_most(layers, depth * heads * n_positions, MOST_STEPS, "steps")
         architecture = replace(_architecture(subject, self.name, prompts), **self.ignores)
-        if self.uniform_causal:
-            groups = [group for layer in architecture.head_groups for group in layer]
-            odd = [group for group in groups if not isinstance(group.mask, Causal)]
-            odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
-            if odd:
+        sinks = bool(np.any(architecture.layer_sinks > -np.inf))
+        for group in (group for layer in architecture.head_groups for group in layer if self.uniform_causal):
+            if not (isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding)):
                 raise UsageError(
-                    f"theory {self.name} holds for mask causal with encoding none only, got mask {odd[0].mask} with "
-                    f"encoding {odd[0].encoding}"
+                    f"theory {self.name} holds for mask causal with encoding none only, got mask {group.mask} with "
+                    f"encoding {group.encoding}"
                 )
-            if np.any(architecture.layer_sinks > -np.inf):
-                raise UsageError(f"theory {self.name} holds without attention sinks only")
+        if self.uniform_causal and sinks:
+            raise UsageError(f"theory {self.name} holds without attention sinks only")
         influence = self.influence(architecture, n_positions)
-        caveats = _assumptions(architecture)
-        if not np.any(architecture.layer_sinks > -np.inf):
-            return Prediction(Profile(influence), self.name, architecture, n_positions, caveats=caveats)
-        share = max(0.0, 1 - float(influence.sum()))
-        profile = Profile.normalised(influence)
-        return Prediction(profile, self.name, architecture, n_positions, share, caveats=caveats)
+        profile = Profile.normalised(influence) if sinks else Profile(influence)
+        share = max(0.0, 1 - float(influence.sum())) if sinks else 0.0
+        return Prediction(profile, self.name, architecture, n_positions, share, caveats=_assumptions(architecture))
 
 
 @THEORIES.register("attention_only")

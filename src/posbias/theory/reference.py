@@ -3,17 +3,11 @@
 import torch
 from torch import Tensor
 
-from posbias.architecture import Rope
 from posbias.errors import UsageError
 from posbias.models.layout import AttentionParts, MlpParts, Norm
 from posbias.models.reference.config import NORM_EPSILON
 from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
-
-
-def heads_turn_alike(block: ReferenceBlock) -> bool:
-    """True if all heads have the same rotary angles."""
-    return len({group.encoding if isinstance(group.encoding, Rope) else None for group in block.groups}) == 1
 
 
 def attention_parts(block: ReferenceBlock) -> AttentionParts:

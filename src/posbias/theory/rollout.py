@@ -3,35 +3,23 @@
 A row of R says how much each input position influences one output position (docs/theory, section 1). With attention
 sinks rows sum to less than 1: the rest flowed in from the sinks, which are no input positions.
 
-Gradients with respect to mixing, slopes and exponents of gamma keys go by the adjoint: for a functional
-<cotangent, profile> with rows x_l pulled from the top and columns v_l pushed from the bottom, d/dm_l = x (A_l v - v)
-and d/dtheta = m_l x (dA_l/dtheta) v. A logit rises by f_j dtheta at key j (f = j for slopes, digamma(j + alpha) for
-exponents), whatever the query subtracts, so dA v = A (f v) - (A f) (A v): the covariance of f and v under each query's
-attention. No matrix is formed: one walk for all causal heads, a few pushes for each other.
+Gradients go by the adjoint: for a functional <cotangent, profile> with rows x_l pulled from the top and columns v_l
+pushed from the bottom, d/dm_l = x (A_l v - v) and d/dtheta = m_l x (dA_l/dtheta) v. A logit rises by f_j dtheta at
+key j (f = j for slopes, digamma(j + alpha) for exponents of gamma keys), whatever the query subtracts, so
+dA v = A (f v) - (A f) (A v): the covariance of f and v under each query's attention, one walk for all causal heads.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge
 from jaxtyping import Float64
-from scipy.special import digamma
 
-from posbias.architecture import Architecture, GammaKey, HeadGroup, KeyEncoding
+from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.checks import checked_value
 from posbias.errors import UsageError
-from posbias.theory.kernels import (
-    AbsoluteKernel,
-    DistanceKernel,
-    Kernel,
-    KeyKernel,
-    LinearKernel,
-    SumKernel,
-    rises_too_far,
-)
+from posbias.theory.kernels import AbsoluteKernel, DistanceKernel, Kernel, KeyKernel, SumKernel
 from posbias.theory.kernels.loops import sweep_covariance
 
 
@@ -40,13 +28,10 @@ def _kernel(group: HeadGroup, n_positions: int) -> Kernel:
 
     Logits that rise by hundreds of nats with the distance are taken row by row, in O(N^2), as absolute ones are.
     """
-    if group.linear_slopes() is not None:
-        return LinearKernel(group, n_positions)
-    if isinstance(group.encoding, KeyEncoding):
+    if isinstance(group.encoding, KeyEncoding) or group.linear_slopes() is not None:
         return KeyKernel(group, n_positions)
-    if not group.encoding.relative or rises_too_far(group, n_positions):
-        return AbsoluteKernel(group, n_positions)
-    return DistanceKernel(group, n_positions)
+    kernel = DistanceKernel(group, n_positions) if group.encoding.relative else None
+    return AbsoluteKernel(group, n_positions) if kernel is None or kernel.rises_too_far else kernel
 
 
 def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel, ...]:
@@ -125,9 +110,6 @@ def rollout_profile(architecture: Architecture, *, n_positions: int) -> Float64[
     return rollout.pull(rollout.unit(-1))
 
 
-Vector = Float64[np.ndarray, "n_positions"]
-
-
 @dataclass(frozen=True, eq=False)
 class ProfileGradient:
     """Derivatives of sum_j cotangent_j profile_j."""
@@ -137,15 +119,15 @@ class ProfileGradient:
     mixing: Float64[np.ndarray, "depth"]
     """Derivative by the mixing coefficient of every layer."""
     slopes: Float64[np.ndarray, "depth heads"]
-    """Derivative by the slope of every layer and head; nan if the encoding has none, or the mask looks forwards."""
+    """Derivative by the slope of every layer and head; nan unless it is causal, without content and sinks."""
     alphas: Float64[np.ndarray, "depth heads"]
-    """Derivative by the exponent of every layer and head; nan if the keys are not gamma keys."""
+    """Derivative by the exponent of every layer and head; nan likewise, and for gamma keys with a slope."""
 
 
 def profile_gradient(
     architecture: Architecture | Rollout, cotangent: Float64[np.ndarray, "n_positions"]
 ) -> ProfileGradient:
-    """Gradient of <cotangent, profile> with respect to every mixing, slope and exponent.
+    """Gradient of <cotangent, profile> with respect to every mixing, and to slopes and exponents of bare causal heads.
 
     Args:
         architecture: Any mask and encoding; content and sinks included. Or its rollout at the cotangent's length, whose
@@ -171,58 +153,19 @@ def profile_gradient(
     for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
         row, mean = rows[-2 - layer], np.zeros_like(column)
         for part in kernel.parts if isinstance(kernel, SumKernel) else (kernel,):
-            pushed, slopes, alphas = _derivatives(part, row, column)
+            walked = part.walked if isinstance(part, KeyKernel) else None
+            if walked is None:
+                # Pushes take columns of one sign: the excess over the least entry, and that entry everywhere.
+                low = min(float(column.min()), 0.0)
+                mean += part.push(column - low) + low * part.push(np.ones_like(column))
+                continue
+            assert isinstance(part, KeyKernel)
+            pushed, derivatives = np.empty_like(column), np.empty_like(part.weights)
+            sweep_covariance(column, row, walked, part.gamma, part.weights, pushed, derivatives)
             mean += pushed
-            for derivatives, found in ((gradient.slopes, slopes), (gradient.alphas, alphas)):
-                for heads, derivative in found:
-                    derivatives[layer, heads] = float(mixing) / shape[1] * derivative
+            for heads, derivative in zip(part.layer_heads, derivatives, strict=True):
+                found = gradient.alphas if part.gamma else gradient.slopes
+                found[layer, heads] = mixing / shape[1] * derivative
         gradient.mixing[layer] = row @ (mean - column)
         column = (1 - mixing) * column + mixing * mean
     return replace(gradient, value=float(column[-1]))
-
-
-Found = list[tuple[np.ndarray, float]]
-"""Heads that are alike, with row (dA / dparameter) column of one of them."""
-
-
-def _derivatives(kernel: Kernel, row: Vector, column: Vector) -> tuple[Vector, Found, Found]:
-    """Some heads' part of the layer's push of the column; derivatives by slopes and by exponents."""
-    if isinstance(kernel, LinearKernel | KeyKernel) and kernel.walked is not None:
-        pushed, derivatives = np.empty_like(column), np.empty_like(kernel.weights)
-        gamma = isinstance(kernel, KeyKernel)
-        sweep_covariance(column, row, kernel.walked, gamma, kernel.weights, pushed, derivatives)
-        found: Found = list(zip(kernel.layer_heads, derivatives.tolist(), strict=True))
-        return (pushed, [], found) if gamma else (pushed, found, [])
-    slopes: Found = []
-    alphas: Found = []
-    position = np.arange(column.size, dtype=np.float64)
-    if isinstance(kernel, LinearKernel) and kernel.prefix < 2:
-        for head, members in enumerate(kernel.layer_heads):
-            slopes.append(
-                (members, _by_parameter(partial(kernel.apply_head, head, pull=False), position, position, row, column))
-            )
-    elif isinstance(kernel, KeyKernel) and isinstance(kernel.encoding, GammaKey):
-        for members, single in kernel.unique_heads():
-            alpha = kernel.encoding.parameters(kernel.n_heads)[members[0], 0]
-            by_alpha = digamma(position + alpha) - digamma(alpha)
-            slopes.append((members, _by_parameter(single.push, position, np.zeros_like(row), row, column)))
-            alphas.append((members, _by_parameter(single.push, by_alpha, np.zeros_like(row), row, column)))
-    return _signed(kernel.push, column), slopes, alphas
-
-
-def _by_parameter(push: Callable[[Vector], Vector], rise: Vector, less: Vector, row: Vector, column: Vector) -> float:
-    """row (dA / dparameter) column, where the logit of key j rises by rise_j - less_i for query i.
-
-    What a query subtracts cancels, unless a sink beside the keys takes a part of its row.
-    """
-    pushed, missing = _signed(push, column), 1 - push(np.ones_like(row))
-    covariance = _signed(push, rise * column) - (push(rise) + less * missing) * pushed
-    return float(row @ covariance)
-
-
-def _signed(push: Callable[[Vector], Vector], column: Vector) -> Vector:
-    """A push of a column of any sign: of its excess over its least entry, and of that entry everywhere."""
-    low = min(float(column.min()), 0.0)
-    if low == 0.0:
-        return push(column)
-    return push(column - low) + low * push(np.ones_like(column))

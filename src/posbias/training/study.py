@@ -17,7 +17,7 @@ no tags, no repeated keys, and no word or date that becomes something else.
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopp
 
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
+DEFAULT_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
 YAML_BYTES = 1_000_000
 """Bytes of a study; it is read at about 2 MB a second."""
 MOST_MEMBERS = 100_000
@@ -249,7 +250,8 @@ def read_yaml(path: str | Path) -> Any:
     """
     text = read_whole(path, "study", YAML_BYTES)
     try:
-        document = yaml.load(text, Loader=_PlainLoader)
+        node = yaml.compose(text, Loader=_Untyped)
+        document = None if node is None else _plain(node, set())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"study {str(path)!r} is not YAML of plain values: {reason}") from None
@@ -258,50 +260,43 @@ def read_yaml(path: str | Path) -> Any:
     return document
 
 
-PLAIN_TAGS = {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?(0|[1-9][\d_]*)",
-    "float": r"[-+]?((\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|\.inf|\.Inf)|\.nan|\.NaN",
-    "str": "",
-    "seq": "",
-    "map": "",
-}
-"""Tags that are read, with the texts that have them without quotes."""
-
-
-class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.2: PyYAML reads 1.1, where 1e-3 is a text, and on, off, yes and no are booleans.
-
-    Keys keep their text. Two equal keys, of which PyYAML takes the last in silence, are refused, and
-    aliases for more than one value, which could stand for a thousand times their file.
-    """
+class _Untyped(yaml.SafeLoader):  # type: ignore[misc]
+    """Every scalar a text: PyYAML reads YAML 1.1, where 1e-3 is a text, and on, off, yes and no are booleans."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-    yaml_constructors: ClassVar[dict[Any, Any]] = {
-        tag: made
-        for tag, made in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.rpartition(":")[2] in PLAIN_TAGS
-    }
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        if alias and not isinstance(node, yaml.ScalarNode):
-            raise yaml.MarkedYAMLError(problem="an alias for a list or mapping; write it out", problem_mark=mark)
-        return node
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key.start_mark)
-            if key.value in found:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-            found[key.value] = self.construct_object(value, deep=True)
-        return found
 
 
-for _tag, _texts in PLAIN_TAGS.items():
-    if _texts:
-        _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_texts})$"), None)
+SCALARS: Mapping[str, Callable[[str], Any]] = {
+    r"(~|null|Null|NULL)?": lambda _: None,
+    r"true|True|TRUE|false|False|FALSE": lambda text: text.lower() == "true",
+    r"[-+]?(0|[1-9][\d_]*)": int,
+    r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?": float,
+    r"[-+]?\.(inf|Inf)|\.(nan|NaN)": lambda text: float(text.replace(".", "")),
+}
+"""Texts without quotes that are no texts, by YAML 1.2, and what they are."""
+
+
+def _plain(node: yaml.Node, above: set[yaml.Node]) -> Any:
+    """The values of a node; `above` are the lists and mappings so far, of which an alias could make thousands."""
+
+    def refused(problem: str, place: yaml.Node = node) -> yaml.YAMLError:
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
+
+    if node.tag not in DEFAULT_TAGS:
+        raise refused(f"a tag, {node.tag!r}")
+    if isinstance(node, yaml.ScalarNode):
+        kinds = [read for pattern, read in SCALARS.items() if not node.style and re.fullmatch(pattern, node.value)]
+        return kinds[0](node.value) if kinds else node.value
+    if node in above:
+        raise refused("an alias for a list or mapping; write it out")
+    above.add(node)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, above) for item in node.value]
+    found: dict[str, Any] = {}
+    for key, value in node.value:  # keys keep their text
+        if not isinstance(key, yaml.ScalarNode):
+            raise refused("a key must be a text or a number", key)
+        if key.value in found:
+            raise refused(f"{key.value!r} is given twice", key)
+        found[key.value] = _plain(value, above)
+    return found

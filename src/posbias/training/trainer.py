@@ -12,7 +12,6 @@ Elsewhere they are one stack. The state of a trainer goes into a checkpoint at t
 for bit: parameters, moments, curves, evaluations; batches are a function of the step.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, float64_device, training_device
-from posbias.models.reference.config import constants_of, draw_parameters
+from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.progress import announce, report
 from posbias.runs.engines import collect, pinned
@@ -55,89 +54,50 @@ ALIGNMENT = 64
 vector instructions find no remainder at its end, whose rounding could differ."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The places of a model's named parameters in one flat vector; equal for all members of a stack."""
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Tensor]) -> "Layout":
-        """The layout of a model's parameters, in their order."""
-        return cls(tuple((name, tuple(values.shape)) for name, values in parameters.items()))
-
-    @property
-    def size(self) -> int:
-        """Length of a member's vector, padding included."""
-        return -(-sum(math.prod(shape) for _, shape in self.shapes) // ALIGNMENT) * ALIGNMENT
-
-    def pack(self, members: list[dict[str, Tensor]], device: torch.device) -> Float[Tensor, "member value"]:
-        """The members' parameters as one matrix, padded with zeros."""
-        first = next(iter(members[0].values()))
-        flat = torch.zeros(len(members), self.size, dtype=first.dtype, device=device)
-        for row, parameters in zip(flat, members, strict=True):
-            for name, view in self.views(row[None]).items():
-                view.copy_(parameters[name][None])
-        return flat
-
-    def views(self, flat: Float[Tensor, "member value"]) -> dict[str, Tensor]:
-        """The parameters [member, ...] as views into the matrix."""
-        views, start = {}, 0
-        for name, shape in self.shapes:
-            stop = start + math.prod(shape)
-            views[name] = flat[:, start:stop].view(len(flat), *shape)
-            start = stop
-        return views
+def views(flat: Float[Tensor, "member value"], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Named parameters [member, ...] as views into the members' vectors, which hold them side by side."""
+    sizes = [shape.numel() for shape in shapes.values()]
+    parts = torch.split(flat[:, : sum(sizes)], sizes, dim=1)
+    return {name: part.view(len(flat), *shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
 
 class Stack:
-    """Members of one `stack_key` in training."""
+    """Members of one `stack_key` in training: a vector of parameters and moments for each."""
 
     def __init__(
         self,
         members: Sequence[Member],
         *,
         device: torch.device,
-        standing: tuple[Layout, Float[Tensor, "member value"], dict[str, Tensor]] | None = None,
+        standing: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Members as they stand, with layout, values and moments; None: as they are drawn."""
-        self.members, self.device = tuple(members), device
+        """Members with the `values` and moments that they have now; None: as they are drawn."""
+        self.members, self.device, first = tuple(members), device, members[0]
+        self._config, self._rows = first.config, first.task.rows
+        self._shapes = {name: values.shape for name, values in draw_parameters(first.config, None).items()}
         if standing is None:
-            drawn = [draw_parameters(member.config, member.generator()) for member in self.members]
-            layout = Layout.of(drawn[0])
-            values = layout.pack(drawn, device)
-            standing = layout, values, fresh_state(values)
-        self.layout, self.values, self.state = standing
+            size = -(-sum(shape.numel() for shape in self._shapes.values()) // ALIGNMENT) * ALIGNMENT
+            drawn = [draw_parameters(member.config, member.generator()).values() for member in self.members]
+            vectors = [torch.cat([values.flatten() for values in parameters]) for parameters in drawn]
+            flat = torch.stack([nn.functional.pad(vector, (0, size - len(vector))) for vector in vectors]).to(device)
+            standing = {"values": flat, **fresh_state(flat)}
+        self.state, self.values = dict(standing), standing["values"]
         self._gradients = torch.zeros_like(self.values)
-        first = self.members[0]
-        self._config = first.config
-        self._rows = first.task.rows
         constants = [constants_of(member.config, member.task.n_positions) for member in self.members]
-        self._constants = {
-            name: torch.stack([of_member[name] for of_member in constants]).to(self.device) for name in constants[0]
-        }
+        self._constants = {name: values.to(device) for name, values in stacked(constants).items()}
+        moments = {name: values for name, values in self.state.items() if name != "values"}
         optimisers = [member.optimiser for member in self.members]
-        self._optimiser = optimiser_of(optimisers, self.values, self._gradients, self.state)
-        self._data = stack_tasks(
-            [member.task for member in self.members],
-            [member.seed for member in self.members],
-            float64_device(self.device),
-        )
+        self._optimiser = optimiser_of(optimisers, self.values, self._gradients, moments)
+        tasks, seeds = [member.task for member in self.members], [member.seed for member in self.members]
+        self._data = stack_tasks(tasks, seeds, float64_device(device))
 
     def select(self, indices: Sequence[int]) -> "Stack":
         """A stack of some of the members, as they stand, this one being unchanged; this one if all are chosen."""
         if len(indices) == len(self.members):
             return self
         rows = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
-        state = {name: moments[rows].contiguous() for name, moments in self.state.items()}
-        standing = self.layout, self.values[rows].contiguous(), state
+        standing = {name: values[rows].contiguous() for name, values in self.state.items()}
         return Stack([self.members[index] for index in indices], device=self.device, standing=standing)
-
-    def load(self, values: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
-        """Take over the `values` and the `state` of another stack of the same members."""
-        self.values.copy_(torch.from_numpy(values))
-        for name, moments in state.items():
-            self.state[name].copy_(torch.from_numpy(moments))
 
     def steps(self, start: int, stop: int, *, batch: int) -> Float[Tensor, "step member"]:
         """Updates number start ... stop - 1 of every member; the losses (nats) before each."""
@@ -146,12 +106,12 @@ class Stack:
     def step(self, step: int, batch: int) -> Float[Tensor, "member"]:
         """One update of every member on its own batch; the losses (nats) before the update."""
         drawn = self._data.batch(step, batch)
-        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(self.values).items()}
+        leaves = {name: view.detach().requires_grad_() for name, view in views(self.values, self._shapes).items()}
         targets = drawn.targets.to(self.device)
         losses = cross_entropy(self._forward(leaves, drawn.inputs), targets)
         # A bias of the keys drops out of the softmax: its gradient is 0.
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(gradients))
+        torch._foreach_copy_(list(views(self._gradients, self._shapes).values()), list(gradients))
         self._optimiser.step()
         return losses.detach()
 
@@ -160,7 +120,7 @@ class Stack:
         self, inputs: Float[Tensor, "member batch position feature"] | Int[Tensor, "member batch position"]
     ) -> Float[Tensor, "member batch row output"]:
         """Logits of the scored positions, as every member stands."""
-        parameters = self.layout.views(self.values)
+        parameters = views(self.values, self._shapes)
         pieces = torch.split(inputs, EVALUATED_AT_ONCE, dim=1)
         return torch.cat([self._forward(parameters, piece) for piece in pieces], dim=1).to(inputs.device)
 
@@ -175,8 +135,8 @@ class Stack:
 
     def parameters(self, index: int) -> dict[str, Tensor]:
         """A member's parameters, copied to the CPU."""
-        views = self.layout.views(self.values[index : index + 1])
-        return {name: view[0].detach().cpu().clone() for name, view in views.items()}
+        own = views(self.values[index : index + 1], self._shapes)
+        return {name: view[0].detach().cpu().clone() for name, view in own.items()}
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         inputs = inputs.to(self.device, self.values.dtype if inputs.is_floating_point() else None)
@@ -421,8 +381,8 @@ class StackTrainer:
 
     def _checkpoint(self) -> Arrays:
         """Everything that the rest of the training depends on, and the results so far."""
-        stacks = [{"values": stack.values, **stack.state} for stack in self._stacks]
-        tensors = {name: torch.cat([stack[name] for stack in stacks]) for name in (stacks[0] if stacks else ())}
+        states = [stack.state for stack in self._stacks]
+        tensors = {name: torch.cat([state[name] for state in states]) for name in (states[0] if states else ())}
         return packed(
             {
                 "step": self._step,
@@ -441,8 +401,8 @@ class StackTrainer:
         row = 0
         for stack in self._stacks:
             rows = slice(row, row + len(stack.members))
-            state = {name: values[rows] for name, values in piece["tensors"].items()}
-            stack.load(state.pop("values"), state)
+            for name, values in piece["tensors"].items():
+                stack.state[name].copy_(torch.from_numpy(values[rows]))
             row = rows.stop
 
 

@@ -1,23 +1,22 @@
-"""Key biases in O(N) per head: attention w_j / W_i is a product of shares r_j = w_j / W_j (docs/theory, section 7).
+"""Key biases and slopes in O(N) per head: causal attention as a walk over positions (docs/theory, sections 1 and 7).
 
-A causal pull walks from the last position to the first and carries the mass of queries behind for the keys up to here:
-key j keeps r_j of it and passes 1 - r_j on. Nothing is subtracted, and no weight is ever formed, so that biases of
-hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes sum weights instead; there entries below
-1e-290 times the largest ratio of two weights may be lost.
+Linear encodings (none, ALiBi, decay) fall off by rate^distance, so that a pull is a recurrence with one term. With a
+key bias attention w_j / W_i is a product of shares r_j = w_j / W_j: a pull carries the mass of queries behind for the
+keys up to here, of which key j keeps r_j and passes 1 - r_j on. Nothing is subtracted, and no weight of a key bias is
+ever formed, so that biases of hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes sum
+weights instead; there entries below 1e-290 times the largest ratio of two weights may be lost.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.architecture import HeadGroup
 from posbias.architecture.keys import GammaKey, KeyEncoding
-from posbias.errors import UsageError
 from posbias.theory.kernels.base import Kernel
-from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_gamma
+from posbias.theory.kernels.distance import split_rows
+from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_gamma, sweep_linear
 
 CHUNK = 2**14
 """Entries of a table, positions times heads, per call of the compiled loops: the tables stay in the cache."""
@@ -27,41 +26,58 @@ Table = Float64[np.ndarray, "n heads"]
 
 
 class KeyKernel(Kernel):
-    """Heads of one group with a key bias, equal ones merged."""
+    """Heads of one group with a key bias or slopes, equal ones merged."""
 
     def __init__(self, group: HeadGroup, n_positions: int) -> None:
-        if not isinstance(group.encoding, KeyEncoding):
-            raise UsageError(f"encoding {group.encoding} is no key bias")
         self.n_positions = n_positions
-        self._group, self.encoding, self.n_heads = group, group.encoding, group.n_heads
+        self._group, slopes = group, group.linear_slopes()
         self._window = group.mask.reach(n_positions) - 1
         self._prefix = group.mask.mutual_prefix(n_positions)
-        parameters = self.encoding.parameters(group.n_heads)[group.heads]
-        keys = np.column_stack([parameters, group.content, group.sinks])
+        self._encoding = group.encoding if isinstance(group.encoding, KeyEncoding) else None
+        columns = self._encoding.parameters(group.n_heads)[group.heads] if self._encoding else np.asarray(slopes)
+        keys = np.column_stack([columns, group.content, group.sinks])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         self.layer_heads = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
         """Heads of the layer that each unique head stands for."""
-        self._heads = group.heads[first]
-        self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
-        self._content, self._sinks = group.content[first], group.sinks[first]
-        self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
-        gamma = isinstance(group.encoding, GammaKey) and group.encoding.smooth
-        self.walked = keys[first, 0] if gamma and self._bare and self._causal else None
-        """Exponents of causal gamma keys without slope, content and sinks."""
         self.weights = np.array([len(members) for members in self.layer_heads]) / group.n_heads
         """Each unique head's share of the layer."""
+        self._heads, self._content, self._sinks = group.heads[first], group.content[first], group.sinks[first]
+        self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
+        self._slopes = np.zeros(len(first)) if slopes is None else slopes[first]
+        if self._encoding:
+            self._shares = self._encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
+        self.gamma = isinstance(self._encoding, GammaKey) and self._encoding.smooth
+        """True for gamma keys without slope."""
+        walked = self._causal and self._bare and (self.gamma or not self._encoding)
+        self.walked = (keys[first, 0] if self.gamma else np.exp(-self._slopes)) if walked else None
+        """Exponents of gamma keys, or rates of slopes, of causal heads without content and sinks."""
 
     def pull(self, row: Vector) -> Vector:
-        """All heads in one sweep from the last position down; windows and prefixes head by head."""
-        return self._sweep(row, pull=True) if self._causal else self._over_heads(row, pull=True)
+        """All heads in one walk from the last position down; windows and prefixes of key biases head by head."""
+        return self._applied(row, pull=True)
 
     def push(self, column: Vector) -> Vector:
-        """All heads in one sweep from the first position up; windows and prefixes head by head."""
-        return self._sweep(column, pull=False) if self._causal else self._over_heads(column, pull=False)
+        """All heads in one walk from the first position up; windows and prefixes of key biases head by head."""
+        return self._applied(column, pull=False)
 
-    def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
+    def _applied(self, vector: Vector, *, pull: bool) -> Vector:
         """Carries, down, the part of the queries behind for the keys up to here; up, the mean over the keys before."""
-        out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
+        out, carried, whole = (
+            np.zeros(self.n_positions),
+            np.zeros(len(self.weights)),
+            self._window >= self.n_positions - 1,
+        )
+        if not whole or (self._encoding and self._prefix > 1):
+            return self._over_heads(vector, pull=pull)
+        if not self._encoding:
+            heads = self._slopes, self._content, self._sinks, self.weights
+            sweep_linear(vector, self._prefix, *heads, out, pull)
+            for head, weight in enumerate(self.weights if self._prefix > 1 else ()):
+                off, _ = self._linear_rows(head, self._prefix)
+                signal = vector[: self._prefix] * (off if pull else 1.0)
+                ahead = self._sums(head, signal, self._prefix - 1, forward=not pull)
+                out[: self._prefix] += weight * ahead * (1.0 if pull else off)
+            return out
         if self.walked is not None:
             sweep_gamma(vector, self.walked, self.weights, out, pull)
             return out
@@ -73,16 +89,6 @@ class KeyKernel(Kernel):
             carry_heads(vector[low:high], tables, self.weights, carried, out[low:high], pull)
         return out
 
-    def unique_heads(self) -> Iterator[tuple[Int64[np.ndarray, "members"], "KeyKernel"]]:
-        """Heads of the layer that are alike, with the attention of one of them."""
-        for head, members in zip(self._heads, self.layer_heads, strict=True):
-            index = int(np.flatnonzero(self._group.heads == head)[0])
-            chosen = slice(index, index + 1)
-            parts = {name: getattr(self._group, name)[chosen] for name in ("heads", "content", "sinks")}
-            single = KeyKernel(replace(self._group, **parts), self.n_positions)
-            single.weights = np.ones(1)
-            yield members, single
-
     @property
     def _causal(self) -> bool:
         return self._window >= self.n_positions - 1 and self._prefix < 2
@@ -90,7 +96,8 @@ class KeyKernel(Kernel):
     @cached_property
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
         """Key biases of the unique heads."""
-        return np.asarray(self.encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
+        assert self._encoding is not None
+        return np.asarray(self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
 
     def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
         """Tables by position and unique head: r, 1 - r, and a query's attention to earlier keys and to itself."""
@@ -106,35 +113,44 @@ class KeyKernel(Kernel):
         total = earlier + itself + np.exp(sinks - top)
         return share, remainder, earlier / total, itself / total
 
+    def _linear_rows(self, head: int, count: int) -> tuple[Vector, Vector]:
+        """Of the first rows of a head with a slope: attention per unit of distance 1, and to the query itself."""
+        content, sink, slope, query = self._content[head], self._sinks[head], self._slopes[head], np.arange(count)
+        before, after = np.minimum(query, self._window), np.maximum(0, self._prefix - 1 - query)
+        seen = (before + after).astype(np.float64)
+        if slope > 0:
+            seen = (np.expm1(-slope * before) + np.expm1(-slope * after)) / np.expm1(-slope)
+        return split_rows(seen, content + slope, sink + slope)
+
     def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
         """One unique head: the keys' weights, each query's factor on them, and its attention to itself."""
-        bias = self._biases[head]
+        if not self._encoding:
+            return np.ones(self.n_positions), *self._linear_rows(head, self.n_positions)
+        content, sink, bias = self._content[head], self._sinks[head], self._biases[head]
         top = bias.max()
         weights = np.exp(bias - top)
         with np.errstate(divide="ignore"):
-            off = np.log(self._visible_sums(weights, pull=False)) + top
-        diagonal = bias + self._content[head]
-        most = np.maximum(np.maximum(off, diagonal), self._sinks[head])
-        total = np.exp(off - most) + np.exp(diagonal - most) + np.exp(self._sinks[head] - most)
+            off = np.log(self._visible_sums(head, weights, pull=False)) + top
+        diagonal = bias + content
+        most = np.maximum(np.maximum(off, diagonal), sink)
+        total = np.exp(off - most) + np.exp(diagonal - most) + np.exp(sink - most)
         return weights, np.where(off > -np.inf, np.exp(top - most) / total, 0.0), np.exp(diagonal - most) / total
 
-    def _visible_sums(self, values: Vector, *, pull: bool) -> Vector:
-        """Sum over the keys that each query sees, itself apart; or (`pull`) over the queries that see each key."""
-
-        def before(signal: Vector, window: int) -> Vector:
-            out = np.zeros_like(signal)
-            if window > 0 and signal.size > 1:
-                window = min(window, signal.size)
-                scan_window(signal, 1.0, window, np.ones(BLOCK + 1), np.ones(window // BLOCK + 1), out)
+    def _sums(self, head: int, signal: Vector, window: int, *, forward: bool) -> Vector:
+        """Sums over positions within a window before each, or after it (`forward`), by rate^(distance - 1)."""
+        out, window, slope = np.zeros_like(signal), min(window, signal.size), self._slopes[head]
+        if window < 1 or signal.size < 2:
             return out
+        low, high = np.arange(BLOCK + 1), BLOCK * np.arange(window // BLOCK + 1)
+        walked = signal[::-1].copy() if forward else signal
+        scan_window(walked, np.exp(-slope), window, np.exp(-slope * low), np.exp(-slope * high), out)
+        return out[::-1] if forward else out
 
-        def after(signal: Vector, window: int) -> Vector:
-            return before(signal[::-1].copy(), window)[::-1]
-
-        backward, forward = (after, before) if pull else (before, after)
-        sums = backward(values, self._window).copy()
+    def _visible_sums(self, head: int, values: Vector, *, pull: bool) -> Vector:
+        """Sum over the keys that each query sees, itself apart; or (`pull`) over the queries that see each key."""
+        sums = self._sums(head, values, self._window, forward=pull).copy()
         if self._prefix > 1:
-            sums[: self._prefix] += forward(values[: self._prefix].copy(), self._prefix - 1)
+            sums[: self._prefix] += self._sums(head, values[: self._prefix], self._prefix - 1, forward=not pull)
         return sums
 
     def _over_heads(self, vector: Vector, *, pull: bool) -> Vector:
@@ -142,5 +158,5 @@ class KeyKernel(Kernel):
         for head, weight in enumerate(self.weights):
             keys, queries, diagonal = self._rows(head)
             inside, outside = (queries, keys) if pull else (keys, queries)
-            total += weight * (outside * self._visible_sums(inside * vector, pull=pull) + diagonal * vector)
+            total += weight * (outside * self._visible_sums(head, inside * vector, pull=pull) + diagonal * vector)
         return total

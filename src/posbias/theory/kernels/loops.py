@@ -6,6 +6,7 @@ accurately computed power and added with compensation, so that rounding does not
 Compiled functions are `no_type_check`: a run-time type checker around them could not be compiled.
 """
 
+import math
 from typing import no_type_check
 
 import numpy as np
@@ -13,6 +14,9 @@ from numba import njit
 
 BLOCK = 64
 """Positions between two re-anchorings of a recurrence: rounding in a block stays under 64 units of the last digit."""
+
+FLAT_NATS = 40.0
+"""exp(-40) < 2^-57: past this many nats the geometric sum of a row no longer changes in float64."""
 
 TINY = 1e-300
 """Running sums below this count as zero: it keeps slow denormal numbers out; entries above it are unaffected."""
@@ -31,34 +35,70 @@ def _advance(carry, spill, factor, addend):
     return total, lost
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@njit(cache=True, nogil=True)
 @no_type_check
-def scan_heads(signal, inside, outside, rates, powers, carry, spill, out):
-    """out_t = sum_h outside_th S_th with S_th = sum_{u<t} rate_h^(t-u-1) inside_uh signal_u, continued from carry.
+def _geometric(slope, count):
+    """1 + rate + ... + rate^(count - 1), rate = exp(-slope)."""
+    return float(count) if slope == 0.0 else math.expm1(-slope * count) / math.expm1(-slope)
 
-    inside and outside are [1 or n, head]: one row stands for all positions. powers[d, head] = rate^d, d = 0 ... BLOCK.
-    carry and spill hold the state of each head and are updated to the end of the signal.
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")
+@no_type_check
+def sweep_linear(signal, prefix, slopes, content, sinks, weights, out, backward):
+    """Heads with slopes over earlier keys, weighted: signal @ A, walked down from the last position, or A @ signal, up.
+
+    Row t gives the key at distance d the share off_t rate^(d - 1), and itself own_t: with U_t = 1 + ... + rate^(t - 1)
+    off_t : own_t : sink = 1 : exp(content + slope) : exp(sink + slope), over their sum with U_t in place of 1. They are
+    divided by the largest, so that nothing overflows. U at the start of a block gives all others in it; in a mutual
+    prefix rows have later keys as well, which count in U and are left to the caller.
     """
-    heads = rates.size
-    inside_step = 1 if inside.shape[0] > 1 else 0
-    outside_step = 1 if outside.shape[0] > 1 else 0
-    local = np.empty(heads)
-    for start in range(0, signal.size, BLOCK):
+    heads = weights.size
+    least, rates = slopes.min(), np.exp(-slopes)
+    top = np.maximum(np.maximum(content, sinks) + slopes, 0.0)
+    unit, itself = np.exp(-top), np.exp(content + slopes - top)
+    beside = itself + np.exp(sinks + slopes - top)
+    powers, sums = np.empty((BLOCK + 1, heads)), np.empty((BLOCK + 1, heads))
+    for step in range(BLOCK + 1):
+        for head in range(heads):
+            powers[step, head] = np.exp(-slopes[head] * step)
+            sums[step, head] = _geometric(slopes[head], step)
+    inside, outside, own = np.ones((BLOCK, heads)), np.ones((BLOCK, heads)), np.empty((BLOCK, heads))
+    carry, spill, local = np.zeros(heads), np.zeros(heads), np.zeros(heads)
+    blocks = (signal.size + BLOCK - 1) // BLOCK
+    settled = False
+    for index in range(blocks):
+        start = BLOCK * (blocks - 1 - index if backward else index)
         stop = min(signal.size, start + BLOCK)
+        for head in range(0 if settled else heads):
+            before, factor = _geometric(slopes[head], start), np.exp(-slopes[head] * start)
+            beyond = prefix - start - BLOCK  # keys ahead of the block's last row
+            ahead, rest = _geometric(slopes[head], max(beyond, 0)), np.exp(-slopes[head] * max(beyond, 0))
+            for step in range(BLOCK):
+                seen = before + factor * sums[step, head]
+                if beyond >= 0 or start + step < prefix:
+                    seen += ahead + rest * sums[min(BLOCK - 1, prefix - 1 - start) - step, head]
+                inverse = 1.0 / (unit[head] * seen + beside[head])
+                inside[step, head] = unit[head] * inverse if backward else 1.0
+                outside[step, head] = weights[head] * (1.0 if backward else unit[head] * inverse)
+                own[step, head] = weights[head] * itself[head] * inverse
+            if start == 0 and prefix < 2:  # the first position sees itself and the sink alone
+                (inside if backward else outside)[0, head] = 0.0
+                own[0, head] = weights[head] / (1.0 + np.exp(min(sinks[head] - content[head], 700.0)))
+        # Rows of the next block are those of this one where geometric sums no longer change.
+        alike = start - (BLOCK if backward else 0)
+        settled = alike >= prefix and least * alike > FLAT_NATS
         local[:] = 0.0
-        for t in range(start, stop):
-            value = signal[t]
-            inside_row = t * inside_step
-            outside_row = t * outside_step
+        for at in range(stop - start):
+            step = stop - start - 1 - at if backward else at
+            value = signal[start + step]
             total = 0.0
             for head in range(heads):
-                state = local[head]
-                total += outside[outside_row, head] * (state + powers[t - start, head] * carry[head])
-                local[head] = rates[head] * state + inside[inside_row, head] * value
-            out[t] = total
+                seen = local[head] + powers[at, head] * carry[head]
+                total += outside[step, head] * seen + own[step, head] * value
+                local[head] = rates[head] * local[head] + inside[step, head] * value
+            out[start + step] = total
         for head in range(heads):
-            factor = powers[stop - start, head]
-            carry[head], spill[head] = _advance(carry[head], spill[head], factor, local[head])
+            carry[head], spill[head] = _advance(carry[head], spill[head], powers[stop - start, head], local[head])
 
 
 @njit(cache=True, nogil=True)

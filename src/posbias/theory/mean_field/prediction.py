@@ -4,7 +4,7 @@ The prediction is a mean over endlessly many heads. A network has a few per laye
 attends to keys of its own choice. Networks with as many heads as the model, and endless width, show by how much.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,22 +81,14 @@ class MeanFieldTheory(ModelTheory):
                 f"Hugging Face configuration, got {type(subject).__name__}"
             )
         prediction = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
-        labels: dict[str, Any] = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
+        found = Prediction(prediction.profile, architecture=None, n_positions=n_positions, **self.labels(seed))
         if not isinstance(prediction.level, SampledHeads):
-            return Prediction(prediction.profile, self.name, **labels)
+            return found
         spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
         networks = network_profiles(spec, n_positions, prompts=prompts, seed=seed)
-        return Prediction(
-            prediction.profile,
-            self.name,
-            **labels,
-            numbers={
-                "largest_logit_variance": float(prediction.logit_variance.max()),
-                "distance_of_one_initialisation": scatter(networks),
-            },
-            arrays={"networks": networks},
-            caveats=(scatter_caveat(networks),),
-        )
+        largest, distance = float(prediction.logit_variance.max()), scatter(networks)
+        numbers = {"largest_logit_variance": largest, "distance_of_one_initialisation": distance}
+        return replace(found, numbers=numbers, arrays={"networks": networks}, caveats=(scatter_caveat(networks),))
 
 
 @dataclass(frozen=True, eq=False)

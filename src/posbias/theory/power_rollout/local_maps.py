@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.layout import MlpParts, Norm, turned_by
+from posbias.models.layout import AttentionParts, MlpParts, Norm, turned_by
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 
 Power = Literal[1, 2]
@@ -197,10 +197,14 @@ class LayerAttention:
 
 def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
     """The attention of a layer as the dot product sees it, with an intervention that lasts."""
-    parts = layer.parts
-    if trace.kept is None:
-        return _of_maps(layer, trace)
-    seen = trace.kept.again()
+    parts, seen = layer.parts, None if trace.kept is None else trace.kept.again()
+    cosine = sine = None
+    if layer.angles is not None:
+        named = {} if seen is None else seen.arguments[1]
+        cosine, sine = (part.to(trace.stream) for part in layer.angles(named))
+    if seen is None or trace.kept is None:
+        read = norm_forward(layer.attention_norm, trace.stream)
+        return LayerAttention(_of_maps(parts, read, cosine, sine), cosine, sine, read)
     state = seen.state(trace.stream.dtype)
     shared = len(state.key) // parts.key_heads  # Falcon repeats its keys for every head
     state = replace(
@@ -210,35 +214,25 @@ def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
         value=state.value[::shared, :, : parts.value_dim],
     )
     if parts.order is not None:
-        further = torch.arange(parts.head_dim, state.key.shape[-1])
-        order = torch.cat([parts.order, further])
+        order = torch.cat([parts.order, torch.arange(parts.head_dim, state.key.shape[-1])])
         state = replace(state, query=state.query[..., order], key=state.key[..., order])
-    cosine = sine = None
-    if layer.angles is not None:
-        cosine, sine = (part.to(trace.stream) for part in layer.angles(seen.arguments[1]))
     return LayerAttention(state, cosine, sine, trace.kept.read.to(trace.stream))
 
 
-def _of_maps(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
+def _of_maps(
+    parts: AttentionParts, read: Float[Tensor, "position feature"], cosine: Tensor | None, sine: Tensor | None
+) -> AttentionState:
     """A reference model's attention, from the maps of its block."""
-    parts, read = layer.parts, norm_forward(layer.attention_norm, trace.stream)
 
-    def heads(weight: Tensor, bias: Tensor | None, count: int) -> Float[Tensor, "head position feature"]:
-        return affine(read, weight, bias).reshape(len(read), count, -1).transpose(0, 1)
+    def heads(weight: Tensor, bias: Tensor | None) -> Float[Tensor, "head position feature"]:
+        return affine(read, weight, bias).reshape(len(read), parts.heads, -1).transpose(0, 1)
 
-    query = heads(parts.query, parts.query_bias, parts.heads)
-    key = heads(parts.key, parts.key_bias, parts.key_heads)
-    if trace.cosine is not None and trace.sine is not None:
-        pairs = trace.cosine.shape[-1] // 2
-        query, key = (turned_by(side, trace.cosine[..., :pairs], trace.sine[..., :pairs]) for side in (query, key))
-    state = AttentionState(
-        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
-        key=key,
-        value=heads(parts.value, parts.value_bias, parts.key_heads),
-        scale=parts.scale,
-        first=torch.zeros(len(read), dtype=torch.int64),
-    )
-    return LayerAttention(state, trace.cosine, trace.sine, read)
+    query, key = heads(parts.query, parts.query_bias), heads(parts.key, parts.key_bias)
+    if cosine is not None and sine is not None:
+        pairs = cosine.shape[-1] // 2
+        query, key = (turned_by(side, cosine[..., :pairs], sine[..., :pairs]) for side in (query, key))
+    value, first = heads(parts.value, parts.value_bias), torch.zeros(len(read), dtype=torch.int64)
+    return AttentionState(query[:, None], key, value, parts.scale, first)
 
 
 def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:

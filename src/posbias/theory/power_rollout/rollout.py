@@ -24,6 +24,7 @@ from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
+from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.theory.power_rollout.local_maps import (
     Energy,
@@ -154,9 +155,20 @@ class PowerRollout(ModelTheory):
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with its interval."""
-        self.check_reading(subject, prompts, n_positions)
+        if not isinstance(subject, Model):
+            raise UsageError(
+                f"theory {self.name} needs a model (one of load_model or transformers, a hub id or a path), "
+                f"got {type(subject).__name__}"
+            )
+        if prompts is None:
+            raise UsageError(f"theory {self.name} reads activations: give prompts=load_prompts(...)")
+        if prompts.n_positions != n_positions:
+            raise UsageError(
+                f"theory {self.name}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}"
+            )
         rows = [power_rollout_prompt(subject, ids, self) for ids in track(prompts.token_ids, "power rollout")]
-        return self.mean_of(np.stack(rows), seed)
+        labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
+        return Prediction(Profile.mean_of(np.stack(rows)), per_prompt=np.stack(rows), **labels)
 
     def profile_of(self, trace: PromptTrace) -> Row:
         """The profile of a prompt that was traced for this theory's target.

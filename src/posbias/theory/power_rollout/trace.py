@@ -35,7 +35,7 @@ from posbias.models.reference.forward import (
 )
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.weights import REDUCED
-from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
+from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
@@ -62,7 +62,8 @@ class LayerDescription:
     mlp_stream_factor: Factor = 1.0
     """Factor of the stream beside the MLP branch."""
     angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None = None
-    """Rotary cosines and sines, from the named arguments of its attention module; None if nothing is rotated."""
+    """Rotary cosines and sines [*heads position rotary], from the named arguments of its attention module (reference
+    models have none); None if nothing is rotated."""
     bias: Float[Tensor, "key_head group query key"] | None = None
     """Logits by position with the mask as -inf (reference models)."""
     inputs: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -95,9 +96,6 @@ class LayerTrace:
     """Input of the MLP branch: the stream after the attention branch was added, or `stream` in parallel blocks."""
     kept: KeptAttention | None = None
     """What the attention module read; None in reference models, which have none."""
-    cosine: Float[Tensor, "*heads position rotary"] | None = None
-    """RoPE cosines of this layer of a reference model, or of each of its heads; None without RoPE."""
-    sine: Float[Tensor, "*heads position rotary"] | None = None
     attention_branch: Float[Tensor, "position feature"] | None = None
     mlp_branch: Float[Tensor, "position feature"] | None = None
     """The branches before their post-norms; None if the family has none."""
@@ -261,27 +259,27 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
-    layers = []
-    for index, block in enumerate(network.blocks):
-        assert isinstance(block, ReferenceBlock)
+
+    def describe(index: int, block: ReferenceBlock) -> LayerDescription:
         parts = attention_parts(block)
         weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
         bias = logit_bias(config, weights, constants["bias"][index][None])
-        bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
-        layers.append(
-            LayerDescription(
-                parts=parts,
-                mlp=mlp_parts(block),
-                attention_norm=norm_of(block, "attention"),
-                attention_post_norm=None,
-                mlp_norm=norm_of(block, "mlp"),
-                mlp_post_norm=None,
-                stream_factor=constants["kept"][index],
-                branch_factor=constants["added"][index],
-                mlp_stream_factor=0.0 if config.residual == "none" else 1.0,
-                bias=bias,
-            )
+        turned = [constants[name][index].repeat(1, 1, 2) for name in ("cosine", "sine") if config.rotary]
+        return LayerDescription(
+            parts=parts,
+            mlp=mlp_parts(block),
+            attention_norm=norm_of(block, "attention"),
+            attention_post_norm=None,
+            mlp_norm=norm_of(block, "mlp"),
+            mlp_post_norm=None,
+            stream_factor=constants["kept"][index],
+            branch_factor=constants["added"][index],
+            mlp_stream_factor=0.0 if config.residual == "none" else 1.0,
+            angles=(lambda _: (turned[0], turned[1])) if turned else None,
+            bias=bias[0].reshape(parts.key_heads, -1, n_positions, n_positions),
         )
+
+    layers = [describe(index, block) for index, block in enumerate(network.blocks) if isinstance(block, ReferenceBlock)]
     return Description(layers, norm_of(network, "final"), None, dtype=config.torch_dtype)
 
 
@@ -297,20 +295,11 @@ def trace_reference(
     vectors = model.embed(token_ids[None])
     config, (parameters, constants) = model.config, model.network.stack(vectors)
     stream, layers = entrance(config, parameters, constants, vectors[None]), []
-    for index, block in enumerate(model.network.blocks):
-        assert isinstance(block, ReferenceBlock)
+    for index in range(len(description.layers)):
         weights, fixed = of_layer(parameters, constants, index)
         carried, added = split(config, weights, fixed, stream, rows=None)
         middle = added if carried is None else carried + added
-        cosine, sine = (_of_pairs(block, fixed[name][0]) if config.rotary else None for name in ("cosine", "sine"))
-        layers.append(
-            LayerTrace(
-                stream[0, 0],
-                middle[0, 0],
-                cosine=cosine,
-                sine=sine,
-            )
-        )
+        layers.append(LayerTrace(stream[0, 0], middle[0, 0]))
         stream = with_mlp(config, weights, middle) if config.mlp else middle
     final = stream[0, :, -1:]
     state = entered(config, parameters, "final", final[None])[0]
@@ -322,11 +311,3 @@ def trace_reference(
             leaf = state.detach().requires_grad_(True)
             gradient = score_gradient(read_out(config, parameters, leaf[None])[0, 0, 0], leaf, target)
     return Trace(vectors[0], layers, final[0, 0], state[0, 0], gradient)
-
-
-def _of_pairs(
-    block: ReferenceBlock, values: Float[Tensor, "head position pair"]
-) -> Float[Tensor, "*heads position rotary"]:
-    """Cosines or sines for both features of a pair; one row per head only if heads turn differently."""
-    of_features = torch.cat([values, values], -1)
-    return of_features[0] if heads_turn_alike(block) else of_features
