@@ -63,7 +63,7 @@ ELSEWHERE = (
 )
 """Records by log-probability that the tables leave to other sections."""
 CUE_KEPT_UNTIL = "2026-11-25T15:45"
-"""Until then `repeat_prompt` and `question_first` repeated the cue of the answer as well, now with `cue=True`."""
+"""Until then `repeat_prompt` and `question_first` repeated the cue of the answer as well (`cue=True`, which left)."""
 POSITION = {GREW: "more", STEADY: "as before", OPEN: "open"}
 """What a rise does to the dependence on position, in a word."""
 INTERVALS = [f"{of}{end}" for of in ENDPOINTS for end in ("", ", low", ", high")]

@@ -84,7 +84,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
 
     with stand_in(last_pair) as server:
         command = ("mitigate", "--server", server.address, "--served-model", "m", *given, "--out", out)
-        done = posbias(*command, "--methods", "question_first,question_first(cue=True)")
+        done = posbias(*command, "--methods", "question_first,question_first(strength=0.5)")
         assert done.returncode == 0, done.stderr
         assert "36 requests without and with 2 methods" in done.stderr
         asked = len(server.asked)
@@ -92,7 +92,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         assert record["scalars"]["judgement"]["measure"] == "accuracy"
         assert [arm["effort"]["requests"] for arm in record["scalars"]["arms"]] == [12] * 3
         assert "not judged: the model is behind a server" in done.stdout
-        again = posbias(*command, "--methods", "question_first,question_first(cue=True)", "--resume", "--json")
+        again = posbias(*command, "--methods", "question_first,question_first(strength=0.5)", "--resume", "--json")
         assert json.loads(again.stdout)["run_id"] == record["run_id"]
         assert len(server.asked) == asked
         other = posbias(*command, "--methods", "question_first,repeat_prompt", "--resume")

@@ -19,7 +19,7 @@ from torch import Tensor
 import posbias as pb
 from posbias import UsageError
 from posbias.architecture import SlidingWindow
-from posbias.interventions.attention import is_wired
+from posbias.interventions.base import is_wired
 from posbias.measurement.outputs import checkpointed
 from posbias.models.attention import attention_modules, beyond_attention
 from posbias.models.families import DENSE, FAMILIES, replaceable

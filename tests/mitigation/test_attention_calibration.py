@@ -138,7 +138,6 @@ def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeyp
     [
         (CALIBRATION, [], "attention_calibration needs the passages"),
         ("attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
-        (f"{CALIBRATION[:-1]}, first_layer=3)", SPANS, "first_layer must be below the 3 layers"),
         ("attention_calibration(temperature=0.0)", SPANS, "temperature must be a finite number > 0"),
         ("attention_calibration(dummy=[99])", SPANS, "dummy must be a list, each a whole number >= 0 and < 50"),
     ],

@@ -8,7 +8,7 @@ import torch
 
 from posbias import UsageError, mitigated
 from posbias.architecture import Causal, SlidingWindow
-from posbias.interventions.attention import AttentionCall
+from posbias.interventions.base import AttentionCall
 from posbias.mitigation.methods import pine
 from posbias.mitigation.methods.pine import windows_of
 from posbias.models.layout import turned_by

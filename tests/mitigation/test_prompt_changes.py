@@ -75,12 +75,9 @@ def test_strength_is_the_share_of_groups_that_are_changed(name: str) -> None:
 def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
     inner = Biased()
     (request, *_) = requested()
-    answering_under(resolve_method("repeat_prompt(cue=True)", None), inner).respond([request])
     answering_under(resolve_method("repeat_prompt", None), inner).respond([request])
-    whole, asked = inner.asked
-    assert whole.text == "\n\n".join(2 * [request.text])
-    assert passages_of(whole) == passages_of(asked) == passages_of(request)
-    assert whole.passages[0][0] > len(request.text)
+    (asked,) = inner.asked
+    assert passages_of(asked) == passages_of(request)
     cue = "\nCorresponding value:"
     copy = request.text.removesuffix(cue)
     assert request.text == copy + cue
@@ -113,8 +110,6 @@ def test_the_question_comes_first_and_passages_stay_as_they_are() -> None:
     assert question.startswith("Key: ")
     assert asked.text == f"{question.removesuffix('Corresponding value:').rstrip()}\n\n{request.text}"
     assert passages_of(asked) == passages_of(request)
-    answering_under(resolve_method("question_first(cue=True)", None), inner).respond([request])
-    assert inner.asked[-1].text == f"{question}\n\n{request.text}"
     with pytest.raises(UsageError, match="the question behind the last passage, and here none is"):
         around.respond([Request("a b)", passages=((0, 1), (2, 3)))])
     with pytest.raises(UsageError, match="here none is"):
@@ -160,10 +155,7 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str) -> 
 @pytest.mark.parametrize(
     ("spelling", "complaint"),
     [
-        (
-            "repeat_prompt(times=3)",
-            "unexpected keyword argument 'times'; parameters of repeat_prompt: strength, cue",
-        ),
+        ("repeat_prompt(times=3)", "unexpected keyword argument 'times'; parameters of repeat_prompt: strength"),
         ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2"),
         ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
         (

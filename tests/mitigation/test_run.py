@@ -284,9 +284,9 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
         (table,) = report_of(record).folded["Use it with transformers"]
         told = "question=" if "bias" in kind else "passages="
         assert any(told in line for (line,) in table.cells), "it has to be told where the question begins"
-    arm["method"] = "repeat_prompt(cue=True)"
+    arm["method"] = "repeat_prompt(strength=0.5)"
     (table,) = report_of(record).folded["Use it in your prompts"]
-    assert table.title == "repeat_prompt(cue=True)"
+    assert table.title == "repeat_prompt(strength=0.5)"
 
 
 @pytest.mark.parametrize(

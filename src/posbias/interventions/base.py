@@ -3,22 +3,35 @@
 Three faces of the same change. `change` alters the network while a context is open; `description` is the model as a
 theory that reads its weights should see it; `in_architecture` is the change in the rollout's terms. An intervened
 model is off its training distribution: what it shows is how it computes, not what it would have learned.
+
+Calls of attention come from the one place where it is changed (`models.attention`), with the positions of their tokens.
+Queries and keys arrive rotated, keys and values with everything that is cached, so caches, batches with padding,
+grouped heads and windows go on as they are.
 """
 
 import copy
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Float64
-from torch import nn
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.hooks import RemovableHandle
 
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
+from posbias.models.attention import Attended as Attended
+from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.layout import Layout
 from posbias.registry import Registry, split_literals
@@ -165,3 +178,308 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         for handle in handles:
             hooks.enter_context(handle)
         yield
+
+
+CACHES = ("past_key_values", "layer_past")
+"""Names of the argument that hands attention modules their cache."""
+ALIGNMENT = 8
+"""Features of a head are filled up to a multiple of this, at which kernels are quick."""
+Attend = Callable[["AttentionCall"], Attended]
+"""An intervention's own attention function, called in place of a layer's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall(KernelCall):
+    """One call of a layer's attention, with the positions of its tokens."""
+
+    query_positions: Int[Tensor, "_ query"]
+    """Position of every query in its prompt, 0 at the first token; one row for all prompts, or one for each if some
+    are padded (padding counts as 0)."""
+    key_positions: Int[Tensor, "_ key"]
+    slots: int
+    """Slots of a prompt that were read so far, padding and those of the call included: positions are below."""
+    cached_keys: Tensor | None = None
+    """The tensor of keys that the layer's cache held before the call; None if there was none, or it is not known."""
+
+    def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
+        """Run with a number added to the logit of every key, for each head, times a share for every query.
+
+        The numbers are carried by further features: those of queries name the head among the heads that share a key
+        head, those of keys hold the numbers. No matrix of queries by keys is formed, so every kernel stays as quick as
+        it is, without a mask too; a single query gets a short mask. In half precision a number is split into two that
+        together have its digits.
+        """
+        batch = len(self.query)
+        if self.query.shape[2] == 1:
+            return self._run_single(added if share is None else added * share[:, None])
+        precise = added if self.query.dtype == torch.float64 else added.float()
+        parts = _parts(precise, self.key.dtype)
+        numbers = torch.stack([part.expand(batch, -1, -1) for part in parts], -1)
+        numbers = (
+            numbers.reshape(batch, -1, self.group, *numbers.shape[2:]).transpose(2, 3).flatten(3)
+        )  # [batch key_head key group*parts]
+        one_hot = torch.eye(self.group, dtype=self.query.dtype, device=self.query.device) / self.scaling
+        names = one_hot.repeat_interleave(len(parts), 1).repeat(self.key.shape[1], 1)[None, :, None]
+        if share is not None:
+            names = names * share.to(names)[:, None, :, None]
+        return self._run_extended(names, numbers)
+
+    def run_grouped(self, added: Float[Tensor, "_ _ query group"], members: Float[Tensor, "_ key group"]) -> Attended:
+        """Run with a number added to the logits of every group of keys, a different one for each query.
+
+        A key in several groups (`members` is 1 there, 0 elsewhere) gets the sum. Each group is carried by one further
+        feature, two in half precision: no matrix of queries by keys is formed.
+        """
+        if self.query.shape[2] == 1:
+            logits = added[:, :, 0] @ members.to(added).mT
+            return self._run_single(logits.expand(-1, self.query.shape[1], -1))
+        largest = torch.finfo(self.query.dtype).max / 2
+        parts = _parts((added / self.scaling).clamp(-largest, largest), self.query.dtype)
+        numbers = torch.cat([members.to(self.key)] * len(parts), -1)
+        return self._run_extended(torch.cat(parts, -1), numbers[:, None])
+
+    def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
+        """Run on values of any width; the kernel gets queries, keys and values filled with zeros to one width."""
+        query, key = changed.get("query", self.query), changed.get("key", self.key)
+        width = max(query.shape[-1], value.shape[-1])
+        width += -width % ALIGNMENT if width > self.query.shape[-1] else 0
+        query, key, wide = (pad(features, (0, width - features.shape[-1])) for features in (query, key, value))
+        output, weights = self.run(query=query, key=key, value=wide)
+        return output[..., : value.shape[-1]], weights
+
+    def _run_extended(self, names: Float[Tensor, "_ _ _ extra"], numbers: Float[Tensor, "_ _ key extra"]) -> Attended:
+        """Run with further features of queries and keys."""
+        query = torch.cat([self.query, names.expand(*self.query.shape[:3], -1)], -1)
+        key = torch.cat([self.key, numbers.expand(*self.key.shape[:3], -1)], -1)
+        return self.run_on(self.value, query=query, key=key)
+
+    def _run_single(self, added: Float[Tensor, "_ head key"]) -> Attended:
+        """Run one query with numbers added to its logits; it sees every key that its mask, if any, does not hide."""
+        logits = added.to(self.query.dtype)[:, :, None]
+        if self.mask is not None and self.mask.dtype == torch.bool:
+            logits = torch.where(self.mask, logits, torch.finfo(logits.dtype).min)
+        elif self.mask is not None:
+            logits = (logits + self.mask).clamp(min=torch.finfo(logits.dtype).min)
+        return self.run(mask=logits.expand(len(self.query), -1, -1, -1))
+
+
+def _parts(numbers: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Numbers in a type; in half precision two that together have their digits."""
+    first = numbers.to(dtype)
+    whole = dtype in (torch.float32, torch.float64)
+    return [first] if whole else [first, (numbers - first.to(numbers.dtype)).to(dtype)]
+
+
+class Padding:
+    """Follows how many slots at the beginning of every prompt of a batch are padding, by the mask of the network."""
+
+    def __init__(self) -> None:
+        self.slots: Tensor | None = None
+        self._known: dict[tuple[int, int], Tensor] = {}
+
+    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the whole network: take in its two-dimensional mask, if any."""
+        self.slots = padded_slots(named_arguments(network, positional, named))
+        self._known.clear()
+
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
+        """Within the context, follow the network's own calls; a part of it that is called alone has no padding."""
+
+        def forget(*_: Any) -> None:
+            self.slots = None
+            self._known.clear()
+
+        first = network.register_forward_pre_hook(self.read, with_kwargs=True)
+        return hooked([first, network.register_forward_hook(forget, with_kwargs=True, always_call=True)])
+
+    def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
+        """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
+        if (first, last) not in self._known:
+            self._known[first, last] = self.positions(torch.arange(first, last, device=device))
+        return self._known[first, last].to(device)
+
+    def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
+        """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
+        if self.slots is None:
+            return slots[None]
+        return (slots - self.slots[:, None].to(slots)).clamp(min=0)
+
+
+State = TypeVar("State")
+
+
+class PerCache(Generic[State]):
+    """A state for each prompt that a network reads, recognised by the prompt's cache, so that prompts may take turns.
+
+    Args:
+        read: Called before the network reads, with the network, its arguments, and the state of its cache (None:
+            nothing is cached, or the cache is unknown); returns the state from then on.
+        copied: Whether an unknown cache is taken for a copy of the last one.
+        latest: The last state, before the first call.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[nn.Module, dict[str, Any], State | None], State | None],
+        *,
+        copied: bool = False,
+        latest: State | None = None,
+    ) -> None:
+        self._read, self._copied, self.latest = read, copied, latest
+        self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
+        self._now = threading.local()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "PerCache[State]":
+        """Return the object itself, which holds nothing of any one network."""
+        return self
+
+    @property
+    def current(self) -> State | None:
+        """State of what this thread's network is reading; None if only a part of the network was called."""
+        return getattr(self._now, "state", None)
+
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
+        """Within the context, follow everything that the network reads."""
+
+        def before(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            arguments = named_arguments(network, positional, named)
+            state = None
+            if cached_length(arguments):
+                state = self._kept.get(cache_of(arguments), self.latest if self._copied else None)
+            state = self._now.state = self._read(network, arguments, state)
+            if self._copied and state is not None:
+                self.latest = state
+
+        def after(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            cache, state = cache_of(named_arguments(network, positional, named)), self.current
+            cache = getattr(output, CACHES[0], None) if cache is None else cache
+            if cache is not None and state is not None:
+                self._kept[cache] = state
+            self._now.state = None
+
+        first = network.register_forward_pre_hook(before, with_kwargs=True)
+        return hooked([first, network.register_forward_hook(after, with_kwargs=True)])
+
+
+def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a network's call by name; a first one without a name is the token ids."""
+    if not positional:
+        return named
+    names = [name for name in signature(network.forward).parameters if name != "args"]
+    return {"input_ids": positional[0], **dict(zip(names, positional, strict=False)), **named}
+
+
+def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
+    """Slots of padding at the beginning of every prompt, by a network's two-dimensional mask; None without any."""
+    mask = arguments.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
+        return None
+    return (mask.cumsum(-1) == 0).sum(-1)
+
+
+def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:
+    """Tokens, or slots of one layer, that are cached before those which a network or attention module is to read."""
+    cache = cache_of(arguments)
+    return 0 if cache is None else int(cache.get_seq_length(layer))
+
+
+def cache_of(named: Mapping[str, Any]) -> Any:
+    """The cache among the named arguments, or outputs, of a module or network; None if there is none."""
+    return next((named[name] for name in CACHES if named.get(name) is not None), None)
+
+
+class _Reader:
+    """Follows one layer's attention module: the slots it has read before its current call, and its cached keys."""
+
+    def __init__(self, attend: Attend, padding: Padding) -> None:
+        self.attend, self.padding, self.past = attend, padding, 0
+        self.cached_keys: Tensor | None = None
+
+    def read(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the attention module, called before its cache is extended."""
+        self.past = cached_length(named, module.layer_idx)
+        layers = getattr(cache_of(named), "layers", ())
+        index: Any = module.layer_idx
+        self.cached_keys = getattr(layers[index], "keys", None) if index < len(layers) else None
+
+    def __call__(self, call: KernelCall) -> Attended:
+        total = self.past + call.query.shape[2]
+        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
+        device = call.query.device
+        placed = AttentionCall(
+            **vars(call),
+            query_positions=self.padding.between(self.past, total, device),
+            key_positions=self.padding.between(first, first + call.key.shape[2], device),
+            slots=total,
+            cached_keys=self.cached_keys,
+        )
+        return self.attend(placed)
+
+
+def has_sinks(model: HuggingFaceModel) -> bool:
+    """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
+    return any(getattr(module, "sinks", None) is not None for module in attention_modules(model.network).values())
+
+
+def is_wired(model: HuggingFaceModel) -> bool:
+    """Tell whether every attention module asks transformers' attention interface, and caps no logits."""
+    modules = attention_modules(model.network).values()
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    return bool(modules) and not capped and all(map(asks_interface, modules))
+
+
+@contextmanager
+def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> Iterator[None]:
+    """Within the context, `attend` computes every layer's attention.
+
+    Raises:
+        UsageError: on entry, the family's attention does not go through functions registered with transformers.
+    """
+    if not is_wired(model):
+        raise UsageError(
+            f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
+            "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
+        )
+    padding, modules = Padding(), attention_modules(model.network)
+    readers = {layer: _Reader(attend, padding) for layer in modules}
+    hooks = [(module, readers[layer].read) for layer, module in modules.items()]
+    with padding.followed(model.network), before_calls(hooks), attention(model.network, readers):
+        yield
+
+
+class KeptKeys:
+    """Changed keys, kept beside the cache, so that a step of decoding has to change the new ones alone.
+
+    They serve the next single query of a layer while its cache goes on from the very tensor of the last; after anything
+    else (a prompt, a window that moves on, a cache that was cut or reordered) all are changed anew.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Tensor], object, Tensor]] = {}
+
+    def of(self, call: AttentionCall, mark: object, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Keys after `change`, which takes keys and positions, each on its own; another `mark` changes all anew."""
+        last, last_mark, before = self._kept.pop(call.layer, (lambda: None, None, call.key))
+        if call.query.shape[2] > 1 or call.key.requires_grad:
+            return change(call.key, call.key_positions)
+        cached = call.cached_keys
+        goes_on = cached is not None and last() is cached and last_mark is mark
+        ready = cached.shape[2] if cached is not None and goes_on else 0
+        keys = change(call.key[:, :, ready:], call.key_positions[:, ready:])
+        keys = torch.cat([before, keys], 2) if ready else keys
+        self._kept[call.layer] = weakref.ref(call.key), mark, keys
+        return keys
+
+
+def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:
+    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing.
+
+    They lie on the model's device, or on the CPU if that has no float64.
+    """
+    family, network = model.family, model.network
+    by_layer = [
+        family.rotary_frequencies(network, block, config=model.config, layer=layer)
+        for layer, block in enumerate(family.blocks(network))
+    ]
+    device = float64_device(model.device)
+    return [None if pairs is None else torch.as_tensor(pairs, device=device) for pairs in by_layer]

@@ -16,16 +16,20 @@ from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, NoEncoding
 from posbias.errors import UsageError
-from posbias.interventions.attention import (
+from posbias.interventions.base import (
+    INTERVENTIONS,
+    Arguments,
     Attended,
     AttentionCall,
+    Intervention,
     Padding,
     attending,
+    before_calls,
     cached_length,
+    described,
     has_sinks,
     is_wired,
 )
-from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
 from posbias.interventions.ingredients import additive, check_maskable, shown
 from posbias.models.attention import attention_modules, stream_read
 from posbias.models.hugging_face import HuggingFaceModel

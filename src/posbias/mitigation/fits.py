@@ -431,8 +431,15 @@ def fit_positional_channel(calibration: Calibration, options: FitOptions) -> tup
         UsageError: short windows, a family that does not allow it, or no channel that is monotone in position.
         RunError: no calibration prompt fits into the model.
     """
-    network, examples = calibration.model, calibration.examples
-    means = mean_states(network, calibration.text)
+    network, examples, text = calibration.model, calibration.examples, calibration.text
+    length, means = len(text[0]) if len(text) else 0, np.zeros(())
+    if length < LEAST_POSITIONS:
+        raise UsageError(f"fit: positional_channel needs windows of {LEAST_POSITIONS} or more tokens, got {length}")
+    for window in text:  # the residual stream behind every block, by position
+        ids = network.token_tensor([window.tolist()])
+        with torch.no_grad():
+            states = network.network(ids, output_hidden_states=True, use_cache=False).hidden_states[1:]
+        means = means + torch.stack([layer[0].cpu() for layer in states]).double().numpy() / len(text)
     channels = positional_channels(means, CHANNELS)
     if not channels:
         raise UsageError(f"fit: no channel is monotone in position in more than {len(means) // 4} layers")
@@ -447,30 +454,8 @@ def fit_positional_channel(calibration: Calibration, options: FitOptions) -> tup
     _, first = best_of(candidates, network, [of[n % len(of)] for n, of in enumerate(samples.values())])
     ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
     best, scores = best_of(ranked[:FINALISTS], network, examples)
-    how = {
-        "factors": list(FACTORS),
-        "from_question": options.from_question,
-        "found": channels,
-        "unchanged": answer_logprob(network, None, examples),
-        "one_prompt_each": first,
-        "candidates": scores,
-        "windows": len(calibration.text),
-        "window_tokens": means.shape[1],
-    }
-    return best, how
-
-
-@torch.no_grad()
-def mean_states(model: HuggingFaceModel, text: Windows) -> Float64[np.ndarray, "layer position channel"]:
-    """The residual stream behind every block, by position, mean over windows."""
-    length = len(text[0]) if len(text) else 0
-    if length < LEAST_POSITIONS:
-        raise UsageError(f"fit: positional_channel needs windows of {LEAST_POSITIONS} or more tokens, got {length}")
-    total: Any = 0.0
-    for window in text:
-        states = model.network(model.token_tensor([window.tolist()]), output_hidden_states=True, use_cache=False)
-        total = total + torch.stack([layer[0].cpu() for layer in states.hidden_states[1:]]).double().numpy()
-    return np.asarray(total / len(text))
+    unchanged = answer_logprob(network, None, examples)
+    return best, {"found": channels, "unchanged": unchanged, "one_prompt_each": first, "candidates": scores}
 
 
 def positional_channels(means: Float64[np.ndarray, "layer position channel"], most: int) -> list[int]:

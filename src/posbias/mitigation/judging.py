@@ -170,32 +170,29 @@ def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     If a method's answers decide nothing, only side effects that no answer tells are tested.
     """
     judged = [{} if verdict.withheld else verdict.changes for verdict in verdicts]
-    several = [len(verdict.means) > 1 for verdict in verdicts]
-    falls = [(*JUDGED, FORMERLY_BEST) if many else JUDGED for many in several]
     gains = corrected([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
     unseen = corrected(
         [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
     )
-    harms = corrected(
-        [
-            {
-                **{name: of[name].towards(-1) for name in names if name in of},
-                **{
-                    name: effect.p
-                    for name, effect in verdict.effects.items()
-                    if effect.n_units >= effect.units_needed and not (verdict.withheld and effect.of_scores)
-                },
-            }
-            for verdict, of, names in zip(verdicts, judged, falls, strict=True)
-        ]
-    )
+    harms = corrected([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
     spreads = corrected(
-        [{SPREAD: of[SPREAD].p} if many and of else {} for of, many in zip(judged, several, strict=True)]
+        [{SPREAD: of[SPREAD].p} if of and len(v.means) > 1 else {} for v, of in zip(verdicts, judged, strict=True)]
     )
     return [
         replace(verdict, gains=up, harms=down, spread_p=spread.get(SPREAD, 1.0), unseen=rare)
         for verdict, up, down, spread, rare in zip(verdicts, gains, harms, spreads, unseen, strict=True)
     ]
+
+
+def _harms(verdict: Verdict, changes: Mapping[str, Change]) -> dict[str, float]:
+    """p-values of falls and of side effects."""
+    falls = (*JUDGED, FORMERLY_BEST) if len(verdict.means) > 1 else JUDGED
+    effects = {
+        name: effect.p
+        for name, effect in verdict.effects.items()
+        if effect.n_units >= effect.units_needed and not (verdict.withheld and effect.of_scores)
+    }
+    return {name: changes[name].towards(-1) for name in falls if name in changes} | effects
 
 
 def settle(verdicts: Sequence[Verdict], smallest: float) -> tuple[tuple[Verdict, ...], str | None]:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from posbias.checks import checked
@@ -12,19 +14,17 @@ from posbias.errors import UsageError, printable
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.encoding import encode_requests
-from posbias.interventions.attention import cache_of
-from posbias.interventions.base import check_model
+from posbias.interventions.base import cache_of, check_model
 from posbias.mitigation.methods.base import (
     MITIGATIONS,
     Method,
     Mitigation,
-    Places,
     PromptMitigation,
     Wrapped,
     check_spans,
     difference,
 )
-from posbias.mitigation.methods.question import KnownQuestions, Question, Spans
+from posbias.mitigation.methods.question import Places, Question, Spans
 from posbias.mitigation.methods.recipe import is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED, model_in_hand
@@ -101,8 +101,9 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         method.check_passages(self.places)
         with ExitStack() as opened:
             if method.strength > 0:
-                told = self.places
-                places: Any = told if isinstance(told, Question) else check_spans(method.name, told)
+                places: Any = self.places  # not every method takes a question
+                if isinstance(places, Sequence):
+                    places = check_spans(method.name, places)
                 opened.enter_context(method.apply(model, places))
                 opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
                 setattr(model.network, INTERVENTION_MARK, str(method))
@@ -232,8 +233,9 @@ class _Mitigated(Wrapped):
             opened.append((method, passages))
         if self.method.needs_question and opened:
             begins = [passages[-1][1] if passages else 0 for _, passages in opened]
+            first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=self.inner.model.device))
             entering = mitigated(model, opened[0][0])
-            entering.places = KnownQuestions(begins, lambda: self.inner.runner.reading, self.inner.model.device)
+            entering.places = lambda: first(tuple(self.inner.runner.reading) or (0,))  # it knows which ones it reads
             with entering:
                 return self.inner.respond(requests, generate=generate, score=score, alike=begins)
         replies: list[Reply] = []

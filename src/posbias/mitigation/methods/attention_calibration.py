@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, PerCache, attending, cached_length
+from posbias.interventions.base import Attended, AttentionCall, PerCache, attending, cached_length
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.question import Spans, check_one_list
 from posbias.models.hugging_face import HuggingFaceModel
@@ -32,7 +32,7 @@ class AttentionCalibration(Mitigation):
     """Queries after the passages attend to each of them by its relevance, not by its place.
 
     rel(k) = attention to document k minus attention to a dummy at its place, per token, mean over all layers and heads
-    of the unchanged model; in the layers from `first_layer` on, tokens of document k get alpha_k / A_k times what they
+    of the unchanged model; in the upper half of the layers, tokens of document k get alpha_k / A_k times what they
     had, alpha = softmax(rel / t), A_k a head's own attention to k per token, times what keeps the sum over all
     documents. With a strength s, each weight is (1 - s) times the old one plus s times this.
 
@@ -48,8 +48,6 @@ class AttentionCalibration(Mitigation):
 
     temperature: Positive = 5e-5
     """Temperature of the softmax over documents, in attention per token, > 0."""
-    first_layer: Natural | None = None
-    """The first layer that is changed, 0 nearest the input; None: the upper half is."""
     dummy: str | tuple[int, ...] = "This document is empty.\n"
     """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
 
@@ -57,15 +55,12 @@ class AttentionCalibration(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Rescale attention on passages in the upper layers, query by query."""
         self.check_every_layer(model)
-        spans, depth = tuple(passages), model.sizes.get("layers", 0)
-        first = depth // 2 if self.first_layer is None else self.first_layer
-        if first >= depth:
-            raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
+        spans, first = tuple(passages), model.sizes.get("layers", 0) // 2
         passes = DummyPasses(model, spans, _dummy_tokens(model, self.dummy))
 
         def attend(call: AttentionCall) -> Attended:
-            if passes.running:
-                return passes.watch(call)
+            if passes.seen is not None:
+                return passes.watch(call, passes.seen)
             relevance = None if passes.of.current is None else passes.of.current.relevance
             if call.layer < first or relevance is None or len(spans) == 1:
                 return call.run()
@@ -103,22 +98,21 @@ class DummyPasses:
 
     def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"]) -> None:
         self.model, self.spans, self.dummy = model, spans, dummy
-        self.running = False
         self.of: PerCache[_Read] = PerCache(self._follow, copied=True)
-        self._attention: list[Tensor] = []
-        """To every document, per token, by layer."""
+        self.seen: list[Tensor] | None = None
+        """Attention to every document, per token, by layer, of a pass beside the prompt's own; None while none runs."""
 
-    def watch(self, call: AttentionCall) -> Attended:
+    def watch(self, call: AttentionCall, seen: list[Tensor]) -> Attended:
         """The output of one layer; attention to every document, per token, is kept."""
         members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
         output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
         mass = output[..., width:].to(members)
-        self._attention.append(mass.mean(2) / _lengths(self.spans, mass))
+        seen.append(mass.mean(2) / _lengths(self.spans, mass))
         return output[..., :width], weights
 
     def _follow(self, network: nn.Module, arguments: dict[str, Any], before: _Read | None) -> _Read | None:
         """Run the tokens that the network is about to read beside it."""
-        if self.running:
+        if self.seen is not None:
             return None
         check_one_list(arguments, AttentionCalibration.name, ONE_PROMPT, single=True)
         model = copy.copy(self.model)
@@ -133,16 +127,12 @@ class DummyPasses:
         if before is not None and past >= self.spans[-1][1]:  # up to there the passes read different tokens
             state.caches = [(keys[:, :, :past], values[:, :, :past]) for keys, values in before.caches]
         if state.tokens.shape[1] > self.spans[-1][1]:
-            self.running = True
-            try:
-                if state.caches:
-                    n_passes, _, first, _ = state.caches[0][0].shape
-                    behind = state.tokens[:, first:].expand(n_passes, -1, -1)
-                    (own, *others), state.caches = self._pass(model, behind, state.caches)
-                else:
-                    own, *others = self._begin(model, state)
-            finally:
-                self.running = False
+            if state.caches:
+                n_passes, _, first, _ = state.caches[0][0].shape
+                behind = state.tokens[:, first:].expand(n_passes, -1, -1)
+                (own, *others), state.caches = self._pass(model, behind, state.caches)
+            else:
+                own, *others = self._begin(model, state)
             dummies = torch.stack(others).diagonal(dim1=0, dim2=2)
             state.relevance = (own - dummies)[None, None, -new.shape[1] :]
         return state
@@ -171,10 +161,14 @@ class DummyPasses:
         """Attention to every document per token, mean over layers and heads, and keys and values from then on."""
         from transformers import DynamicCache
 
-        cache, self._attention = DynamicCache(caches) if caches else DynamicCache(), []
-        model.outputs(entering, [entering.shape[1] - 1], cache=cache)
+        cache, seen = DynamicCache(caches or None), list[Tensor]()
+        self.seen = seen
+        try:
+            model.outputs(entering, [entering.shape[1] - 1], cache=cache)
+        finally:
+            self.seen = None
         layers: Any = cache.layers
-        return torch.stack(self._attention).mean(0), [(layer.keys, layer.values) for layer in layers]
+        return torch.stack(seen).mean(0), [(layer.keys, layer.values) for layer in layers]
 
 
 def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:

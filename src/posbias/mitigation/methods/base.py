@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from operator import index
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,7 +19,7 @@ from annotated_types import Interval
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
-from posbias.mitigation.methods.question import Question, Spans
+from posbias.mitigation.methods.question import Places, Spans
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import DTYPES, OWN
@@ -38,26 +40,12 @@ MITIGATIONS: Registry["Method"] = Registry(
     "mitigation",
     left=LEFT,
     homes={
-        name: f"posbias.mitigation.methods.{name}"
-        for name in (
-            "adapter",
-            "attention_calibration",
-            "context_bias",
-            "key_bias",
-            "ms_poe",
-            "pine",
-            "positional_channel",
-            "question_first",
-            "repeat_prompt",
-            "self_consistency",
-            "temperature",
-        )
+        module.name: f"{__package__}.{module.name}"
+        for module in iter_modules([str(Path(__file__).parent)])
+        if module.name not in ("applying", "base", "question", "recipe")
     },
 )
 """Methods by name, each in the file of its name beside this one."""
-
-Places = Spans | Question
-"""Passages, or the place where the question begins."""
 
 ONE_PROMPT = "one prompt at a time, without padding"
 """What methods allow that know more of a prompt than where its question begins."""

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from posbias.checks import Positive
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
-from posbias.mitigation.methods.question import question_begins
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.question import Places, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = Sequence[Sequence[float]]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, KeptKeys, PerCache, attending, rotary_frequencies
+from posbias.interventions.base import Attended, AttentionCall, KeptKeys, PerCache, attending, rotary_frequencies
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.question import Spans, unpadded
 from posbias.models.hugging_face import HuggingFaceModel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posbias.architecture import Mask
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, KeptKeys, attending, has_sinks
+from posbias.interventions.base import Attended, AttentionCall, KeptKeys, attending, has_sinks
 from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
 from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
 from posbias.mitigation.methods.question import Spans, unpadded

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from posbias.checks import Natural
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, attending
-from posbias.interventions.base import hooked
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places
-from posbias.mitigation.methods.question import Spans, question_begins
+from posbias.interventions.base import Attended, AttentionCall, attending, hooked
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.question import Places, Spans, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block
 
@@ -31,11 +30,12 @@ COUNTED_HEADS = ("opt", "stablelm")
 class PositionalChannel(Mitigation):
     """One hidden channel is multiplied by a factor in the input of queries and keys, in middle layers; values stay.
 
-    It acts on the queries that predict: those whose logits a call asks for (the last token of a prompt, then every new
-    one; of an answer to be scored, all its tokens; all, if a call asks for all), or, with `from_question`, on all
-    behind the last passage. A responder knows where a prompt ends and changes all queries from its last token on. With
-    a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache.
-    Generation without a cache changes only the newest query at each step.
+    The layers are 10 to 25 of 32, 0 nearest the input, as released, and as far up in other depths. It acts on the
+    queries that predict: those whose logits a call asks for (the last token of a prompt, then every new one; of an
+    answer to be scored, all its tokens; all, if a call asks for all), or, with `from_question`, on all behind the last
+    passage. A responder knows where a prompt ends and changes all queries from its last token on. With a strength s,
+    the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache. Generation without a
+    cache changes only the newest query at each step.
 
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
@@ -46,10 +46,6 @@ class PositionalChannel(Mitigation):
     """Index in the hidden state, 0 ... width - 1; `fit` finds one."""
     factor: float = 0.0
     """The channel is multiplied by; published: 0 or -1."""
-    first_layer: Natural | None = None
-    """0 nearest the input; None: layer 10 of 32, and as far up in other depths."""
-    last_layer: Natural | None = None
-    """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
     from_question: bool = False
     """Change all queries behind the last passage, which has to be known then."""
 
@@ -64,22 +60,13 @@ class PositionalChannel(Mitigation):
             return self, passages
         return replace(self, from_question=True), [(0, length - 1)]
 
-    def layers(self, depth: int) -> range:
-        """The layers that are changed, of so many."""
-        first = 10 * depth // 32 if self.first_layer is None else self.first_layer
-        last = max(26 * depth // 32 - 1, first) if self.last_layer is None else self.last_layer
-        if not first <= last < depth:
-            raise UsageError(
-                f"positional_channel: first and last layer must lie in 0 ... {depth - 1}, in order, got {first}, {last}"
-            )
-        return range(first, last + 1)
-
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Make queries and keys twice, and attend with the changed ones if a query predicts."""
         self.check_every_layer(model)
         blocks = model.family.blocks(model.network)
-        layers = self.layers(len(blocks))
+        first = 10 * len(blocks) // 32
+        layers = range(first, max(26 * len(blocks) // 32, first + 1))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         factor = 1 + self.strength * (self.factor - 1)

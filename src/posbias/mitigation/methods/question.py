@@ -6,7 +6,7 @@ good: each prompt of a batch has its own place, and a text without a question is
 
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,8 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.interventions.attention import PerCache, cached_length, named_arguments, padded_slots
-from posbias.interventions.base import hooked
+from posbias.interventions.base import PerCache, cached_length, hooked, named_arguments, padded_slots
 from posbias.interventions.keys import Begins
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -103,25 +102,6 @@ class Question:
         return last if behind(last).startswith(self._text) else last + 1
 
 
-class KnownQuestions(Question):
-    """The first token of the question in prompts that a responder reads in batches; it knows which ones it reads."""
-
-    def __init__(self, begins: Sequence[int], reading: Callable[[], Sequence[int]], device: torch.device) -> None:
-        self._begins, self._reading, self._device = begins, reading, device
-        self._last: tuple[Sequence[int], Int[Tensor, "prompt one"]] | None = None
-
-    def begins(self) -> Int[Tensor, "prompt one"]:
-        """The first token of the question in every row; if nobody says what is read, in the first prompt."""
-        rows = self._reading() or (0,)
-        if self._last is None or self._last[0] != rows:
-            self._last = rows, torch.tensor([[self._begins[row]] for row in rows], device=self._device)
-        return self._last[1]
-
-    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Nothing is looked for."""
-        return nullcontext()
-
-
 class _Read(NamedTuple):
     """The tokens that a network has read of every prompt, and where the question begins in each."""
 
@@ -129,19 +109,25 @@ class _Read(NamedTuple):
     begins: Int[Tensor, "prompt one"]
 
 
+Places = Spans | Question | Begins
+"""Passages; or what says where the question begins, in every prompt that is read."""
+
+
 @contextmanager
-def question_begins(model: HuggingFaceModel, passages: "Spans | Question", *, name: str) -> Iterator[Begins]:
+def question_begins(model: HuggingFaceModel, places: Places, *, name: str) -> Iterator[Begins]:
     """Within the context, the first token of the question in every prompt: behind the last passage, or found.
 
     Without passages it is the first token of all.
     """
-    if isinstance(passages, Question):
-        with passages.followed(model.network):
-            yield passages.begins
-        return
-    begins = torch.tensor([[passages[-1][1] if passages else 0]], device=model.device)
-    with unpadded(model, name, "prompts of one length, or question=") if passages else nullcontext():
-        yield lambda: begins
+    if isinstance(places, Question):
+        with places.followed(model.network):
+            yield places.begins
+    elif callable(places):
+        yield places
+    else:
+        begins = torch.tensor([[places[-1][1] if places else 0]], device=model.device)
+        with unpadded(model, name, "prompts of one length, or question=") if places else nullcontext():
+            yield lambda: begins
 
 
 @contextmanager

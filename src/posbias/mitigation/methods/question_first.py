@@ -25,14 +25,10 @@ class QuestionFirst(PromptMitigation):
 
     rearranges: ClassVar[bool] = False
 
-    cue: bool = False
-    """Repeat the cue of the answer, too; see `RepeatPrompt`."""
-
     def rewritten(self, request: Request) -> list[Request]:
         """The request with its question before it."""
         text = request.text
-        behind = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
-        question = behind if self.cue else before_cue(behind)
+        question = before_cue(text[request.passages[-1][1] :].lstrip(CLOSING).rstrip())
         if not question:
             raise UsageError(f"{self.name} repeats the question behind the last passage, and here none is")
         shift = len(question) + len(BETWEEN)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
+from pydantic import BaseModel, Field, StrictStr, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -29,18 +29,14 @@ NUMBERS_BYTES = 1 << 32
 """Most bytes of that file; an adapter of rank 64 to all projections of a model of 70 billion takes 3.3 GB."""
 
 
-class ModelFacts(BaseModel):
+class ModelFacts(BaseModel, extra="allow"):
     """The model that a recipe belongs to: what `identity` says of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     source: StrictStr
 
 
-class HowFitted(BaseModel):
+class HowFitted(BaseModel, extra="allow"):
     """How a method was fitted, in plain values."""
-
-    model_config = ConfigDict(extra="allow")
 
     samples: list[StrictStr] = Field(default_factory=list)
     """`contents` of the samples that it was fitted to; empty if it does not say."""
@@ -68,10 +64,9 @@ class Recipe(BaseModel):
             return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "content"
-            given = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
-            wrong = f"{field}: {first['msg']}{given}"
-        raise UsageError(f"{str(path)!r} is not a recipe that this posbias reads: {wrong}")
+        field = ".".join(map(str, first["loc"])) or "content"
+        given = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
+        raise UsageError(f"{str(path)!r} is not a recipe that this posbias reads: {field}: {first['msg']}{given}")
 
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
@@ -96,9 +91,9 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
     beside = Path(path).with_suffix(TENSORS_SUFFIX)
     try:
         method = MITIGATIONS.parse(recipe.method)
-        if not isinstance(method, Adapter) or not method.weights:
-            return method
-        return replace(method, updates=load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
+        if isinstance(method, Adapter) and method.weights:
+            return replace(method, updates=load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
+        return method
     except SafetensorError:
         raise UsageError(f"{str(path)!r}: the file of numbers beside it, {beside.name!r}, is damaged") from None
     except UsageError as error:

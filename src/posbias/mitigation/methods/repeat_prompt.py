@@ -32,14 +32,10 @@ class RepeatPrompt(PromptMitigation):
     (`before_cue`).
     """
 
-    cue: bool = False
-    """The first copy keeps the cue of the answer: a model that completes text may copy that nothing follows it."""
-
     needs_passages: ClassVar[bool] = False
 
     def rewritten(self, request: Request) -> list[Request]:
         """The request with its text repeated."""
-        copy = request.text if self.cue else before_cue(request.text)
-        before = f"{copy}{BETWEEN}"
+        before = f"{before_cue(request.text)}{BETWEEN}"
         passages = tuple((begin + len(before), end + len(before)) for begin, end in request.passages)
         return [request.reworded(before + request.text, passages)]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from posbias.interventions.attention import Attended, AttentionCall, attending
+from posbias.interventions.base import Attended, AttentionCall, attending
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.question import Spans
 from posbias.models.devices import in_float64
