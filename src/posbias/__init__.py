@@ -24,7 +24,7 @@ Load, and read finished runs:
     load_record: Read the result of a finished run from its directory.
     Record: One run: what was asked, what that resolved to, what came out.
     cite: Settings and versions of a run as comments, then BibTeX of posbias and of the work that the run rests on.
-    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
+    write_report: Write `report.html` into the directory `out`, atomically.
 
 What is asked about:
     Architecture: A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h

@@ -33,8 +33,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 from posbias.models.weights import dispatched, quantised, weights_sha256
 from posbias.report.evaluate import measure_words
-from posbias.report.layout import caveats_of
 from posbias.report.mitigate import reasons, seconds_each, text_change, warnings, words
+from posbias.report.page import caveats_of
 from posbias.runs.records import RECORD_FILE
 from posbias.runs.results import load_record
 from posbias.version import __version__

@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 
 TEMPORARY = "posbias.tmp"
 """The ending of temporary file names that only posbias uses."""
@@ -215,3 +215,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a user's file whole, into a directory that is made if missing.
+
+    Raises:
+        RunError: it cannot be written, or the disk is full; nothing half-written stays.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise RunError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    return path

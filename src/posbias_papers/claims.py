@@ -297,11 +297,6 @@ class ClaimsRun(Result):
     verdicts: tuple[Mapping[str, Any], ...]
     """As `Verdict.as_dict` gives them."""
 
-    @classmethod
-    def from_record(cls, record: Record) -> "ClaimsRun":
-        """The verdicts that a record holds."""
-        return cls(record, record.resolved.get("title", TITLE), tuple(record.scalars["verdicts"]))
-
     def shown(self) -> Shown:
         """The verdicts as facts."""
         return Shown(self.title, facts={entry["claim"]: entry["verdict"] for entry in self.verdicts})

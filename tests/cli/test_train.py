@@ -44,8 +44,7 @@ def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study,
     assert "4 members in 1 stack" in page
     assert "target=5" in page
     (out / "report.html").unlink()
-    assert posbias("report", out, "--png").returncode == 0
-    assert (out / "losses.png").stat().st_size > 10_000
+    assert posbias("report", out).returncode == 0
     assert (out / "report.html").read_text() == page
     entry = record.scalars["members"][3]
     assert (entry["name"], entry["model"]) == ("target=5 seed=1", "models/0003")

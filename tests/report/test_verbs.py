@@ -13,7 +13,7 @@ from posbias.display.figures import Figure
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import PositionCurve, Shape
 from posbias.evaluation.place import Placement
-from posbias.measurement.attention_statistics import HeadStatistic, PromptMean
+from posbias.measurement.attention_statistics import HeadShare, HeadStatistic, PromptMean
 from posbias.report import report_of, verdict
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
@@ -26,8 +26,8 @@ def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
     assert PromptMean.of(spread[:, None]).high.tolist() == [1.0]
     head = HeadStatistic.of(spread[:, None, None])
     assert head.high[0] > 1, "of a number that may be any"
-    assert HeadStatistic.of(spread[:, None, None], most=1.0).high.tolist() == [1.0]
-    assert np.isposinf(HeadStatistic.of(spread[:1, None, None], most=1.0).high[0])
+    assert HeadShare.of(spread[:, None, None]).high.tolist() == [1.0]
+    assert np.isposinf(HeadShare.of(spread[:1, None, None]).high[0])
 
 
 def placed(curve: list[float], *, count: int = 40) -> Placement:

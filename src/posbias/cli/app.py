@@ -33,6 +33,7 @@ LEFT = {
     "--max-cost": "a small --count first, then more with --resume",
     "--max-memory": "what does not fit is refused",
     "--oracle": "posbias evaluate",
+    "--png": "figures as PDF and SVG with --paper",
     "--repeats": "evaluate several servers with other seeds",
     "--sequential": "a small --count first, then more with --resume",
     "--vllm": "vllm serve, and --server",

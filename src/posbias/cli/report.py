@@ -10,15 +10,13 @@ from posbias.cli.output import print_document
 from posbias.errors import UsageError
 
 EXAMPLE = (
-    "Example: `posbias report runs/demo` · its figures as PNGs, too: `posbias report runs/demo --png` · for a "
-    "paper: `posbias report runs/demo --paper paper` · several side by side: `posbias report runs/a runs/b "
-    "--out runs/both`"
+    "Example: `posbias report runs/demo` · for a paper or slides: `posbias report runs/demo --paper paper` · several "
+    "side by side: `posbias report runs/a runs/b --out runs/both`"
 )
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
-    png: Annotated[bool, typer.Option("--png", help="Also save every figure as a PNG, for slides.")] = False,
     paper: Annotated[
         Path | None,
         typer.Option(
@@ -37,8 +35,8 @@ def report(
 
     records = [read_record(run) for run in runs]
     if paper is not None:
-        if png or out is not None:
-            raise UsageError("--paper writes no page; leave out --out and --png")
+        if out is not None:
+            raise UsageError("--paper writes no page; leave out --out")
         document = write_paper(records, paper)
         print_document(
             {"paper": str(document), "runs": [str(run) for run in runs]}, as_json=json, line=f"paper: {document}"
@@ -51,5 +49,5 @@ def report(
     if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
         raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
     with held(out or runs[0]) as directory:
-        page = write_report(records, directory, png=png)
+        page = write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

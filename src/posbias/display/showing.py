@@ -22,8 +22,8 @@ from jaxtyping import Float64
 
 from posbias.display.figures import RUNS, Curve, Figure, profile_figure
 from posbias.display.static import draw_lines, image_of
-from posbias.errors import RunError, UsageError, printable
-from posbias.files import write_atomically
+from posbias.errors import UsageError, printable
+from posbias.files import write_file
 from posbias.statistics import Interval
 
 if TYPE_CHECKING:
@@ -62,11 +62,7 @@ class Series:
     @classmethod
     def of_intervals(cls, name: str, intervals: Sequence[Interval]) -> "Series":
         """A curve of estimates with their ends."""
-        value, low, high = (
-            np.array([getattr(interval, part) for interval in intervals], dtype=np.float64)
-            for part in ("value", "low", "high")
-        )
-        return cls(name, value, low, high)
+        return cls(name, *np.array([(each.value, each.low, each.high) for each in intervals], np.float64).T)
 
     @property
     def ends(self) -> tuple[Values, Values]:
@@ -121,7 +117,7 @@ class Shown:
             y, low, high = (values * self.scale for values in (series.values, *series.ends))
             curves.append(Curve(series.name, x, y, RUNS[number % len(RUNS)], low, high))
         if self.quantity == INFLUENCE:
-            return profile_figure("result", self.title, curves, x_label=self.axis)
+            return replace(profile_figure("result", self.title, curves, x_label=self.axis), by_distance=False)
         markers = self.places is not None
         return Figure("result", self.title, self.axis, self.label, tuple(curves), markers=markers)
 
@@ -144,7 +140,7 @@ class Presented(ABC):
         view, facts = self.shown(), self.facts()
         parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(view.title)}</p>"]
         if facts:
-            parts.append(_rows([[name, text] for name, text in facts.items()]))
+            parts.append(_rows(list(facts.items())))
         if view.series:
             picture = base64.b64encode(image_of(view.figure(), titled=False)).decode()
             parts.append(_table(view))
@@ -164,10 +160,10 @@ class Showing(Presented):
         return None
 
     def to_latex(self) -> str:
-        """Every table of the report in LaTeX, for the packages booktabs and graphicx; of what is no run, its curves.
+        """Every table of the report in LaTeX, for the packages booktabs and graphicx.
 
         Raises:
-            UsageError: the run failed, its record is damaged, or there is neither a run nor a curve.
+            UsageError: it is no run, but a profile or a curve (`to_csv`), the run failed, or its record is damaged.
         """
         text: str = import_module(PAPER).latex_of(self)
         return text
@@ -177,31 +173,26 @@ class Showing(Presented):
         text: str = import_module(PAPER).cite(self)
         return text
 
-    def plot(self, ax: "Axes | None" = None, *, size: tuple[float, float] | None = None) -> "Axes":
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
 
         Axes on which several results are drawn hold the flat line once, and show the range of all of them; a curve goes
         by the name that it has in its own result.
 
         Args:
-            ax: Axes of matplotlib to draw on; None: new ones of pyplot.
-            size: Width and height of new axes' figure in inches, > 0; None: 6.4 by 2.8.
+            ax: Axes of matplotlib to draw on; None: new ones of pyplot, 6.4 by 2.8 inches large.
 
         Returns:
             The axes, to change at will.
 
         Raises:
-            UsageError: the result holds no curves, or `size` is not positive or comes with axes, whose figure has one.
+            UsageError: the result holds no curves.
         """
         view = self._with_curves()
-        if ax is not None and size is not None:
-            raise UsageError("size is for new axes; the figure of the axes passed in has its own size")
-        if size is not None and not all(0 < length < np.inf for length in size):
-            raise UsageError(f"size must be a width and a height in inches, both > 0, got {size}")
         if ax is None:
             from matplotlib import pyplot
 
-            _, ax = pyplot.subplots(figsize=size or INCHES, layout="constrained")
+            _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
         lines = ax.get_lines()
         figure, shown = view.figure(strokes_used=len(lines)), ax.get_ylim()
         # Another result may have drawn it; a prediction that is called so has a point for every position.
@@ -235,7 +226,7 @@ class Showing(Presented):
         writer.writerow(columns)
         rows = zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True)
         writer.writerows(["" if entry != entry else entry for entry in row] for row in rows)
-        return _written(Path(path), text.getvalue().encode())
+        return write_file(Path(path), text.getvalue().encode())
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
@@ -251,28 +242,24 @@ class Showing(Presented):
                 to draw.
             RunError: the file or directory cannot be written, or the disk is full; nothing half-written stays.
         """
-        named = str(path)
-        path = Path(path)
-        ending = path.suffix.lower()
-        whole = path.is_dir() or named.endswith(("/", os.sep))
-        run = self.as_run() if ending not in FILES or whole else None
-        if run is None and whole:
+        named, path = str(path), Path(path)
+        ending, whole = path.suffix.lower(), path.is_dir() or named.endswith(("/", os.sep))
+        if ending == ".csv" and not whole:
+            return self.to_csv(path)
+        if ending == ".html" and not whole:
+            page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
+            return write_file(path, page.encode())
+        run = self.as_run()
+        if whole and run is None:
             raise UsageError(f"cannot save to {path.name!r}, a directory")
-        if (run is None or ENDING.fullmatch(ending)) and ending not in FILES and not whole:
-            also = "; a directory with such a name ends in a slash" if run is not None else ""
-            raise UsageError(f"cannot save to {path.name!r}; the ending must be one of {', '.join(FILES)}{also}")
-        if run is not None:
+        if run is not None and (whole or not ENDING.fullmatch(ending)):
             written: Path = run.write_run(path, overwrite=overwrite)
             return written
-        if ending == ".csv":
-            return self.to_csv(path)
         if ending in PICTURES:
-            made = self.as_run()
-            about = "" if made is None else printable(made.command)
-            picture = image_of(self._with_curves().figure(), ending.removeprefix("."), about=about)
-            return _written(path, picture)
-        page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
-        return _written(path, page.encode())
+            about = "" if run is None else printable(run.command)
+            return write_file(path, image_of(self._with_curves().figure(), ending.removeprefix("."), about=about))
+        also = "" if run is None else "; a directory with such a name ends in a slash"
+        raise UsageError(f"cannot save to {path.name!r}; the ending must be one of {', '.join(FILES)}{also}")
 
     def _with_curves(self) -> Shown:
         view = self.shown()
@@ -294,20 +281,12 @@ def _columns(view: Shown) -> dict[str, Any]:
     return points if len(view.series) == 1 else {"curve": names, **points}
 
 
-def rows_of(view: Shown, most: int) -> list[list[str]]:
-    """A head, and a row for each of at most so many places, evenly from the first to the last: every curve there."""
-    places = sorted({round(place) for place in np.linspace(0, len(view.x) - 1, min(most, len(view.x)))})
-    head = [view.axis, *(series.name for series in view.series)]
-    return [head, *([str(view.x[at]), *(_text(series, at, view.scale) for series in view.series)] for at in places)]
-
-
 def _table(view: Shown) -> str:
     """Every curve at the first, the middle and the last place."""
     places = sorted({0, len(view.x) // 2, len(view.x) - 1})
     head = [view.label, *(f"{view.axis} {view.x[place]}" for place in places)]
-    return _rows(
-        [[series.name, *(_text(series, place, view.scale) for place in places)] for series in view.series], head
-    )
+    rows = [[series.name, *(_text(series, place, view.scale) for place in places)] for series in view.series]
+    return _rows(rows, head)
 
 
 def _text(series: Series, place: int, scale: float) -> str:
@@ -315,21 +294,11 @@ def _text(series: Series, place: int, scale: float) -> str:
     return f"{value:.3g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
 
 
-def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
-    lines = [("td", row) for row in rows] if head is None else [("th", head), *(("td", row) for row in rows)]
-    cells = ["".join(f"<{tag} {LEFT}>{_escaped(cell)}</{tag}>" for cell in row) for tag, row in lines]
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+def _rows(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Rows of a table as HTML, line breaks kept."""
 
+    def row(cells: Sequence[str], tag: str) -> str:
+        lines = ("<br>".join(escape(printable(line)) for line in cell.split("\n")) for cell in cells)
+        return f"<tr>{''.join(f'<{tag} {LEFT}>{line}</{tag}>' for line in lines)}</tr>"
 
-def _escaped(text: str) -> str:
-    """The text as HTML, line breaks kept."""
-    return "<br>".join(escape(printable(line)) for line in text.split("\n"))
-
-
-def _written(path: Path, content: bytes) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    except OSError as error:
-        raise RunError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-    return path
+    return f"<table>{row(head, 'th') if head else ''}{''.join(row(cells, 'td') for cells in rows)}</table>"

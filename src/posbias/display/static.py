@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from posbias.display.figures import FAINT, GRID, INK, Curve, Figure, HeatMap, log_steps
+from posbias.display.figures import FAINT, FLAT, GRID, INK, Curve, Figure, HeatMap
 from posbias.errors import printable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 PICTURE_SOFTWARE = "posbias"
-"""What every picture names as its software, by which an older run's pictures are known."""
+"""What every picture names as its software."""
 DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (5, 2)),
@@ -51,10 +51,11 @@ EDGE = 0.04
 """Inches around a picture."""
 MOST_HEIGHT = 700
 """Pixels of a picture on a page."""
-TOLD_PLACES, TOLD_CELLS = 24, 400
+FROM_END = "distance from the end (1 is the last)"
+TOLD_PLACES, TOLD_CELLS = 16, 400
 """Most places of a picture on a page at which a pointer is told the values; most cells of a heat map that are told."""
-LETTER_SHARE = 0.016
-"""Width of a letter above a stretch, as a share of the axes."""
+MARKED = 24
+"""Most points of a curve that are marked each."""
 STYLE: Any = {
     "font.size": 10,
     "axes.edgecolor": INK,
@@ -64,12 +65,6 @@ STYLE: Any = {
     "ytick.color": INK,
     "font.family": "DejaVu Sans",
 }
-METADATA: dict[str, Callable[[str, str], Any]] = {
-    "png": lambda title, about: {"Software": PICTURE_SOFTWARE},
-    "pdf": lambda title, about: {"Title": title, "Subject": about, "Creator": PICTURE_SOFTWARE, "CreationDate": None},
-    "svg": lambda title, about: {"Title": title, "Description": about, "Creator": PICTURE_SOFTWARE, "Date": None},
-}
-"""What a picture of each sort says of itself."""
 ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.3}
 COLOURS = {
     INK: "currentColor",
@@ -104,8 +99,10 @@ def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "", ti
             left, top = canvas.axes[0].get_position().corners()[1]
             title = _literal(fill(figure.title, TITLE_CHARACTERS))
             canvas.text(left - 0.08, top + 0.08, title, va="bottom", fontweight="bold")
-        metadata = METADATA[sort](printable(figure.title), about)
-        canvas.savefig(buffer, format=sort, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=EDGE, metadata=metadata)
+        said: dict[str, str | None] = {"Title": printable(figure.title), "Creator": PICTURE_SOFTWARE}
+        said |= {"Subject": about, "CreationDate": None} if sort == "pdf" else {"Description": about, "Date": None}
+        said = {"Software": PICTURE_SOFTWARE} if sort == "png" else said
+        canvas.savefig(buffer, format=sort, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=EDGE, metadata=said)
     return buffer.getvalue()
 
 
@@ -143,10 +140,12 @@ def _svg(figure: Figure | HeatMap, scale: str, anchor: str) -> str:
     # A picture of many rows is not taller than a screen, as long as its letters stay as large as those of tables.
     tallest = f"max-height:max({MOST_HEIGHT}px,{1.1 * (top - bottom):.0f}px)"
     drawn, colours = _inlined(buffer.getvalue())
+    rectangles = f'<g class="told" id="{anchor}-told">{_rectangles(told(), height)}</g>'
+    if scale == "linear" and not (isinstance(figure, Figure) and figure.by_distance):  # the same at the same places
+        rectangles = f'<use href="#{anchor}-told"/>'
     return (
         f'<svg class="{scale}" viewBox="{view}" role="img" aria-label="{html.escape(printable(figure.title))}" '
-        f'style="{tallest};font-size:10px;fill:currentColor;{colours}">{drawn}'
-        f'<g class="told" fill="none" pointer-events="all">{_rectangles(told(), height)}</g></svg>'
+        f'style="{tallest};{colours}">{drawn}{rectangles}</svg>'
     )
 
 
@@ -162,11 +161,10 @@ def _inlined(svg: str) -> tuple[str, str]:
 
     def styled(found: re.Match[str]) -> str:
         kept = re.sub("#[0-9a-f]{6}", coloured, found[0].replace("; ", ";").replace(": ", ":"))
-        return re.sub('font-size:10px;|font-family:[^;"]*;?|;fill:currentColor(?=")', "", kept)
-
-    def marked(found: re.Match[str]) -> str:  # what it refers to has the other parts of the style
-        kept = ";".join(re.findall('fill[^;"]+', found[0]))
-        return f' style="{kept}"'
+        kept = re.sub('font-size:10px;|font-family:[^;"]*;?|;fill:currentColor(?=")', "", kept)
+        if kept.startswith(' style="fill:none;stroke:var(--line'):
+            return ' class="grid"'
+        return re.sub(' style="text-anchor:([a-z]*)"', r' text-anchor="\1"', kept)
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
@@ -174,20 +172,28 @@ def _inlined(svg: str) -> tuple[str, str]:
     drawn = re.sub(r' d="([^"C]*)"', _stepped, drawn)
     drawn = re.sub(r' (d|x|y)="[^"]*"', placed, drawn)
     drawn = re.sub(r' transform="rotate\(-0 [^"]*"|<g/>', "", drawn)
-    drawn = re.sub(r'(?<=<use xlink:href="#m)[^>]*', lambda found: re.sub(r' style="[^"]*"', marked, found[0]), drawn)
+    # The markers of a curve look alike: what they refer to says how.
+    styles = dict(re.findall(r'<use xlink:href="#(m[^"]*)"[^>]*?( style="[^"]*")', drawn))
+    drawn = re.sub(r'(<(?:use xlink:href="#|path id=")m[^>]*?) style="[^"]*"', r"\1", drawn)
+    drawn = re.sub(r'(<path id="(m[^"]*)"[^>]*?)(?=/>)', lambda found: found[1] + styles.get(found[2], ""), drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
-    return re.sub(r">\s+<", "><", drawn), "; ".join(colours)
+    drawn, groups = re.sub(r">\s+<", "><", drawn), 1
+    while groups:  # those without attributes, from within
+        drawn, groups = re.subn("<g>((?:(?!</?g[ >]).)*)</g>", r"\1", drawn)
+    return drawn, "; ".join(colours)
 
 
 def _stepped(found: re.Match[str]) -> str:
     """The straight lines of a path as steps in tenths of a point: half the bytes, and no error that adds up."""
-    parts, before = [], (0, 0)
+    steps, before = "", (0, 0)
     for command, *place in re.findall(r"([ML]) (\S+) (\S+)", found[1]):
-        point = round(10 * float(place[0])), round(10 * float(place[1]))
-        step = point if command == "M" else (point[0] - before[0], point[1] - before[1])
-        parts.append({"M": "M", "L": "l"}[command] + " ".join(f"{length / 10:g}" for length in step))
-        before = point
-    steps = re.sub(r"\b0\.", ".", "".join(parts))
+        x, y = round(10 * float(place[0])), round(10 * float(place[1]))
+        across, up = (x, y) if command == "M" else (x - before[0], y - before[1])
+        # What follows "l" are further steps; a minus parts numbers, too.
+        steps += command if command == "M" else "l" if steps[-1:] != "" and "l" not in steps.rpartition("M")[2] else " "
+        steps += f"{across / 10:g} {up / 10:g}"
+        before = x, y
+    steps = re.sub(r"\b0\.", ".", steps).replace(" -", "-")
     return f' d="{steps}{"z" * found[1].rstrip().endswith("z")}"'
 
 
@@ -196,7 +202,7 @@ def _rectangles(told: Iterator[Told], height: float) -> str:
     made = []
     for one, other, words in told:
         (left, bottom), (right, top) = np.minimum(one, other), np.maximum(one, other)
-        place = f'x="{left:.1f}" y="{height - top:.1f}" width="{right - left:.1f}" height="{top - bottom:.1f}"'
+        place = f'x="{left:.0f}" y="{height - top:.0f}" width="{right - left:.0f}" height="{top - bottom:.0f}"'
         made.append(f"<rect {place}><title>{html.escape(_printable_lines(words))}</title></rect>")
     return "".join(made)
 
@@ -256,7 +262,7 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     by_distance = figure.by_distance and scale == "log"
     for curve in figure.curves:
-        x = curve.from_end if by_distance and curve.from_end is not None else curve.x
+        x = figure.n_positions - curve.x if by_distance else curve.x
         if curve.low is not None and curve.high is not None:
             low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
             panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
@@ -267,60 +273,46 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
             color=curve.stroke.colour,
             linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
             linewidth=1.2 if curve.emphasis else 1.6,
-            marker="o" if figure.markers else None,
+            marker="o" if figure.markers and curve.x.size <= MARKED else None,
             markersize=3.5 if figure.lines else 6.0,
         )
-    panel.set_xlabel(figure.axis_names[by_distance])
+    shaded = f"; shaded: {figure.stretches_are}" if figure.stretches_are else ""
+    panel.set_xlabel(f"{FROM_END if by_distance else figure.x_label}{shaded}")
     panel.set_ylabel(figure.y_label)
     panel.margins(x=0.01)
     if by_distance:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter(plain)
-        panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
+        panel.set_xlim(1.08 * figure.n_positions, 0.92)  # the last position on the right, as on the other axis
     elif all(np.array_equal(curve.x, np.round(curve.x)) for curve in figure.curves):  # places are counted
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    _draw_stretches(panel, figure, by_distance=by_distance)
+    for begin, end, words in figure.stretches:
+        ends = (figure.n_positions - begin, max(figure.n_positions - end, 1.0)) if by_distance else (begin, end)
+        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
+        if not by_distance:  # where the first two would lie on one another
+            place: dict[str, Any] = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "top"}
+            panel.text((begin + end) / 2, 0.985, words, fontsize=8.5, **place)
     if figure.log_range is not None:
         panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)  # first: curves may reach 0
         panel.set_yscale(scale)
         if scale == "log":
-            panel.yaxis.set_major_locator(LogLocator(subs=log_steps(figure.log_range)))
+            few = figure.log_range[1] / figure.log_range[0] < 300  # 1, 2 and 5 are named over a few decades
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
             panel.yaxis.set_major_formatter(plain)
             panel.yaxis.set_minor_locator(NullLocator())
-        elif figure.cut_note:
-            panel.set_title(figure.cut_note, loc="right", fontsize=9, color=NOTE)
+        elif figure.linear_range and (top := max(curve.y.max() for curve in figure.curves)) > figure.linear_range[1]:
+            cut = f"spikes to {top:{'.0f' if top >= 10 else '.2g'}} cut"
+            panel.set_title(cut, loc="right", fontsize=9, color=NOTE)
     elif all(float(curve.y.min()) >= 0 for curve in figure.curves):
         panel.set_ylim(bottom=0)
 
 
-def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None:
-    """Shades, each under its words; those without room beside a wider stretch's are left out."""
-    stretches = [
-        (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
-        for begin, end, _ in figure.stretches
-    ]
-    for ends in stretches:
-        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
-    panel.get_xlim()  # ranges are settled when they are asked for, not before
-    to_share = panel.transData + panel.transAxes.inverted()
-    spans: list[tuple[float, float, str]] = []
-    for ends, (_, _, words) in zip(stretches, figure.stretches, strict=True):
-        start, stop = (float(to_share.transform((end, 1.0))[0]) for end in ends)
-        spans.append((start, stop, words))
-    labelled: list[tuple[float, float]] = []
-    for start, stop, words in sorted(spans, key=lambda span: span[0] - span[1]):
-        half = LETTER_SHARE * (len(words) + 0.5) / 2
-        middle = min(max((start + stop) / 2, half), 1 - half)
-        if all(abs(middle - centre) >= half + beside for centre, beside in labelled):
-            labelled.append((middle, half))
-            panel.text(middle, 0.985, words, transform=panel.transAxes, ha="center", va="top", fontsize=8.5)
-
-
 def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
-    for number, curve in enumerate(figure.curves):
+    offsets = np.linspace(-0.35, 0.35, len(figure.curves)) if len(figure.curves) > 1 else [0.0]  # within a row
+    for offset, curve in zip(offsets, figure.curves, strict=True):
         panel.errorbar(
             curve.y,
-            curve.x + figure.row_offset(number),
+            curve.x + offset,
             xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
             label=_literal(curve.name),
             color=curve.stroke.colour,
@@ -337,7 +329,8 @@ def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
 
 
 def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[Told]]:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import FuncFormatter
 
     columns = min(PANELS, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
@@ -347,12 +340,11 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[T
     height, width = next(iter(figure.panels.values())).shape
     (left, right), (top, bottom) = figure.x, figure.y
     beside, above = ((right - left) / max(width - 1, 1) / 2 or 0.5), ((bottom - top) / max(height - 1, 1) / 2 or 0.5)
-    low, high = figure.limits
-    for axis, name in zip(axes.flat, figure.panels, strict=False):
+    norm = (Normalize if figure.floor is None else LogNorm)(*figure.limits)
+    for axis, (name, values) in zip(axes.flat, figure.panels.items(), strict=False):
         image = axis.imshow(
-            figure.shown(name),
-            vmin=low,
-            vmax=high,
+            values if figure.floor is None else np.maximum(values, figure.floor),
+            norm=norm,
             extent=(left - beside, right + beside, bottom + above, top - above),
             aspect="auto",
             interpolation="none",  # cells keep sharp edges at any size
@@ -372,17 +364,15 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[T
         image, cax=canvas.add_axes((x + 1.03 * across, y, 0.025 * across, up)), label=figure.value_label
     )
     bar.solids.set_rasterized(True)  # type: ignore[union-attr]
-    if figure.floor is not None:
-        bar.locator = MaxNLocator(integer=True)
-        bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:g}")
-        bar.update_ticks()
+    bar.minorticks_off()
+    bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
     return lambda: _told_cells(list(axes.flat), figure)
 
 
 def _told_lines(panel: "Axes", figure: Figure) -> Iterator[Told]:
     """The values of all curves near every place, in upright strips as wide as there is room."""
     by_distance = figure.by_distance and panel.get_yscale() == "log"
-    along = [curve.from_end if by_distance and curve.from_end is not None else curve.x for curve in figure.curves]
+    along = [figure.n_positions - curve.x if by_distance else curve.x for curve in figure.curves]
     (left, bottom), (right, top) = panel.bbox.min, panel.bbox.max
     across = [panel.transData.transform(np.stack([x, np.ones_like(x)], axis=1))[:, 0] for x in along]
     centres = np.unique(np.concatenate(across).round(1))
@@ -392,17 +382,15 @@ def _told_lines(panel: "Axes", figure: Figure) -> Iterator[Told]:
     edges = np.concatenate([[left], (centres[1:] + centres[:-1]) / 2, [right]])
     for number, centre in enumerate(centres):
         from_left, to_right = edges[number : number + 2]
-        lines, place = [], np.nan
+        lines, place = [], None
         for curve, x, pixels in zip(figure.curves, along, across, strict=True):
             nearest = int(np.abs(pixels - centre).argmin())
-            level = curve.x.size == 2 and curve.y[0] == curve.y[1]
-            if level or from_left - 1 <= pixels[nearest] <= to_right + 1:
+            if from_left - 1 <= pixels[nearest] <= to_right + 1 and curve.stroke != FLAT:
                 lines.append(_told_value(curve, nearest))
-                place = place if level or np.isfinite(place) else x[nearest]
-        if np.isfinite(place):
-            axis = figure.axis_names[by_distance].partition(";")[0]
-            corners = np.array([[from_left, bottom], [to_right, top]])
-            yield corners[0], corners[1], "\n".join([f"{axis}: {place:.7g}", *lines])
+                place = x[nearest] if place is None else place
+        if place is not None:
+            axis, _, _ = (FROM_END if by_distance else figure.x_label).partition(" ")
+            yield np.array([from_left, bottom]), np.array([to_right, top]), "\n".join([f"{axis}: {place:.7g}", *lines])
 
 
 def _told_rows(panel: "Axes", figure: Figure) -> Iterator[Told]:

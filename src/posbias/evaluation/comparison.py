@@ -20,7 +20,7 @@ from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
 from posbias.runs.records import Record, plain
-from posbias.runs.results import COMPARISONS, RESULTS, Result, from_stored
+from posbias.runs.results import COMPARISONS, RESULTS, Result
 from posbias.statistics import StoredInterval, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -67,11 +67,6 @@ class EvaluationComparison(Result):
     evaluations: Mapping[str, InstanceOf[Evaluation]] = field(default_factory=dict)
     """All of them if they were made for the comparison, by the names of their directories, where a run that is read
     back has them."""
-
-    @classmethod
-    def from_record(cls, record: Record) -> "EvaluationComparison":
-        """The comparison that a record holds."""
-        return from_stored(cls, {**record.resolved, **record.scalars, "record": record})
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""

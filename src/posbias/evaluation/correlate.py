@@ -55,7 +55,7 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval, StoredInterval, draw_weights, holm, percentile_interval
 from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
@@ -130,11 +130,6 @@ class InfluenceCorrelation(Result):
     """Every series of influence over all groups that have it."""
     withheld: tuple[str, ...] = ()
     """Runs whose generated answers decide nothing, and are left out, with the reason."""
-
-    @classmethod
-    def from_record(cls, record: Record) -> "InfluenceCorrelation":
-        """The correlations that a record holds; none if the run failed."""
-        return cls(record) if record.status != "done" else from_stored(cls, {**record.scalars, "record": record})
 
     def shown(self) -> Shown:
         """Counts of the correlated series and runs; the ranks are drawn in the report."""

@@ -25,7 +25,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.display.showing import Shown
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     DECIDING,
     SAMPLES_FOR_CLAIM,
@@ -39,7 +39,7 @@ from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, Requirement
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.samples import EvaluateOptions, independent
-from posbias.files import write_atomically
+from posbias.files import write_file
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
@@ -208,9 +208,7 @@ class Evaluation(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> "Evaluation":
-        """The evaluation that a record holds; without results if it failed."""
-        if record.status != "done":
-            return cls(record)
+        """The evaluation that a record holds."""
         scalars, arrays = record.scalars, record.arrays
         curves = {name: {**curve, "quantity": MEASURES.get(name, name)} for name, curve in scalars["curves"].items()}
         read = {
@@ -310,11 +308,7 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     remove_record(directory)
-    try:
-        write_atomically(path, lines.encode())
-    except OSError as error:
-        raise RunError(f"cannot write the outputs to {str(path)!r}: {error.strerror or error}") from None
-    return path
+    return write_file(path, lines.encode())
 
 
 def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "posbias evaluate") -> Evaluation:
@@ -415,9 +409,7 @@ class LengthEvaluation(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The evaluations that a record holds; none if the run failed."""
-        if record.status != "done":
-            return cls(record)
+        """The evaluations that a record holds."""
         at = {
             int(length): Evaluation.from_record(
                 Record("evaluate", {}, **part, arrays=below(record.arrays, f"{length}/"), seeds=record.seeds)

@@ -24,7 +24,7 @@ from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
@@ -114,11 +114,6 @@ class Placement(Result):
     """True if the slots differ from the positions that were measured."""
     measure: str = "accuracy"
 
-    @classmethod
-    def from_record(cls, record: Record) -> "Placement":
-        """The order that a record holds; none if the run failed."""
-        return cls(record) if record.status != "done" else from_stored(cls, {**record.scalars, "record": record})
-
     @property
     def decided(self) -> bool:
         """True if the samples show that positions differ, so that the order rests on the curve."""
@@ -126,8 +121,6 @@ class Placement(Result):
 
     def shown(self) -> Shown:
         """The curve by which the passages were ordered."""
-        if not self.curve:
-            return Shown("no order: the run failed")
         title = f"order {' '.join(map(str, self.order))}, by {self.measure}"
         series = (Series("expected use", np.array(self.curve)),)
         return Shown(title, series, "expected use", "slot", np.arange(len(self.curve)), facts=self.facts())

@@ -22,6 +22,7 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.attention_statistics import (
     AttentionStatistics,
     ContentLogits,
+    HeadShare,
     HeadStatistic,
     MixingStatistics,
     Monotonicity,
@@ -248,8 +249,8 @@ class _Sums:
         return AttentionStatistics(
             distance=HeadStatistic.of(rows["distance"]),
             even_distance=(seen_before.double().mean(1) / 2).numpy(),
-            entropy=HeadStatistic.of(rows["entropy"], most=1.0),
-            learned_sink=HeadStatistic.of(rows["learned_sink"], most=1.0) if "learned_sink" in rows else None,
+            entropy=HeadShare.of(rows["entropy"]),
+            learned_sink=HeadShare.of(rows["learned_sink"]) if "learned_sink" in rows else None,
             content=ContentLogits(
                 HeadStatistic.of(rows["diagonal"]), HeadStatistic.of(rows["off_diagonal"]), self.scale
             ),

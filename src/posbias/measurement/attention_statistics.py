@@ -6,36 +6,39 @@ are infinite with a single prompt. Fields and those within them are arrays of th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float64
+from pydantic import ConfigDict
 
 from posbias.comparison.distances import Sample, compare_with_prompts, summarise
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.parts import below
+from posbias.runs.parts import flat, nested
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result
+from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.statistics import Interval, mean_ends, mean_of
+
+Mean = TypeVar("Mean", bound="PromptMean")
 
 
 @dataclass(frozen=True, eq=False)
 class PromptMean:
     """An array of shares, in [0, 1], per prompt and its mean over prompts."""
 
-    per_prompt: Float64[np.ndarray, "count *axes"]
-    low: Float64[np.ndarray, "*points"]
+    per_prompt: Float64[np.ndarray, "count ..."]
+    low: Float64[np.ndarray, "..."]
     """Ends of the pointwise interval of `value`."""
-    high: Float64[np.ndarray, "*points"]
-    most: float = 1.0
+    high: Float64[np.ndarray, "..."]
+    most: ClassVar[float] = 1.0
     """The largest value that the truth can have: 1 for a share."""
 
     @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
+    def of(cls: type[Mean], per_prompt: Float64[np.ndarray, "count *axes"]) -> Mean:
         """The statistic of these values, with its interval."""
         return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
 
@@ -55,13 +58,13 @@ class PromptMean:
 class HeadStatistic(PromptMean):
     """One number per prompt, layer and head, [count layers heads]; `value`, `low` and `high` are of layers."""
 
-    most: float = np.inf
+    most: ClassVar[float] = np.inf
 
     @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"], *, most: float = np.inf) -> "HeadStatistic":
+    def of(cls: type[Mean], per_prompt: Float64[np.ndarray, "count layers heads"]) -> Mean:
         """The statistic of these values, with its interval."""
         least = 0.0 if per_prompt.min() >= 0 else -np.inf
-        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=most), most)
+        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=cls.most))
 
     @property
     def by_head(self) -> Float64[np.ndarray, "layers heads"]:
@@ -72,6 +75,13 @@ class HeadStatistic(PromptMean):
     def value(self) -> Float64[np.ndarray, "layers"]:
         """Mean over prompts and heads."""
         return np.asarray(self.per_prompt.mean(axis=(0, 2)))
+
+
+@dataclass(frozen=True, eq=False)
+class HeadShare(HeadStatistic):
+    """One share per prompt, layer and head."""
+
+    most: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +165,10 @@ class AttentionStatistics(Result):
     """sum_j A_ij (i - j) in positions, >= 0, mean over queries; if a learned sink takes a part, of the rest."""
     even_distance: Float64[np.ndarray, "layers"]
     """Distance of attention that is even over the keys each query sees: the flat line of `distance`."""
-    entropy: HeadStatistic
+    entropy: HeadShare
     """-sum_j A_ij log A_ij / log(visible keys), in [0, 1], mean over the queries that see at least 2 keys; even: 1.
     If a learned sink takes a part, of the rest."""
-    learned_sink: HeadStatistic | None
+    learned_sink: HeadShare | None
     """Share of every row that a learned sink, a place that is no position, takes, in (0, 1), mean over queries; None
     for families without (all except GPT-OSS)."""
     content: ContentLogits
@@ -186,43 +196,21 @@ class AttentionStatistics(Result):
     about: Mapping[str, Any] = field(default_factory=dict)
     """Title, model, prompts, options and what repeats it, as a record describes them."""
 
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)
+
     @classmethod
-    def from_record(cls, record: Record) -> Result:
+    def from_record(cls, record: Record) -> "AttentionStatistics":
         """The statistics that a record holds."""
-        arrays, scalars = record.arrays, record.scalars
-        if "kernels" not in arrays:
+        if "kernels" not in record.arrays:
             raise UsageError(f"run {record.run_id} is of an older posbias attention, which must be run again")
-
-        def heads(name: str, most: float = np.inf) -> HeadStatistic:
-            return HeadStatistic(**below(arrays, f"{name}/"), most=most)
-
-        def shares(name: str) -> PromptMean:
-            return PromptMean(**below(arrays, f"{name}/"), most=1.0)
-
-        similarity = below(arrays, "similarity/")
-        statistics = cls(
-            distance=heads("distance"),
-            even_distance=arrays["even_distance"],
-            entropy=heads("entropy", 1.0),
-            learned_sink=heads("learned_sink", 1.0) if below(arrays, "learned_sink/") else None,
-            content=ContentLogits(heads("content/diagonal"), heads("content/off_diagonal"), arrays["content/scale"]),
-            similarity=Similarity(**similarity) if similarity else None,
-            sink_thresholds=tuple(scalars["sink_thresholds"]),
-            sinks=shares("sinks"),
-            sinks_by_layer=arrays["sinks_by_layer"],
-            monotonicity=Monotonicity(shares("monotonicity/violated"), shares("monotonicity/gap")),
-            kernels=arrays["kernels"],
-            mixing=MixingStatistics(shares("mixing/tokens"), shares("mixing/frobenius"))
-            if below(arrays, "mixing/")
-            else None,
-            left_out=tuple(map(str, scalars["left_out"])),
-            caveats=tuple(map(str, scalars["caveats"])),
-            rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
-            about=record.resolved,
-        )
+        parts, shares = nested(record.arrays), record.scalars["rollouts"]
+        rollouts = {name: parts["rollouts"][name]["per_prompt"] for name in shares}
+        missing = dict.fromkeys(("learned_sink", "similarity", "mixing"))
+        stored = {**missing, **parts, **record.scalars, "rollouts": rollouts, "about": record.resolved}
+        statistics = from_stored(cls, stored)
         vars(statistics)["rollout_shares"] = {
-            name: {share: Interval.of_record(interval) for share, interval in shares.items()}
-            for name, shares in scalars["rollouts"].items()
+            name: {share: Interval.of_record(interval) for share, interval in entry.items()}
+            for name, entry in shares.items()
         }
         return statistics.with_record(record)
 
@@ -231,18 +219,12 @@ class AttentionStatistics(Result):
         """The statistics with model, prompts and options, as the shell writes them."""
         scalars = {
             "sink_thresholds": list(self.sink_thresholds),
-            "rollouts": {
-                name: {share: interval.as_record() for share, interval in shares.items()}
-                for name, shares in self.rollout_shares.items()
-            },
+            "rollouts": as_stored(self.rollout_shares),
             "left_out": list(self.left_out),
             "caveats": list(self.caveats),
         }
-        arrays = dict(_arrays(vars(self), ""))
-        for name, rows in self.rollouts.items():
-            parts = {**vars(Profile.mean_of(rows)), "per_prompt": rows}
-            arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items()}
-        return Record("attention", {}, dict(self.about), scalars, arrays)
+        rollouts = {name: {**vars(Profile.mean_of(rows)), "per_prompt": rows} for name, rows in self.rollouts.items()}
+        return Record("attention", {}, dict(self.about), scalars, flat({**vars(self), "rollouts": rollouts}))
 
     @property
     def title(self) -> str:
@@ -306,14 +288,3 @@ class AttentionStatistics(Result):
         """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
         statistic = self.sinks
         return Interval(*(float(values[number, 0]) for values in (statistic.value, statistic.low, statistic.high)))
-
-
-def _arrays(parts: Mapping[str, Any], stem: str) -> dict[str, np.ndarray]:
-    """The arrays among the parts and within them, by slash-separated name."""
-    found: dict[str, np.ndarray] = {}
-    for name, part in parts.items():
-        if isinstance(part, np.ndarray):
-            found[f"{stem}{name}"] = part
-        elif is_dataclass(part):
-            found |= _arrays(vars(part), f"{stem}{name}/")
-    return found

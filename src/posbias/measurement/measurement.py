@@ -257,7 +257,7 @@ class Measurement(Result):
         return store_subjects(record, [subject], left_out=self.left_out)
 
     @classmethod
-    def from_record(cls, record: Record) -> Result:
+    def from_record(cls, record: Record) -> Result:  # type: ignore[override]
         """The measurement that a record holds, without prompts; or its profiles alone."""
         run = ProfileRun.from_record(record)
         if "measurement" not in record.resolved:

@@ -16,7 +16,7 @@ from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.reading import Reading
 from posbias.mitigation.judging import Judgement, MeasureChoice
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import StoredInterval
 
 ORDINARY_TEXT = "ordinary text"
@@ -81,11 +81,6 @@ class MitigationTrial(Result):
         """The arm of the recommended method; None: leave the model as it is."""
         return next((arm for arm in self.arms if arm.name == self.judgement.recommended), None)
 
-    @classmethod
-    def from_record(cls, record: Record) -> "MitigationTrial":
-        """The trial that a record holds."""
-        return from_stored(cls, {**record.scalars, "record": record})
-
     def scores(self, measure: str, arm: int) -> np.ndarray:
         """score[sample, position] of one arm, counted from 0, the unchanged model."""
         return self.record.arrays[f"scores/{measure}/{arm}"]
@@ -94,13 +89,6 @@ class MitigationTrial(Result):
         """The curve of every arm in the measure that decided."""
         measure, method = self.judgement.measure, self.judgement.recommended
         title = f"{self.model}, {self.task}: {f'apply {method}' if method else 'leave the model as it is'}"
-        series = [
-            Series(
-                arm.name,
-                np.array([mean.value for mean in means]),
-                np.array([mean.low for mean in means]),
-                np.array([mean.high for mean in means]),
-            )
-            for arm, means in zip(self.arms, self.curves.get(measure, ()), strict=False)
-        ]
-        return Shown(title, tuple(series), measure, places=np.array(self.judgement.positions))
+        arms = zip(self.arms, self.curves.get(measure, ()), strict=False)
+        series = tuple(Series.of_intervals(arm.name, means) for arm, means in arms)
+        return Shown(title, series, measure, places=np.array(self.judgement.positions))

@@ -1,7 +1,6 @@
 """An attention run in tables and figures."""
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from posbias.display.figures import (
     BLUE,
@@ -14,10 +13,9 @@ from posbias.display.figures import (
     profiles_figure,
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
-from posbias.measurement.attention_statistics import AttentionStatistics, HeadStatistic
+from posbias.measurement.attention_statistics import AttentionStatistics
 from posbias.profiles import Profile
-from posbias.report.layout import caveats_of
-from posbias.report.page import REPORTS, Report, check_finished
+from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, number_text
 
 LAYER = "layer (0 is nearest the input)"
@@ -28,14 +26,11 @@ KERNEL_DECADES = 4.0
 SINK_RANGE = (1e-4, 1.3)
 """Shares of queries on the logarithmic axis of the figure of the sinks."""
 
-Line = Float64[np.ndarray, "n_points"]
-
 
 @REPORTS.register("attention")
 def attention_report(run: AttentionStatistics) -> Report:
     """Report of what attention looks like: the whole model, every layer, and the rollouts."""
-    check_finished(run.record)
-    figures = attention_figures(run)
+    figures = _figures(run)
     return Report(
         f"{run.title}: {_prompts(run)}",
         kicker="posbias · what attention looks like",
@@ -45,7 +40,6 @@ def attention_report(run: AttentionStatistics) -> Report:
         figures=figures[1:],
         tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
         left_out=list(run.left_out),
-        caveats=caveats_of(run.record),
         record=run.record,
         glossary=ATTENTION_GLOSSARY,
     )
@@ -53,20 +47,16 @@ def attention_report(run: AttentionStatistics) -> Report:
 
 def _verdict(run: AttentionStatistics) -> list[str]:
     """How far attention looks back, what the first position takes, and how much of a layer attention is."""
-    return [
+    said = [
         f"Attention looks back {run.distance.overall.text('.0f', unit=' positions')} on average; even attention "
         f"would look back {run.even_distance.mean():.0f}.",
         f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
         f"{run.first_sink(-1).text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-        *(
-            []
-            if run.mixing is None
-            else [
-                f"Attention contributes {run.mixing.tokens.overall.text('.2f')} of a layer's output; the residual "
-                "stream carries the rest."
-            ]
-        ),
     ]
+    if run.mixing is not None:
+        share = run.mixing.tokens.overall.text(".2f")
+        said.append(f"Attention contributes {share} of a layer's output; the residual stream carries the rest.")
+    return said
 
 
 def _whole_table(run: AttentionStatistics) -> Table:
@@ -78,14 +68,11 @@ def _whole_table(run: AttentionStatistics) -> Table:
         ("content logit, off-diagonal", content.off_diagonal, 3, ""),
         ("content logit, difference", content.difference, 3, "0 (no content)"),
         ("the same without the model's scale, as published", content.published, 2, "0 (no content)"),
-        *(
-            [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
-            if mixing
-            else []
-        ),
         ("prefixes whose mass rises", monotonicity.violated, 3, "0 (monotone)"),
         ("mean rise of those", monotonicity.gap, 4, "0 (monotone)"),
     ]
+    if mixing is not None:
+        rows[6:6] = [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
     if run.learned_sink is not None:
         rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
     cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
@@ -129,42 +116,36 @@ def _rollout_table(run: AttentionStatistics) -> Table:
     return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
 
 
-def attention_figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
-    """All figures, in the order of the page: what the table of layers does not say."""
-    even, distance = run.even_distance, run.distance.overall
-    return [
-        Figure(
-            "distance",
-            f"{run.title}: attention looks back {distance.text('.0f', unit=' positions')} on average; "
-            f"even attention would look back {even.mean():.0f}",
-            LAYER,
-            "attention distance (positions)",
-            (*_head_curves(run.distance), _over_layers("even attention", even, FLAT)),
-            markers=True,
-        ),
-        _kernel_map(run),
-        _sink_figure(run),
-        *([_rollout_figure(run)] if run.rollouts else []),
-    ]
-
-
 def _prompts(run: AttentionStatistics) -> str:
     return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
 
 
-def _head_curves(statistic: HeadStatistic) -> list[Curve]:
-    """Means of every layer with their intervals, and the heads at both ends."""
-    heads = statistic.by_head
-    ends = {"highest head": heads.max(axis=1), "lowest head": heads.min(axis=1)} if heads.shape[1] > 1 else {}
-    outer = [_over_layers(end, values, Stroke(BLUE, "dot")) for end, values in ends.items()]
-    mean = _over_layers("mean over heads", statistic.value, Stroke(BLUE, "solid"), statistic.low, statistic.high)
-    return [mean, *outer]
+def _figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
+    """All figures, in the order of the page: what the table of layers does not say."""
+    figures = [_distance_figure(run), _kernel_map(run), _sink_figure(run)]
+    if run.rollouts:
+        theories = {
+            label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
+            for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
+        }
+        title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
+        figures.append(profiles_figure("rollouts", title, theories))
+    return figures
 
 
-def _over_layers(
-    name: str, values: Float[np.ndarray, "layers"], stroke: Stroke, low: Line | None = None, high: Line | None = None
-) -> Curve:
-    return Curve(name, np.arange(values.size, dtype=np.float64), values, stroke, low=low, high=high)
+def _distance_figure(run: AttentionStatistics) -> Figure | HeatMap:
+    """Means of every layer with their intervals, the heads at both ends, and even attention."""
+    distance, even, heads, layers = run.distance, run.even_distance, run.distance.by_head, np.arange(float(run.depth))
+    curves = [Curve("mean over heads", layers, distance.value, Stroke(BLUE, "solid"), distance.low, distance.high)]
+    if heads.shape[1] > 1:
+        curves.append(Curve("highest head", layers, heads.max(axis=1), Stroke(BLUE, "dot")))
+        curves.append(Curve("lowest head", layers, heads.min(axis=1), Stroke(BLUE, "dot")))
+    title = (
+        f"{run.title}: attention looks back {distance.overall.text('.0f', unit=' positions')} on average; "
+        f"even attention would look back {even.mean():.0f}"
+    )
+    curves.append(Curve("even attention", layers, even, FLAT))
+    return Figure("distance", title, LAYER, "attention distance (positions)", tuple(curves), markers=True)
 
 
 def _kernel_map(run: AttentionStatistics) -> HeatMap:
@@ -206,13 +187,3 @@ def _sink_figure(run: AttentionStatistics) -> Figure:
         log_range=SINK_RANGE,
         linear_range=(0.0, max(1.25 * inside, 0.01)),
     )
-
-
-def _rollout_figure(run: AttentionStatistics) -> Figure:
-    """Every rollout's profile, in the order of the record."""
-    theories = {
-        label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
-        for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
-    }
-    title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
-    return profiles_figure("rollouts", title, theories)

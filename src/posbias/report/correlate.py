@@ -19,8 +19,7 @@ from posbias.display.wording import KINDS, THEORIES, label
 from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.report.compare_evaluations import axis_of
-from posbias.report.layout import notice_sentences
-from posbias.report.page import REPORTS, Report
+from posbias.report.page import REPORTS, Report, notice_sentences
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
 

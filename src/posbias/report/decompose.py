@@ -12,7 +12,6 @@ from posbias.decomposition.decomposition import MEASURED
 from posbias.display.figures import MEASURED as BLACK
 from posbias.display.figures import Curve, Figure, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, STATISTICS, label
-from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import VERDICTS, Table
 from posbias.statistics import Interval
@@ -48,7 +47,7 @@ def decomposition_report(decomposition: Decomposition) -> Report:
         verdict=_verdict(decomposition),
         picture=figures[:1],
         summary=tables[:2],
-        caveats=[*caveats_of(decomposition.record), CAVEAT],
+        caveats=[CAVEAT],
         figures=figures[1:],
         note=NOTE,
         tables=tables[2:],

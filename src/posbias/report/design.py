@@ -16,7 +16,6 @@ from posbias.display.figures import (
     profile_figure,
 )
 from posbias.profiles import Profile
-from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
@@ -42,7 +41,6 @@ def design_report(run: Design) -> Report:
         picture=[_figure(run)],
         summary=tables[:1],
         statements=statements,
-        caveats=caveats_of(run.record),
         note=NOTE.format(apart="" if run.target.whole else APART),
         tables=tables[1:],
         record=run.record,

@@ -3,7 +3,6 @@ several lengths, accuracy by length and depth, and the effective length."""
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,15 +10,14 @@ from posbias.display.figures import MEASURED, RUNS, Figure, HeatMap, interval_cu
 from posbias.display.wording import label
 from posbias.evaluation.correlate import MeasuredGroup
 from posbias.evaluation.curve import PositionCurve
-from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, EffectiveLength, Evaluation, LengthEvaluation
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
 from posbias.report.compare_evaluations import axis_of
 from posbias.report.correlate import CORRELATION_CAVEAT, correlation_tables, correlation_verdict, influence_figure
-from posbias.report.layout import caveats_of, notice_sentences
-from posbias.report.page import REPORTS, Report
+from posbias.report.page import REPORTS, Report, notice_sentences
 from posbias.report.tables import Table
-from posbias.statistics import CONFIDENCE, MISSING, Interval, mean_of
+from posbias.statistics import CONFIDENCE, MISSING, mean_of
 from posbias.tasks.language.rules import LETTERS
 
 NOTE = (
@@ -57,7 +55,6 @@ def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
-    influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []
     return Report(
         record.title,
         kicker="posbias · behaviour by position",
@@ -66,7 +63,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         picture=figures[:1],
         summary=tables[:1],
         statements=statements_of(evaluation),
-        caveats=[*caveats_of(record), *_caveats(evaluation), *influence_caveat],
+        caveats=_caveats(evaluation),
         figures=figures[1:],
         note=NOTE,
         tables=tables[1:],
@@ -77,23 +74,20 @@ def evaluation_report(evaluation: Evaluation) -> Report:
 
 def notices_of(evaluation: Evaluation) -> list[str]:
     """Notices about the answers that a reader needs before any number."""
-    notices = []
-    responder = evaluation.responder
+    notices, responder, reading = [], evaluation.responder, evaluation.reading
     if responder.get("key_in_clear"):
         variable, address = responder["key_variable"], responder["address"]
         notices.append(f"The key in {variable} was sent unencrypted to {address}, where others can read it.")
-    notices += [*_refused(evaluation), *_thoughts(evaluation)]
-    if evaluation.moved_blanks:
+    if refused := evaluation.refused:
+        # Without an item that holds the answer there is one position, which has no number.
+        counted = sorted(Counter(each.position for each in refused).items(), key=lambda entry: entry[0] or 0)
+        at = ", ".join(f"{'no position' if place is None else f'position {place}'}: {n}" for place, n in counted)
+        first = refused[0]
         notices.append(
-            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
-            "and the right answer begins with the blanks, as its tokens do."
+            f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every "
+            f"curve ({at}). Comparisons rest on the samples that were answered at all positions. The first: sample "
+            f"{first.sample}, position {first.position}: {first.detail}"
         )
-    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
-
-
-def _thoughts(evaluation: Evaluation) -> list[str]:
-    """Notices about answers that never came out of the model's thoughts, and about scores without thoughts."""
-    reading, notices = evaluation.reading, []
     if reading is not None and (unfinished := reading.unjudged.get("unfinished")):
         most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
         notices.append(
@@ -107,53 +101,33 @@ def _thoughts(evaluation: Evaluation) -> list[str]:
             f"{reading.thought} of {reading.answers} answers came with thoughts, which were taken out."
             + scored * " The right answer was scored without thoughts before it, not as the model would give it."
         )
-    return notices
-
-
-def _refused(evaluation: Evaluation) -> list[str]:
-    """Notice of the prompts that a server refused, which no curve has: number, positions, and the first reason."""
-    refused = evaluation.refused
-    if not refused:
-        return []
-    # Without an item that holds the answer there is one position, which has no number.
-    counted = sorted(Counter(refusal.position for refusal in refused).items(), key=lambda entry: entry[0] or 0)
-    places = ", ".join(
-        f"{'no position' if place is None else f'position {place}'}: {count}" for place, count in counted
-    )
-    first = refused[0]
-    return [
-        f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every curve "
-        f"({places}). Comparisons rest on the samples that were answered at all positions. The first: sample "
-        f"{first.sample}, position {first.position}: {first.detail}",
-    ]
+    if evaluation.moved_blanks:
+        notices.append(
+            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
+            "and the right answer begins with the blanks, as its tokens do."
+        )
+    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
 
 
 def verdict_of(evaluation: Evaluation) -> list[str]:
     """Sentences on whether the item's position matters, by the first two measures; and remedies, or the influence on
     the same prompts."""
-    curves = evaluation.curves
-    withheld = _withheld(evaluation)
+    curves, withheld = evaluation.curves, _withheld(evaluation)
     if not curves or evaluation.verdicts:
         debiased = _debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
         return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
-    if withheld:
-        return [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
-    sentences = [_shape_sentence(name, curve) for name, curve in list(curves.items())[:2]]
-    if correlated := correlation_verdict(evaluation.series):
-        return [*sentences, correlated]
-    if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
-        return sentences
-    return [*sentences, f"What to do: {_tries(evaluation)}`posbias place` finds the best passage order."]
-
-
-def _tries(evaluation: Evaluation) -> str:
-    """The command that tries methods on the model, whose weights a server does not give."""
-    if not evaluation.local:
-        return ""
-    model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
-    positions = evaluation.positions
-    three = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
-    return f"`posbias mitigate {model} --task {task} --positions {','.join(map(str, three))}` tries methods; "
+    sentences = [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
+    if not withheld and (correlated := correlation_verdict(evaluation.series)):
+        sentences.append(correlated)
+    elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
+        tries = ""
+        if evaluation.local:  # a server does not give a model's weights
+            model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
+            places = evaluation.positions
+            three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
+            tries = f"`posbias mitigate {model} --task {task} --positions {three}` tries methods; "
+        sentences.append(f"What to do: {tries}`posbias place` finds the best passage order.")
+    return sentences
 
 
 def measure_words(measure: str) -> str:
@@ -162,36 +136,32 @@ def measure_words(measure: str) -> str:
 
 
 def _shape_sentence(measure: str, curve: PositionCurve) -> str:
-    """The established shape of a curve in plain words, and its ends: the best and the worst position."""
-    means = [
-        (mean, place) for mean, place in zip(curve.means, curve.positions, strict=True) if not np.isnan(mean.value)
-    ]
+    """The established shape of a curve in plain words, its best and worst position, and the samples that would decide
+    if no dependence on position is established."""
     words = measure_words(measure)
+    means = {place: mean for place, mean in zip(curve.positions, curve.means, strict=True) if not np.isnan(mean.value)}
     if curve.shape is None or not means:
         return f"By {words} nothing is decided: {curve.findings[0]}."
-    values = [mean.value for mean, _ in means]
-    numbers = f"{words} {_at(means, max(values))}, {_at(means, min(values))}"
+    values = [mean.value for mean in means.values()]
+
+    def at(value: float) -> str:
+        alike = [place for place, mean in means.items() if mean.value == value]
+        places = f"position{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))}"
+        if len(alike) > NAMED_POSITIONS:
+            places = f"{len(alike)} positions"
+        return f"{means[alike[0]].text('.2f')} at {places}"
+
+    numbers = f"{words} {at(max(values))}, {at(min(values))}"
     if max(values) == min(values):
-        numbers = f"{words} is {means[0][0].text('.2f')} at every position"
-    return f"{SHAPES[curve.shape.label]}: {numbers}.{_deciding(curve)}"
-
-
-def _deciding(curve: PositionCurve) -> str:
-    """The samples that would decide, in a sentence, if no dependence on position is established."""
+        numbers = f"{words} is {next(iter(means.values())).text('.2f')} at every position"
+    sentence = f"{SHAPES[curve.shape.label]}: {numbers}."
     if curve.deciding is None or curve.deciding[1] <= curve.n_complete:
-        return ""
+        return sentence
     difference, samples = curve.deciding
     between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
-    return f" About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
-
-
-def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
-    """A mean and the positions that have it, named up to three and else counted."""
-    alike = [(mean, place) for mean, place in means if mean.value == value]
-    places = f"position{'s' if len(alike) > 1 else ''} {', '.join(str(place) for _, place in alike)}"
-    if len(alike) > NAMED_POSITIONS:
-        places = f"{len(alike)} positions"
-    return f"{alike[0][0].text('.2f')} at {places}"
+    return (
+        f"{sentence} About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
+    )
 
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
@@ -204,18 +174,13 @@ def tables_of(evaluation: Evaluation) -> list[Table]:
 
 def statements_of(evaluation: Evaluation) -> list[str]:
     """Sentences that the intervals support."""
-    statements = withheld = _withheld(evaluation)
+    withheld, reading = _withheld(evaluation), evaluation.reading
+    statements = list(withheld)
     if evaluation.verdicts and not withheld:
         statements = [f"Verdicts: {finding}." for finding in _judge_findings(evaluation.verdicts)]
-    statements = [
-        *statements,
-        *(
-            f"{label(MEASURES, name)}: {finding}."
-            for name, curve in evaluation.curves.items()
-            for finding in curve.findings
-        ),
-    ] or ["No example was answered or scored, so there is no curve."]
-    reading = evaluation.reading
+    for name, curve in evaluation.curves.items():
+        statements += [f"{label(MEASURES, name)}: {finding}." for finding in curve.findings]
+    statements = statements or ["No example was answered or scored, so there is no curve."]
     if reading is not None and not withheld and not np.isnan(reading.starts) and reading.starts != reading.right:
         statements.append(
             f"{reading.right:.0%} of the generated answers are right by the task's rule; {reading.starts:.0%} begin "
@@ -229,7 +194,7 @@ def statements_of(evaluation: Evaluation) -> list[str]:
 
 
 def _caveats(evaluation: Evaluation) -> list[str]:
-    """Answers that may not be what the model would say."""
+    """Answers that may not be what the model would say, and what a correlation with influence may mean."""
     caveats, total = [], evaluation.answered
     if evaluation.cut_off:
         most = f"--max-tokens {evaluation.max_tokens}"
@@ -241,7 +206,7 @@ def _caveats(evaluation: Evaluation) -> list[str]:
         caveats.append(
             f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
         )
-    return caveats
+    return [*caveats, *([CORRELATION_CAVEAT] if evaluation.influence else [])]
 
 
 def _reasons(evaluation: Evaluation) -> list[str]:
@@ -334,23 +299,21 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
 
 def _figures(evaluation: Evaluation) -> list[Figure]:
     """One figure per measure; before them, if influence was measured on the same prompts, everything on one scale."""
-    figures = [_score_figure(evaluation, name, curve) for name, curve in evaluation.curves.items()]
+    figures = [
+        Figure(
+            f"behaviour-{name.replace('_', '-')}",
+            f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
+            axis_of(evaluation.n_items),
+            words := label(MEASURES, name),
+            interval_curves(words, curve.positions, curve.means, MEASURED if name == "accuracy" else RUNS[0]),
+            markers=True,
+        )
+        for name, curve in evaluation.curves.items()
+    ]
     if evaluation.series:
         group = MeasuredGroup.of(evaluation, evaluation.title)
         figures.insert(0, influence_figure("behaviour-influence", group))
     return [figure for figure in figures if figure.curves]
-
-
-def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Figure:
-    stroke = MEASURED if name == "accuracy" else RUNS[0]
-    return Figure(
-        f"behaviour-{name.replace('_', '-')}",
-        f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
-        axis_of(evaluation.n_items),
-        label(MEASURES, name),
-        interval_curves(label(MEASURES, name), curve.positions, curve.means, stroke),
-        markers=True,
-    )
 
 
 def requirement_text(check: RequirementCheck) -> str:
@@ -415,7 +378,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         verdict=length_verdict(evaluation),
         picture=[_heat_map(evaluation)],
         summary=[_cell_table(evaluation)],
-        caveats=[*cut_off, *caveats_of(record)],
+        caveats=cut_off,
         note=LENGTHS_NOTE,
         left_out=[f"too long at {tokens} tokens: {lost} samples" for tokens, lost in evaluation.too_long.items()],
         record=record,
@@ -426,29 +389,22 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
     """The effective length as a bound, and what keeps it from being longer."""
     effective = evaluation.effective_length
     wanted = f"{effective.threshold:g} accuracy at every depth"
-    first = (
-        f"Effective length: at least {effective.at_least} tokens with {wanted} ({CONFIDENCE:.0%} confidence)."
-        if effective.at_least
-        else f"No length is shown to reach {wanted}."
-    )
-    return [first, *_beyond(evaluation, effective)]
-
-
-def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[str]:
-    """The first length that is not reached: whether it is too long, or what would decide it."""
+    first = f"No length is shown to reach {wanted}."
+    if effective.at_least:
+        first = f"Effective length: at least {effective.at_least} tokens with {wanted} ({CONFIDENCE:.0%} confidence)."
     length = effective.below or effective.undecided
     if length is None:
         limit = [length for length in evaluation.not_evaluated if length in evaluation.too_long]
         why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
-        return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
+        return [first, f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
     level = next(level for level in evaluation.levels if level.length == length)
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.withheld:
-        return [f"{length} tokens are not decided: {level.withheld}."]
+        return [first, f"{length} tokens are not decided: {level.withheld}."]
     if effective.below is not None:
-        return [f"At {length} tokens accuracy is lower: {numbers}."]
-    asked = max(level.deciding(effective.threshold), level.n_complete + 1)
-    return [f"{length} tokens are not decided: accuracy {numbers}; about {asked:,} samples (`--count`) would decide."]
+        return [first, f"At {length} tokens accuracy is lower: {numbers}."]
+    asked = f"about {max(level.deciding(effective.threshold), level.n_complete + 1):,} samples (`--count`) would decide"
+    return [first, f"{length} tokens are not decided: accuracy {numbers}; {asked}."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

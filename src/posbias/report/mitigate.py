@@ -9,7 +9,7 @@ from inspect import getdoc
 
 import numpy as np
 
-from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from posbias.display.figures import MEASURED, RUNS, Figure, interval_curves
 from posbias.display.wording import label
 from posbias.errors import UsageError
 from posbias.evaluation.evaluation import MEASURES
@@ -46,10 +46,10 @@ from posbias.mitigation.judging import (
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, MitigationTrial
+from posbias.report.compare_evaluations import axis_of
 from posbias.report.evaluate import measure_words, requirement_text
-from posbias.report.layout import caveats_of, sample_notices
-from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, number_text
+from posbias.report.page import REPORTS, Report, notice_sentences
+from posbias.report.tables import Table, capital, number_text
 from posbias.statistics import MISSING, POWER, Interval
 
 MOST_DRAWN = 6
@@ -77,17 +77,14 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     whys = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
     required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
+    here = (record.resolved.get("responder") or {}).get("kind") == "local"
     return Report(
         record.title,
         kicker="posbias · methods against position bias, judged",
-        notices=sample_notices(record),
+        notices=notice_sentences(trial.notices, count=record.resolved.get("count"), here=here),
         verdict=[*recommendation(judgement), *required],
         basis=f"{n_samples} samples that no fit used.",
-        caveats=[
-            *caveats_of(record),
-            *warnings(trial.choice, trial.arms),
-            *([FORM] if judgement.measure == "logprob" else []),
-        ],
+        caveats=[*warnings(trial.choice, trial.arms), *([FORM] if judgement.measure == "logprob" else [])],
         summary=[_position_table(trial), _verdict_table(trial)],
         picture=_figures(trial),
         note=NOTE,
@@ -141,7 +138,7 @@ def _changed(change: Change | None) -> str:
 
 
 def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
-    """How the recommended method is put on a model of transformers, or how it changes prompts."""
+    """How the recommended method is put on a model of transformers and leaves for others, or how it changes prompts."""
     arm = trial.recommended
     kind = "" if arm is None else arm.method.partition("(")[0]
     if arm is None or kind not in MITIGATIONS:
@@ -152,15 +149,23 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
         return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
     needs_places = arm.needs_passages or method.needs_passages is True
     told = ("question" if method.needs_question else "passages") if needs_places else ""
-    fitted = arm.fitted is not None
-    recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
-    title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
-    exported = f"{arm.name} in other programs{'' if arm.recipe else ', from the directory of this run'}"
-    served = _export_commands(arm.method, arm.recipe or ".")
-    return {
-        "Use it with transformers": [Table(title, ["Python"], [[line] for line in transformers_lines(recipe, told)])],
-        **({"Serve it": [Table(exported, ["Shell"], [[line] for line in served])]} if served else {}),
-    }
+    here = ", from the directory of this run"
+    recipe = f"{arm.directory}/recipe.json" if arm.fitted is not None else arm.recipe or arm.name
+    title = f"{arm.name} on a model of transformers{here if arm.fitted is not None else ''}"
+    lines = [[line] for line in transformers_lines(recipe, told)]
+    used = {"Use it with transformers": [Table(title, ["Python"], lines)]}
+    try:
+        served = issubclass(method, Adapter) and MITIGATIONS.parse(arm.method)
+    except UsageError:  # a spelling that was cut off
+        served = False
+    if served:
+        export = f"posbias export {shlex.quote(arm.recipe or '.')} --to"
+        forms = [
+            [f"{export} adapter --gguf  # for vLLM, transformers, llama.cpp"],
+            [f"{export} merged --merged  # a whole model, for all others"],
+        ]
+        used["Serve it"] = [Table(f"{arm.name} in other programs{'' if arm.recipe else here}", ["Shell"], forms)]
+    return used
 
 
 def transformers_lines(recipe: str, told: str) -> list[str]:
@@ -170,16 +175,15 @@ def transformers_lines(recipe: str, told: str) -> list[str]:
     """
     tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
     answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
+    asked = ", question=QUESTION, tokenizer=tokenizer" if told else ""
+    said = "QUESTION: the text with which questions begin" if told else "until it is removed"
+    lines = [f"pb.mitigated(model, {recipe!r}{asked}).install()  # {said}", tokens, answer]
     if told == "passages":
         lines = [
             f"{tokens}  # the texts PASSAGES stand in it, in this order",
             f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
             f"    {answer}",
         ]
-    else:
-        asked = ", question=QUESTION, tokenizer=tokenizer" if told else ""
-        said = "QUESTION: the text with which questions begin" if told else "until it is removed"
-        lines = [f"pb.mitigated(model, {recipe!r}{asked}).install()  # {said}", tokens, answer]
     return [
         "import posbias as pb",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -188,17 +192,6 @@ def transformers_lines(recipe: str, told: str) -> list[str]:
         "tokenizer = AutoTokenizer.from_pretrained(NAME)",
         *lines,
     ]
-
-
-def _export_commands(spelling: str, source: str) -> list[str]:
-    """Commands that write a method for other programs; none for one that cannot leave, or whose spelling is cut off."""
-    try:
-        method = MITIGATIONS.parse(spelling)
-    except UsageError:
-        return []
-    export = f"posbias export {shlex.quote(source)}"
-    forms = ("adapter --gguf  # for vLLM, transformers, llama.cpp", "merged --merged  # a whole model, for all others")
-    return [f"{export} --to {form}" for form in forms] if isinstance(method, Adapter) else []
 
 
 def _number_table(trial: MitigationTrial) -> Table:
@@ -240,31 +233,19 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
     judgement = trial.judgement
     if judgement.measure not in trial.curves:
         return []
-    ranked = sorted(
-        judgement.verdicts,
-        key=lambda verdict: (
-            verdict.name != judgement.recommended,
-            -min((mean.value for mean in verdict.means if np.isfinite(mean.value)), default=-np.inf),
-        ),
-    )
-    first = ranked[:MOST_DRAWN]
-    strokes, positions = run_strokes([verdict.name for verdict in first]), list(judgement.positions)
-    lines: list[Curve] = list(interval_curves("unchanged", positions, judgement.before, MEASURED))
-    for verdict in first:
-        lines += interval_curves(verdict.name, positions, verdict.means, strokes[verdict.name])
-    n_left = len(ranked) - len(first)
-    omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left else ""
-    measure = label(MEASURES, judgement.measure)
-    return [
-        Figure(
-            "before-and-after",
-            f"{trial.task}: {measure} by position, without and with each method{omitted}",
-            f"position of the answer among {trial.n_items} (0 is the first)",
-            measure,
-            tuple(lines),
-            markers=True,
-        )
-    ]
+
+    def rank(verdict: Verdict) -> tuple[bool, float]:
+        worst = min((mean.value for mean in verdict.means if np.isfinite(mean.value)), default=-np.inf)
+        return verdict.name != judgement.recommended, -worst
+
+    ranked, measure = sorted(judgement.verdicts, key=rank), label(MEASURES, judgement.measure)
+    lines = list(interval_curves("unchanged", judgement.positions, judgement.before, MEASURED))
+    for verdict, stroke in zip(ranked[:MOST_DRAWN], RUNS, strict=False):
+        lines += interval_curves(verdict.name, judgement.positions, verdict.means, stroke)
+    n_left = len(ranked) - MOST_DRAWN
+    omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left > 0 else ""
+    title = f"{trial.task}: {measure} by position, without and with each method{omitted}"
+    return [Figure("before-and-after", title, axis_of(trial.n_items), measure, tuple(lines), markers=True)]
 
 
 def recommendation(judgement: Judgement) -> list[str]:
@@ -284,7 +265,7 @@ def recommendation(judgement: Judgement) -> list[str]:
         return ["Leave the model as it is.", *warned]
     first = verdicts[0]
     if len(withheld) == len(verdicts) and first.withheld:
-        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(first.withheld)}."]
+        return [f"No verdict by answers for any method ({first.name}).", f"{capital(first.withheld)}."]
     enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
     return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
@@ -294,12 +275,13 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     """The verdict on the recommended method, both levels, its price, other harm, and the dependence on position."""
     assert best.before is not None
     assert best.after is not None
-    effects = {
-        APPLY: f"Apply {best.name}.",
-        EVENS: f"{best.name} evens scores out.",
-        RAISES: f"{best.name} raises scores at {'some' if best.lowered else 'all'} positions; {_fate(best)}.",
-    }
-    lines = [effects[best.verdict]]
+    lines = [
+        {
+            APPLY: f"Apply {best.name}.",
+            EVENS: f"{best.name} evens scores out.",
+            RAISES: f"{best.name} raises scores at {'some' if best.lowered else 'all'} positions; {_fate(best)}.",
+        }[best.verdict]
+    ]
     for endpoint, name, lead in (
         (MEAN, "mean", f"On average over positions, {measure} goes"),
         (WORST, "worst", "At the worst position it goes"),
@@ -319,7 +301,7 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     besides = [name for name in best.effects if name in best.harms]
     scope = f"here or for {' and '.join(besides)}" if besides else "but only this task was judged"
     lines.append(f"No {'other ' if price else ''}{harm} is established{' ' if besides else ', '}{scope}.")
-    return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
+    return [*lines, f"{capital(dependence_text(best))}."] if best.dependence else lines
 
 
 def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
@@ -330,7 +312,7 @@ def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
     rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
     lines = [f"{', '.join(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
     needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
-    return [*lines, f"{_capital(needed)}."] if needed else lines
+    return [*lines, f"{capital(needed)}."] if needed else lines
 
 
 def _needed_text(verdict: Verdict) -> str:
@@ -367,14 +349,14 @@ def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
     if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
         return [f"It changes no score of these {verdict.n_samples} samples at all."]
     harms, gains, price, negligible, unsure = verdict.established(smallest)
-    sentences = [f"{_capital(verdict.withheld)}."] if verdict.withheld else []
+    sentences = [f"{capital(verdict.withheld)}."] if verdict.withheld else []
     for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
         sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
     if harms or gains or verdict.withheld:
         sentences += [f"Only in these samples: {_change_sentence(verdict, name)}" for name in unsure]
     below = f"Established but negligible (below {smallest:g})"
     sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
-    sentences += [f"{_capital(dependence_text(verdict))}."] if verdict.dependence else []
+    sentences += [f"{capital(dependence_text(verdict))}."] if verdict.dependence else []
     if verdict.lost:
         sentences.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
     sentences += [
@@ -438,10 +420,6 @@ def seconds_each(arm: ArmResult) -> str:
     return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _lost(value: Interval) -> Interval:
     """A fall as a positive size."""
     return Interval(-value.value, -value.high, -value.low)
@@ -474,4 +452,4 @@ def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judge
         further = "other " if len(names) < len(JUDGED) or unsure else ""
         text += f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}. "
     needed = _needed_text(verdict) if MEAN in names else ""
-    return f"{text}{_capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()
+    return f"{text}{capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()

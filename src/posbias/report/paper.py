@@ -16,14 +16,13 @@ from typing import Any
 
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.checks import checked
-from posbias.display.showing import Showing, rows_of
+from posbias.display.showing import Showing
 from posbias.display.static import image_of
-from posbias.errors import RunError, UsageError, printable
-from posbias.files import write_atomically
+from posbias.errors import UsageError, printable
+from posbias.files import write_file
 from posbias.measurement.kinds import KINDS
 from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.report.layout import conditions_of, real_name
-from posbias.report.page import figures_of, records_of, report_of, tables_of
+from posbias.report.page import conditions_of, figures_of, real_name, records_of, report_of, tables_of
 from posbias.report.tables import Table
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS
@@ -44,8 +43,6 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 INTERVAL = re.compile(r"(?P<value>[-+]?[\d.]+)(?P<unit>(?: \S+)?) \[(?P<low>-?[\d.]+|-inf), (?P<high>-?[\d.]+|inf)\]")
 WIDE = 5
 """Columns from which a table is scaled to the width of the text."""
-PLACES = 21
-"""Most rows of a table of curves; CSV has all."""
 LINE = 40
 """Characters of a cell from which its column is broken into lines."""
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
@@ -67,15 +64,8 @@ PREAMBLE = r"""\documentclass{article}
 
 
 def latex_of(result: Showing) -> str:
-    """Every table of a run's report in LaTeX, for the packages booktabs and graphicx; of what is no run, its curves."""
-    if (run := result.as_run()) is not None:
-        return "\n".join(latex_table(table) for table in tables_of(report_of(run)))
-    view = result.shown()
-    if not view.series:
-        raise UsageError(f"{type(result).__name__}({view.title}) holds no curves over positions")
-    head, *rows = rows_of(view, PLACES)
-    shown = f", {len(rows)} of {len(view.x)}" if len(rows) < len(view.x) else ""
-    return latex_table(Table(f"{view.label} by {view.axis}{shown}".capitalize(), head, rows))
+    """Every table of a run's report in LaTeX, for the packages booktabs and graphicx."""
+    return "\n".join(latex_table(table) for table in tables_of(report_of(result)))
 
 
 def latex_table(table: Table) -> str:
@@ -118,10 +108,9 @@ def cite(result: Showing | Record) -> str:
     A result that is no run, such as a profile, names posbias alone.
     """
     run = result.as_run()
-    if run is None:
-        return "\n".join(_entries([Record("cite", {})]))
-    comments = [f"% {name}: {printable(' '.join(text.split()))}" for name, text in _settings(run).items()]
-    return "\n".join([*comments, "", *_entries([run])])
+    told = {} if run is None else _settings(run)
+    comments = [f"% {name}: {printable(' '.join(text.split()))}" for name, text in told.items()]
+    return "\n".join([*comments, "", *_entries([run or Record("cite", {})])]).lstrip()
 
 
 def sources_of(record: Record) -> list[str]:
@@ -178,12 +167,8 @@ def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) 
     contents[REFERENCES] = "\n".join(_entries(records)).encode()
     ending = "\\bibliographystyle{plain}\n\\bibliography{references}\n\\end{document}\n"
     contents[DOCUMENT] = "\n".join([PREAMBLE, *parts, ending]).encode()
-    try:
-        for name, content in contents.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(out / name, content)
-    except OSError as error:
-        raise RunError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
+    for name, content in contents.items():
+        write_file(out / name, content)
     return out / DOCUMENT
 
 
@@ -213,11 +198,8 @@ def _names_in(record: Record) -> set[str]:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for entry in value.values():
-            yield from _texts(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
+    elif isinstance(value, dict | list | tuple):
+        for entry in value.values() if isinstance(value, dict) else value:
             yield from _texts(entry)
 
 

@@ -7,8 +7,10 @@ Negative results are claims like any other.
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 
@@ -42,20 +44,12 @@ from posbias.display.naming import names_beside
 from posbias.display.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.display.wording import THEORIES as NAMED
 from posbias.profiles import Profile
-from posbias.report.layout import caveats_of
-from posbias.report.page import REPORTS, Report, Section, check_finished
-from posbias.report.tables import (
-    OF_HALVES,
-    OF_ONE,
-    detailed_tables,
-    overview_tables,
-    shown_rows,
-)
+from posbias.report.page import REPORTS, Report, Section
+from posbias.report.tables import OF_HALVES, OF_ONE, TENTHS, capital, detailed_tables, overview_tables, shown_rows
 from posbias.runs.results import Result
 from posbias.statistics import Interval, jackknife, leave_one_out
 
 PREDICTED = " of the predicted influence"
-TENTHS = "tenths and their shares"
 TEXTS = {
     "default": "excerpts from Austen, Shakespeare, Milton, the King James Bible, the Jargon File, the US Constitution",
     "synthetic": "uniformly random tokens, no language at all",
@@ -75,24 +69,13 @@ NOTE = (
 @REPORTS.register("compare")
 @REPORTS.register("audit")
 def profiles_report(*runs: Result) -> Report:
-    """The report of one run with profiles, or of several, side by side and then each by itself."""
-    for run in runs:
-        check_finished(run.record)
+    """The report of one run with profiles, or of several side by side, whose own pages have their details."""
     views = [run if isinstance(run, ProfileRun) else ProfileRun.from_record(run.record) for run in runs]
     if len(views) == 1:
         return _report_of_one(views[0])
     views = told_apart(views)  # every line of a legend names one run
     sections = [
-        Section(
-            view.label,
-            anchor=f"run-{number}",
-            texts=verdict_of(view),
-            caveats=caveats_of(view.record),
-            figures=figures_of(view),
-            tables=detailed_tables(view),
-            left_out=list(view.left_out),
-            record=view.record,
-        )
+        Section(view.label, f"run-{number}", texts=verdict_of(view), left_out=list(view.left_out), record=view.record)
         for number, view in enumerate(views, start=1)
     ]
     figures = side_by_side(views)
@@ -119,7 +102,6 @@ def _report_of_one(view: ProfileRun) -> Report:
         verdict=verdict_of(view),
         picture=picture or figures[:1],
         figures=figures if picture else figures[1:],
-        caveats=caveats_of(view.record),
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
@@ -157,12 +139,13 @@ def picture_of(view: ProfileRun) -> list[Figure]:
     panels = []
     for subject in view.subjects:
         measurement = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
-        name = nearest_theory(subject, kind)
-        theories = [] if name is None else [(name, subject.theories[name].profile, theory_strokes([name])[name])]
-        curves = [profile_curve(theory_name(view, name), profile, stroke) for name, profile, stroke in theories]
-        title = f"{_capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
+        curves = []
+        if name := nearest_theory(subject, kind):
+            stroke = theory_strokes([name])[name]
+            curves.append(profile_curve(theory_name(view, name), subject.theories[name].profile, stroke))
+        title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
         panel = profile_figure(f"{subject.name}-{kind}-best", title, [measurement, *curves], measured=[measurement])
-        panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are=TENTHS))
+        panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are="tenths and their shares"))
     ranges = [panel.log_range for panel in panels if panel.log_range is not None]
     log_range = min(low for low, _ in ranges), max(high for _, high in ranges)
     tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
@@ -172,15 +155,12 @@ def picture_of(view: ProfileRun) -> list[Figure]:
 def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]:
     """Ranges of the first, the middle and the last tenth, and their shares; a position is a cell around its number."""
     profile, n_positions = subject.measured[kind].profile, subject.n_positions
-    starts = {"first_tenth": 0.0, "middle_tenth": 0.45, "last_tenth": 0.9}
-    return tuple(
-        (
-            start * n_positions - 0.5,
-            (start + FLAT_TENTH) * n_positions - 0.5,
-            percent(float(STATISTICS[name](profile.influence))),
-        )
-        for name, start in starts.items()
-    )
+    starts = dict(zip(TENTHS, (0.0, 0.45, 0.9), strict=True))
+    shares = {name: percent(float(STATISTICS[name](profile.influence))) for name in TENTHS}
+    ends = {
+        name: (start * n_positions - 0.5, (start + FLAT_TENTH) * n_positions - 0.5) for name, start in starts.items()
+    }
+    return tuple((*ends[name], shares[name]) for name in TENTHS)
 
 
 def figures_of(view: ProfileRun) -> list[Figure]:
@@ -200,11 +180,11 @@ Entry = tuple[str, Profile, Stroke]
 
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
-    one of the predictions alone if nothing was measured."""
-    pictures: list[tuple[str, str, list[Entry]]] = []
-    kinds = dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured)
-    for kind in kinds:
-        curves = [
+    one of the predictions alone if nothing was measured. Profiles of several lengths are drawn over fractions."""
+    figures = []
+    kinds = list(dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured))
+    for kind in kinds or [""]:
+        curves: list[Entry] = [
             (
                 state_of(view, subject),
                 subject.measured[kind].profile,
@@ -216,49 +196,37 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
         ]
         measured = all(is_measured(view, kind) for view in views)
         predicted = _predictions(views, [stroke for *_, stroke in curves])
-        if measured and predicted and len(curves) == 1:
-            curves = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in curves]
         contents = f"{len(curves) + len(predicted)} curves side by side"
         if measured:
             contents = "measured beside predicted" if predicted else f"{len(curves)} measurements side by side"
-        name = label(KINDS if measured else NAMED, kind)
-        pictures.append((f"runs-{kind}", f"{_capital(name)} influence, {contents}", [*curves, *predicted]))
-    predicted = [] if kinds else _predictions(views, [])
-    pictures.append(("runs-predicted", f"{len(predicted)} predictions, side by side", predicted))
-    return [
-        profile_figure(
-            slug,
-            title,
-            [
-                profile_curve(name, profile, stroke, relative=True, emphasis=stroke == MEASURED)
+        title = f"{capital(label(KINDS if measured else NAMED, kind))} influence, {contents}" if kind else ""
+        if measured and predicted and len(curves) == 1:
+            curves = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in curves]
+        entries = [*curves, *predicted]
+        if len(entries) > 1:
+            relative = len({profile.n_positions for _, profile, _ in entries}) > 1
+            drawn = [
+                profile_curve(name, profile, stroke, relative=relative, emphasis=stroke == MEASURED)
                 for name, profile, stroke in entries
-            ],
-            x_label="position as a fraction of the context",
-        )
-        for slug, title, entries in pictures
-        if len(entries) > 1
-    ]
+            ]
+            where = "position as a fraction of the context" if relative else "position in the context"
+            title = title or f"{len(predicted)} predictions, side by side"
+            figures.append(profile_figure(f"runs-{kind or 'predicted'}", title, drawn, x_label=where))
+    return figures
 
 
 def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[Entry]:
     """Predictions of runs without measurement, in strokes that no measurement has."""
-    predictions = [
+    found = [
         (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
         for view in views
         for subject in view.subjects
         if not subject.measured
         for name, theory in subject.theories.items()
     ]
-    names = names_beside([settings for settings, _ in predictions])
-    free = [stroke for stroke in RUNS if stroke not in used]
-    return [
-        (name, profile, free[number % len(free)])
-        for number, (name, (_, profile)) in enumerate(zip(names, predictions, strict=True))
-    ]
-
-
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
+    names = names_beside([settings for settings, _ in found])
+    free = cycle(stroke for stroke in RUNS if stroke not in used)
+    return [(name, profile, stroke) for name, (_, profile), stroke in zip(names, found, free, strict=False)]
 
 
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
@@ -377,7 +345,7 @@ def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
     if len(profiles) == 1:
         return [f"{shares_sentence(next(iter(profiles.values())), of)}{' (even: 10 %)' * bool(of)}"]
     lines = []
-    for statistic in ("first_tenth", "middle_tenth", "last_tenth"):
+    for statistic in TENTHS:
         shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
         least, most = (end(shares, key=lambda name: shares[name]) for end in (min, max))
         words = statistic.removesuffix("_tenth")
@@ -390,7 +358,7 @@ def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
     summary, n_units = _summary(subject, kind), subject.measured[kind].n_independent
     share = f"its middle tenth has {percent(summary['middle_tenth'])} of the influence"
     ends = {"beginning": _sign(summary["first_over_middle"]), "end": _sign(summary["last_over_middle"])}
-    name = about[0].upper() + about[1:] if about == "it" else about
+    name = capital(about) if about == "it" else about
     if n_units < UNITS_FOR_CLAIM:
         return f"Whether {about} loses the middle is not decided by {n_units} prompts or seeds: {share}."
     if all(sign == 1 for sign in ends.values()):
@@ -428,7 +396,7 @@ def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
     measured = subject.measured[kind]
     sample = measured.sample
     averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
-    first, middle, last = (STATISTICS[name](averages) for name in ("first_tenth", "middle_tenth", "last_tenth"))
+    first, middle, last = (STATISTICS[name](averages) for name in TENTHS)
     inside = STATISTICS["last_over_middle"](averages) + middle
     whole, within = (jackknife(tenth - first).interval(least=-1.0, most=1.0) for tenth in (last, inside))
     return whole, within
@@ -466,10 +434,10 @@ def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptCompari
 def nearest_theory(subject: Subject, kind: str) -> str | None:
     """The name of the theory that explains a measurement best; without one the nearest of all."""
     nearest = _nearest(subject, kind)
-    blocks = [block for block in subject.comparisons if block.kind == kind]
-    if nearest is None and not blocks:
-        return None
-    return nearest[0].theory if nearest else min(blocks, key=lambda block: block.metrics["wasserstein"]).theory
+    if nearest is not None:
+        return nearest[0].theory
+    distances = {block.theory: block.metrics["wasserstein"] for block in subject.comparisons if block.kind == kind}
+    return min(distances, key=lambda name: distances[name], default=None)
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
@@ -479,11 +447,11 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         return ("Nothing was compared.",)
     best = blocks[0]
     name = theory_name(view, best.theory)
-    theory = f"The {name}" if best.theory in NAMED else f"{name[0].upper()}{name[1:]}"
+    theory = f"The {name}" if best.theory in NAMED else capital(name)
     if best.prompts is None:
         distance, flat = best.metrics["wasserstein"], best.flat["wasserstein"]
         numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
-        first = f"{name[0].upper()}{name[1:]}: {numbers}; no claim without single prompts."
+        first = f"{capital(name)}: {numbers}; no claim without single prompts."
     else:
         numbers = f"(W1 {best.prompts.distance} against {best.prompts.flat.value:.3f})"
         first = {
@@ -493,13 +461,9 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         }[best.prompts.decides]
     if len(blocks) == 1:
         return (first,)
-    decides = [0 if block.prompts is None else block.prompts.decides for block in blocks]
-    counts = [
-        (decides.count(-1), "closer than a flat line"),
-        (decides.count(1), "farther"),
-        (decides.count(0), "undecided"),
-    ]
-    counted = ", ".join(f"{count} {words}" for count, words in counts if count)
+    decides = Counter(0 if block.prompts is None else block.prompts.decides for block in blocks)
+    words = {-1: "closer than a flat line", 1: "farther", 0: "undecided"}
+    counted = ", ".join(f"{decides[sign]} {said}" for sign, said in words.items() if decides[sign])
     return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
 
 
@@ -511,9 +475,7 @@ def percent(share: Interval | float) -> str:
 
 def shares_sentence(profile: Profile, of: str) -> str:
     """Shares of the tenths; `of` says of what, such as " of the influence"."""
-    first, middle, last = (
-        percent(float(STATISTICS[f"{name}_tenth"](profile.influence))) for name in ("first", "middle", "last")
-    )
+    first, middle, last = (percent(float(STATISTICS[name](profile.influence))) for name in TENTHS)
     return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
 
 

@@ -116,6 +116,11 @@ def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f", *, scale:
     return MISSING if stored is None else Interval.of_record(stored).text(spec, scale=scale, unit=unit)
 
 
+def capital(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def shown_rows(count: int) -> list[int]:
     """Rows of the layers that are shown of `count`: first, last, and evenly between."""
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from posbias.errors import RunError
-from posbias.files import TEMPORARY, write_atomically
+from posbias.files import TEMPORARY
 from posbias.progress import announce
-from posbias.runs.records import Record, describe_environment, finished_record, plain
+from posbias.runs.records import Record, describe_environment, finished_record, plain, read_arrays, write_arrays
 
 PARTS = "parts"
 PARTS_FORMAT = 2
@@ -56,7 +55,9 @@ class PartStore:
         """Write a piece, whole or not at all, and hand its arrays back."""
         whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         if self._directory is not None:
-            self._write(self._directory / f"{name}.safetensors", whole)
+            # The file sorts its arrays; theories are compared in their own order, resumed or not.
+            metadata = {"fingerprint": self.fingerprint, "order": json.dumps(list(arrays))}
+            write_arrays(self._directory / f"{name}.safetensors", whole, metadata)
         return whole
 
     def report(self, count: int) -> None:
@@ -70,30 +71,16 @@ class PartStore:
             )
 
     def _read(self, path: Path) -> dict[str, np.ndarray] | None:
-        from safetensors import SafetensorError, safe_open
-
         if not path.is_file():
             return None
         try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("fingerprint") != self.fingerprint:
-                    self.others += 1
-                    return None
-                return {key: file.get_tensor(key) for key in json.loads(metadata["order"])}
-        except (SafetensorError, KeyError, json.JSONDecodeError):
-            return None  # Not ours or damaged: computed again, and replaced.
-
-    def _write(self, path: Path, arrays: dict[str, np.ndarray]) -> None:
-        from safetensors.numpy import save
-
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The file sorts its arrays; theories are compared in their own order, resumed or not.
-            metadata = {"fingerprint": self.fingerprint, "order": json.dumps(list(arrays))}
-            write_atomically(path, save(arrays, metadata=metadata))
-        except OSError as error:
-            raise RunError(f"cannot write to {str(path.parent)!r}: {error.strerror or error}") from None
+            metadata, arrays = read_arrays(path)
+            if metadata.get("fingerprint") == self.fingerprint:
+                return {key: arrays[key] for key in json.loads(metadata["order"])}
+            self.others += 1
+        except (KeyError, ValueError):
+            pass  # Not ours or damaged: computed again, and replaced.
+        return None
 
 
 def clear_parts(directory: str | Path) -> None:
@@ -189,6 +176,27 @@ def unpacked(arrays: Mapping[str, np.ndarray]) -> Any:
         return arrays[found[PLACE]] if found.keys() == {PLACE} else found
 
     return json.loads(arrays[DOCUMENT].tobytes(), object_hook=put)
+
+
+def flat(parts: Any, stem: str = "") -> dict[str, np.ndarray]:
+    """The arrays within dataclasses and mappings, by slash-separated name."""
+    if isinstance(parts, np.ndarray):
+        return {stem: parts}
+    entries = vars(parts) if is_dataclass(parts) else parts if isinstance(parts, Mapping) else {}
+    found = [flat(part, f"{stem}/{name}" if stem else str(name)) for name, part in entries.items()]
+    return {name: array for arrays in found for name, array in arrays.items()}
+
+
+def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays as mappings within mappings, by the parts of their names."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *stems, last = name.split("/")
+        level = tree
+        for stem in stems:
+            level = level.setdefault(stem, {})
+        level[last] = array
+    return tree
 
 
 def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:

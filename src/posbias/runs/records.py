@@ -20,15 +20,15 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from posbias.checks import checked
 from posbias.display.showing import Presented, Shown
-from posbias.display.static import PICTURE_SOFTWARE
-from posbias.errors import RunError, UsageError
-from posbias.files import write_atomically
+from posbias.errors import UsageError
+from posbias.files import write_atomically, write_file
 from posbias.version import __version__
 
 FORMAT_VERSION = 1
@@ -50,6 +50,8 @@ QUOTED_PATH = re.compile(
 MEASURED_PART = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
+adapter = cache(TypeAdapter)
+"""Validation of a class, built once."""
 
 
 @dataclass(eq=False, repr=False)
@@ -73,21 +75,14 @@ class Record(Presented):
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
 
     def shown(self) -> Shown:
-        """The run in one line, and when, with what and by which command it was made."""
-        facts = {
-            "command": self.resolved.get("command", ""),
-            "made": f"{self.created} by posbias {self.environment.get('posbias', '')}",
-            "seeds": ", ".join(f"{name} {seed}" for name, seed in self.seeds.items()),
-            "numbers": ", ".join(self.scalars),
-            "arrays": ", ".join(self.arrays),
-            "failed": self.error or "",
-        }
-        return Shown(self.line, facts={name: str(text) for name, text in facts.items() if text})
+        """The run in one line, when it was made, and why it failed."""
+        return Shown(self.line, facts={"made": self.created} | ({"failed": self.error} if self.error else {}))
 
     @property
     def line(self) -> str:
@@ -110,13 +105,8 @@ class Record(Presented):
     @property
     def title(self) -> str:
         """The subject of the run in a few words: its title, or the model, or the theory, or the verb."""
-        titles = (
-            self.resolved.get("title"),
-            (self.model or {}).get("source"),
-            self.arguments.get("model"),
-            self.arguments.get("theory"),
-        )
-        return str(next(filter(None, titles), self.verb))
+        asked, model = self.arguments, (self.model or {}).get("source")
+        return str(self.resolved.get("title") or model or asked.get("model") or asked.get("theory") or self.verb)
 
     @property
     def command(self) -> str:
@@ -152,8 +142,6 @@ class Record(Presented):
             UsageError: another finished run is there, and not to be replaced (`overwrite`).
             RunError: the directory cannot be written or the disk is full; nothing half-written stays.
         """
-        from safetensors.numpy import save
-
         directory = Path(directory)
         there = None if overwrite else finished_record(directory)
         if there is not None and there.run_id != self.run_id:
@@ -162,15 +150,9 @@ class Record(Presented):
                 "replaces it, or choose another directory"
             )
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            metadata = {"record": text, "sha256": _checksum(text, arrays)}
-            write_atomically(directory / ARRAYS_FILE, save(arrays, metadata=metadata))
-            remove_report(directory)
-            write_atomically(directory / RECORD_FILE, text.encode())
-        except OSError as error:
-            raise RunError(f"cannot write the record to {str(directory)!r}: {error.strerror or error}") from None
+        write_arrays(directory / ARRAYS_FILE, self.arrays, {"record": text, "sha256": _checksum(text, self.arrays)})
+        (directory / REPORT_FILE).unlink(missing_ok=True)
+        write_file(directory / RECORD_FILE, text.encode())
         return directory
 
 
@@ -181,20 +163,16 @@ def read_record(directory: str | Path) -> Record:
     Raises:
         UsageError: no record there, an unknown format version, or a damaged file.
     """
-    from safetensors import SafetensorError, safe_open
-
     directory = Path(directory)
     path = directory / ARRAYS_FILE
     if not path.is_file():
         raise UsageError(f"{str(directory)!r} holds no posbias run (no {ARRAYS_FILE} in it)")
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata())
-            document = json.loads(metadata["record"], parse_constant=_no_number)
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        metadata, arrays = read_arrays(path)
+        document = json.loads(metadata["record"], parse_constant=_no_number)
         if metadata.get("sha256") != _checksum(metadata["record"], arrays):
             raise ValueError("its content is not what posbias wrote")
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
@@ -203,10 +181,12 @@ def read_record(directory: str | Path) -> Record:
         )
     try:
         document.pop("profiles", None)  # older records repeat some numbers of the arrays there
-        record = Record(**{**document, "arrays": arrays})
-        _check_types(record)
-    except (TypeError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
+        record: Record = adapter(Record).validate_python({**document, "arrays": arrays})
+    except (ValidationError, RecursionError) as error:
+        where = "nested too deep"
+        if isinstance(error, ValidationError):
+            where = f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
+        raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {where}") from None
     _complete(directory / RECORD_FILE, metadata["record"])
     return record
 
@@ -224,15 +204,23 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
 
 
-def _check_types(record: Record) -> None:
-    """Refuse a document whose fields have wrong types."""
-    sorts: dict[str, type] = dict.fromkeys(("verb", "created", "run_id"), str)
-    sorts |= dict.fromkeys(("arguments", "resolved", "scalars", "seeds", "environment"), dict)
-    for name, sort in sorts.items():
-        if not isinstance(getattr(record, name), sort):
-            raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
-    if record.status not in get_args(Status) or not isinstance(record.error, str | None):
-        raise TypeError(f"status is {record.status!r:.80}, error {record.error!r:.80}")
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write arrays and texts beside them as safetensors, whole or not at all; RunError if that fails."""
+    from safetensors.numpy import save
+
+    write_file(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata))
+
+
+def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Texts and arrays of a file in safetensors; ValueError: it is damaged, or cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return dict(file.metadata() or {}), arrays
+    except (SafetensorError, TypeError, OSError) as error:
+        raise ValueError(str(error)) from None
 
 
 def finished_record(directory: str | Path) -> Record | None:
@@ -246,9 +234,8 @@ def finished_record(directory: str | Path) -> Record | None:
 
 def remove_record(directory: Path) -> None:
     """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
-    for name in (ARRAYS_FILE, RECORD_FILE):
+    for name in (ARRAYS_FILE, RECORD_FILE, REPORT_FILE):
         (directory / name).unlink(missing_ok=True)
-    remove_report(directory)
 
 
 def _complete(path: Path, text: str) -> None:
@@ -256,18 +243,8 @@ def _complete(path: Path, text: str) -> None:
     written = text.encode()
     with suppress(OSError):  # a directory that can only be read is read as it is
         if not path.exists() or path.read_bytes() != written:  # whatever else lies there, even if it is no text
-            remove_report(path.parent)
+            (path.parent / REPORT_FILE).unlink(missing_ok=True)
             write_atomically(path, written)
-
-
-def remove_report(directory: Path) -> None:
-    """Remove `report.html` and the pictures that posbias drew; other files stay."""
-    (directory / REPORT_FILE).unlink(missing_ok=True)
-    for path in filter(Path.is_file, directory.glob("*.png")):
-        with open(path, "rb") as file:
-            drawn_here = f"Software\0{PICTURE_SOFTWARE}".encode() in file.read(512)
-        if drawn_here:
-            path.unlink()
 
 
 def plain(value: Any) -> Any:

@@ -4,21 +4,19 @@ A verb's result holds its numbers in typed fields and keeps `record`, the form i
 beside its verb and is registered here under the verb's name; `load_record` gives the result of a run directory back.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from posbias.checks import checked
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.runs.records import Record, plain, read_record
+from posbias.runs.records import Record, adapter, plain, read_record
 from posbias.statistics import Interval
 
 Kind = TypeVar("Kind")
@@ -30,9 +28,12 @@ class Result(Showing):
     record: Record
 
     @classmethod
-    @abstractmethod
-    def from_record(cls, record: Record) -> "Result":
-        """The result that a record holds. KeyError, TypeError or ValueError: the record is damaged."""
+    def from_record(cls: type[Kind], record: Record) -> Kind:
+        """The result that a record holds: its fields by their names, among what was resolved and what came out.
+
+        KeyError, TypeError or ValueError: the record is damaged.
+        """
+        return from_stored(cls, {**record.resolved, **record.scalars, "record": record})
 
     def with_record(self: Kind, record: Record) -> Kind:
         """The result itself, whose record is the one that it was read from, not one that is made anew."""
@@ -71,18 +72,9 @@ class FailedRun(Result):
 
     record: Record
 
-    @classmethod
-    def from_record(cls, record: Record) -> "FailedRun":
-        """The run of the record."""
-        return cls(record)
-
     def shown(self) -> Shown:
         """The run in one line, and why it failed."""
         return Shown(self.record.line, facts=self.facts())
-
-
-_adapter = cache(TypeAdapter)
-"""Validation of a class, built once."""
 
 
 def from_stored(kind: type[Kind], stored: Any) -> Kind:
@@ -94,7 +86,7 @@ def from_stored(kind: type[Kind], stored: Any) -> Kind:
         ValueError: a field is missing or of another sort; it is named.
     """
     try:
-        read: Kind = _adapter(kind).validate_python(stored)  # type: ignore[arg-type]
+        read: Kind = adapter(kind).validate_python(stored)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

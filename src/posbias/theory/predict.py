@@ -93,7 +93,7 @@ class Prediction(Result):
         return Shown(title, (self.profile.series(name),), facts=facts)
 
     @classmethod
-    def from_record(cls, record: Record) -> Result:
+    def from_record(cls, record: Record) -> Result:  # type: ignore[override]
         """The prediction that a record holds; of several their profiles alone."""
         if f"{PROFILE}influence" not in record.arrays:
             return ProfileRun.from_record(record)
