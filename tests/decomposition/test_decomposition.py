@@ -12,14 +12,13 @@ from posbias import DecomposeOptions, RunError, UsageError, decompose, intervene
 from posbias.comparison.metrics import STATISTICS
 from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition
 from posbias.decomposition.decomposition import Examiner, mean_intervals, scores_of, shifts_of
-from posbias.interventions import resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
 from posbias.runs.results import as_stored, result_of
 from posbias.statistics import mean_ends
-from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout import power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 8
@@ -75,9 +74,9 @@ def test_every_profile_is_a_distribution_and_every_absence_has_a_reason(decompos
             np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-9)
     reasons = {entry.name: set(entry.reasons) for entry in decomposition.counterfactuals}
     assert reasons == {
-        "bidirectional": {"attention_rollout", "power_rollout", "power_rollout_rerun"},
+        "bidirectional": {"power_rollout_rerun"},
         "attention_scaled(factor=0.5)": set(),
-        "no_residual": {"power_rollout", "power_rollout_rerun"},
+        "no_residual": {"power_rollout_rerun"},
         "no_rope": {"rollout_content"},
         "no_content": set(),
         "sink_masked": {"rollout_content"},
@@ -93,33 +92,20 @@ def test_theories_are_what_their_names_say(model, prompts, decomposition):
     with intervened(model, "window(width=4)") as changed:
         again = power_rollout_prompt(changed, ids)
         np.testing.assert_allclose(window["power_rollout_rerun", "jacobian"][1], again, rtol=1e-12)
-    assert ("power_rollout", "probability") not in window  # it speaks of the first kind alone
-    (narrowed,) = resolve_interventions("window(width=4)")
-    kept = power_rollout_prompt(model, ids, under=narrowed.change(model))
-    np.testing.assert_allclose(window["power_rollout", "jacobian"][1], kept, rtol=1e-12)
-    assert not np.allclose(kept, window["power_rollout_rerun", "jacobian"][1], rtol=1e-3)
-    found = attention_rollout_prompt(model, ids, mixing.tolist(), under=narrowed.change(model))
-    np.testing.assert_allclose(window["attention_rollout", "probability"][1], found, rtol=1e-12)
-
-    residual = item(decomposition, "no_residual").profiles
-    np.testing.assert_allclose(
-        residual["attention_rollout", "jacobian"][1], attention_rollout_prompt(model, ids, 1.0), rtol=1e-12
-    )
+    assert ("power_rollout_rerun", "probability") not in window  # it speaks of the first kind alone
+    assert not np.allclose(power_rollout_prompt(model, ids), again, rtol=1e-3)
     uniform = pb.Architecture(depth=3, heads=4, mixing=mixing)
     expected = pb.predict(uniform, POSITIONS, theory="rollout").profile.influence
     np.testing.assert_allclose(
         item(decomposition, "no_content").profiles["rollout_content", "jacobian"][1], expected, rtol=1e-10
     )
-    # Without content this model's attention is uniform, whatever the activations.
-    found = item(decomposition, "no_content").profiles["attention_rollout", "jacobian"][1]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_change_that_changes_nothing_shifts_nothing(decomposition):
     entry = item(decomposition, "attention_scaled(factor=1.0)")
     assert np.all(entry.divergence < 1e-12)
     shifts = [shift for shift in decomposition.shifts if shift.intervention == entry.name]
-    assert len(shifts) == 3 * (len(SOURCES) + 3)  # three sources speak of the second kind, too
+    assert len(shifts) == 3 * (len(SOURCES) + 2)  # two sources speak of the second kind, too
     for shift in shifts:
         for number in (shift.shift, shift.gap):
             assert number is None or (abs(number.value) < 1e-9 and not number.excludes(0.0))
@@ -209,7 +195,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
     original = Examiner._compute
 
     def dying(self, intervention, name):
-        if len(computed) == 6:
+        if len(computed) == 4:
             raise KeyboardInterrupt
         computed.append((intervention, name))
         return original(self, intervention, name)
@@ -222,7 +208,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
     monkeypatch.setattr(Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
     resumed = decompose(model, few, options=options)
     assert not set(first) & set(computed)
-    assert len(first) + len(computed) == 5 + 2 * 5
+    assert len(first) + len(computed) == 3 + 2 * 3
     for one, other in zip(whole.counterfactuals, resumed.counterfactuals, strict=True):
         assert one.reasons == other.reasons
         assert set(one.profiles) == set(other.profiles)
@@ -238,12 +224,11 @@ def test_families_without_an_ingredient_say_so(prompts):
     found = decompose(model, few, options=options)
     off, alibi, learned = found.counterfactuals
     assert "no rotary module" in off.reasons["measured"]
-    assert "no rotary module" in off.reasons["attention_rollout"]  # not a shift of zero
     assert off.divergence is None
     assert "measured" not in alibi.reasons
     assert "rollout_content" not in alibi.reasons
     assert "no table of learned positions" in learned.reasons["measured"]
-    assert "the first kind measured is logit" in found.left_out["power_rollout"]
+    assert "the first kind measured is logit" in found.left_out["power_rollout_rerun"]
     assert {shift.source for shift in found.shifts} >= {"measured", "rollout_content"}
     assert "no_rope" not in found.divergences
 
@@ -262,7 +247,7 @@ def test_bad_requests_are_refused(model, prompts):
     broken = shaken_model("llama")
     with torch.no_grad():
         broken.network.model.layers[1].mlp.down_proj.weight.fill_(torch.nan)
-    with pytest.raises(RunError, match="it must be finite"):
+    with pytest.raises(RunError, match="the output on prompt 0 is not finite"):
         decompose(broken, Prompts(prompts.token_ids[:2]))
 
 

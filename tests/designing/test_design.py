@@ -274,7 +274,7 @@ def test_models_whose_logits_are_large_or_by_position_are_flat_in_full_mean_fiel
     model = born_model(family, 0, times_wider=1)
     found = design("flat", over=over, model=model, options=DesignOptions(theory="mean_field", n_positions=16, starts=1))
     after, before = found.distances[16]
-    spec = spec_of(found.intervention.description(model, rerun=True))
+    spec = spec_of(found.intervention.description(model))
     again = mean_field(spec, 16, seed=1)  # other heads
     assert after < 0.3 * before
     assert distance_apart(again.profile, found.targets[16]) < 0.5 * before

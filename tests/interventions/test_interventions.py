@@ -280,24 +280,6 @@ def test_the_description_attends_as_the_changed_network_does(name, token_ids):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6, err_msg=literal)
 
 
-@pytest.mark.parametrize(
-    "literal", ["window(width=3)", "sink_masked(positions=2)", "no_content", "no_rope", "attention_scaled(factor=0.5)"]
-)
-def test_with_one_layer_kept_activations_are_the_changed_networks_own(literal, token_ids):
-    config = CONFIGS["llama"]()
-    config.num_hidden_layers = 1
-    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double()
-    for parameter in network.parameters():
-        parameter.data.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    model = HuggingFaceModel(network)
-    (intervention,) = resolve_interventions(literal)
-    found = attention_rollout_prompt(model, token_ids, 0.4, under=intervention.change(model))
-    with intervened(model, literal) as changed:
-        expected = dense_rollout(changed, token_ids, 0.4)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert literal.startswith("attention_scaled") or not np.allclose(found, dense_rollout(model, token_ids, 0.4))
-
-
 def test_scaled_branches_mix_as_the_formula_says_token_by_token(token_ids):
     model = shaken_model("llama")
     ids = model.token_tensor([token_ids.tolist()])
@@ -307,12 +289,15 @@ def test_scaled_branches_mix_as_the_formula_says_token_by_token(token_ids):
         return (norms.branch / (norms.stream + norms.branch))[0, 0].double().numpy()  # the first layer's x is the same
 
     before = shares(model)
-    (intervention,) = resolve_interventions("attention_scaled(factor=0.25)")
-    with intervened(model, intervention) as changed:
-        np.testing.assert_allclose(shares(changed), intervention.mixing(before), rtol=1e-6)
-    np.testing.assert_allclose(intervention.mixing(np.array([0.0, 0.5, 1.0])), [0, 0.2, 1])
-    (off,) = resolve_interventions("attention_scaled(factor=0)")
-    np.testing.assert_array_equal(off.mixing(np.array([0.0, 0.5, 1.0])), [0, 0, 0])
+
+    def mixed(literal, mixing):
+        (intervention,) = resolve_interventions(literal)
+        return intervention.in_architecture(pb.Architecture(len(mixing), mixing=mixing)).layer_mixing
+
+    with intervened(model, "attention_scaled(factor=0.25)") as changed:
+        np.testing.assert_allclose(shares(changed), mixed("attention_scaled(factor=0.25)", before), rtol=1e-6)
+    np.testing.assert_allclose(mixed("attention_scaled(factor=0.25)", [0.0, 0.5, 1.0]), [0, 0.2, 1])
+    np.testing.assert_array_equal(mixed("attention_scaled(factor=0)", [0.0, 0.5, 1.0]), [0, 0, 0])
 
 
 def test_in_an_architecture_each_ingredient_has_its_neutral_value():

@@ -66,7 +66,7 @@ def test_a_static_cache_has_room_behind_its_last_key_where_a_mask_carries_the_bi
 def test_mean_field_and_the_described_model_see_the_bias():
     model = shaken_model("llama")
     biases = ["gamma_key(alpha=3.0)", "gamma_key(alpha=0.5)", "key_bias(values=[0.0, 1.0, 2.0])"]
-    described = KeyBiased(biases).description(model, rerun=True)
+    described = KeyBiased(biases).description(model)
     encodings = [layer.attention.groups[0].encoding for layer in spec_of(described).layers]
     assert encodings == [GammaKey(3.0), GammaKey(0.5), KeyBias((0.0, 1.0, 2.0))]
 
@@ -74,7 +74,7 @@ def test_mean_field_and_the_described_model_see_the_bias():
 def test_alibi_with_a_key_bias_is_one_key_bias():
     """-slope (i - j) is slope j and what all keys of a query share."""
     model = shaken_model("bloom")
-    described = KeyBiased("gamma_key(alpha=2.0)").description(model, rerun=True)
+    described = KeyBiased("gamma_key(alpha=2.0)").description(model)
     (group,) = spec_of(described).layers[0].attention.groups
     n = 9
     logits = group.masked_logits(n)

@@ -29,7 +29,7 @@ def moved(profiles: np.ndarray, share: float) -> np.ndarray:
 
 def build(count: int) -> Decomposition:
     flat = np.random.default_rng(0).dirichlet(np.full(N_POSITIONS, 50.0), count)
-    series = [("measured", "jacobian"), ("power_rollout", "jacobian"), ("rollout_content", "jacobian")]
+    series = [("measured", "jacobian"), ("power_rollout_rerun", "jacobian"), ("rollout_content", "jacobian")]
     changed = {series[0]: moved(flat, 0.3), series[1]: moved(flat, 0.2)}
     reasons = {"rollout_content": "no_rope: <nothing> to take out"}
     resolved = {"title": "made <up>", "command": "posbias decompose made-up"}
@@ -46,7 +46,7 @@ def build(count: int) -> Decomposition:
                 None,
             ),
         ),
-        left_out={"attention_rollout": "no attention"},
+        left_out={"rollout_content": "no attention"},
         kinds=("jacobian",),
     )
     return store_decomposition(decomposition)
@@ -63,7 +63,7 @@ def test_tables_show_shifts_and_gaps_in_points(decomposition):
     assert header == ["ingredient", "replaced by", "source", "first tenth", "middle tenth", "last tenth"]
     assert [row[:3] for row in cells] == [
         ["encoding", "no_rope", "measured"],
-        ["encoding", "no_rope", "power rollout, replaced"],
+        ["encoding", "no_rope", "power rollout of the changed model"],
         ["sinks", "sink_masked(positions=2)", "architecture: residual rollout with content"],
     ]
     # 30 % of everything goes to the first position, which had about a fortieth: the first tenth wins about .3 * .9.
@@ -75,7 +75,7 @@ def test_tables_show_shifts_and_gaps_in_points(decomposition):
     assert score[-1] == "closer"
     assert tables["How far does the change drive the model?"][1] == [["encoding", "no_rope", "0.250 [0.176, 0.324]"]]
     assert [row[0] for row in tables["Masses with nothing replaced (a flat line: 10 % each)"][1]] == [
-        "measured", "power rollout, replaced", "architecture: residual rollout with content",
+        "measured", "power rollout of the changed model", "architecture: residual rollout with content",
     ]  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_the_verdict_says_no_more_than_the_intervals(decomposition):
 
 def test_what_was_not_possible_is_told_with_its_reason(decomposition):
     assert reasons_of(decomposition) == [
-        "own attention rolled out, replaced: no attention",
+        "architecture: residual rollout with content: no attention",
         "no_rope, architecture: residual rollout with content: not possible, <nothing> to take out",
         "sink_masked(positions=2), measured: not possible, not on this model",
     ]

@@ -5,11 +5,10 @@ what cannot be done is kept with its reason. Nothing here says what a model trai
 Shifts are those of the first, middle and last mass, which are linear in a profile: a shift is the mean over prompts of
 the shift of each, with and without the ingredient, and so is a theory's.
 
-Sources of a profile are the model itself and four readings of theory. `rollout_content` knows an architecture with
-measured mixing and content. `attention_rollout` and `power_rollout` read the unchanged model's activations and replace
-the ingredient in what each layer makes of them; `power_rollout_rerun` reads the activations of the changed model. All
-give one profile per prompt; the power rollout speaks of the first kind alone. Each is a piece that is computed once and
-found again on resuming; a source that does not apply leaves its reason.
+Sources of a profile are the model itself and two theories. `rollout_content` knows an architecture with measured mixing
+and content; `power_rollout_rerun` reads the activations of the changed model, for the first kind alone. All give one
+profile per prompt. Each is a piece that is computed once and found again on resuming; a source that does not apply
+leaves its reason.
 
 The record, of verb "decompose" (`posbias.report.decompose` draws it). Scalars: `count`, `kinds` (names),
 `sources`, `left_out` {source: why}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
@@ -19,8 +18,8 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 [count], in nats.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -56,10 +55,8 @@ from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.runs.running import run_directory
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 from posbias.theory import predict
-from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS
-
-"""A decomposition sets half precision beside half precision; the loss against float32 is `measure`'s to report."""
 
 MEASURED = "measured"
 
@@ -80,19 +77,33 @@ class Examiner:
     prompts: Prompts
     kinds: tuple[Kind, ...]
     seed: int
-    mixing: Float64[np.ndarray, "count layers"]
-    """Mean over tokens of |a| / (|x| + |a|), measured on the unchanged model."""
-    content: Float64[np.ndarray, "count layers heads"] | None
-    """Diagonal less off-diagonal content logits, likewise; None if attention cannot be seen."""
     store: PartStore
 
-    def changed(self, intervention: Intervention | None) -> AbstractContextManager[None]:
-        """The network under the intervention, or as it is."""
-        return nullcontext() if intervention is None else intervention.change(self.model)
+    @cached_property
+    def setting(self) -> Arrays:
+        """Of the unchanged model: `mixing` [count layers], the mean over tokens of |a| / (|x| + |a|), and `content`
+        [count layers heads], diagonal less off-diagonal content logits, if attention can be seen."""
 
-    def described(self, intervention: Intervention | None, *, own: bool) -> HuggingFaceModel:
-        """The model as theories should read it under the intervention, or as it is."""
-        return self.model if intervention is None else intervention.description(self.model, rerun=own)
+        def read() -> Arrays:
+            ids = enumerate(self.prompts.token_ids)
+            rows = [mixing_of_layers(self.model, token_ids, prompt=index) for index, token_ids in ids]
+            arrays = {"mixing": np.stack([row["token_mean"] for row in rows])}
+            with suppress(UsageError):  # attention cannot be seen
+                options = AttentionOptions(mean_content=False)
+                arrays["content"] = statistics_of(self.model, self.prompts, options).content.difference.per_prompt
+            return arrays
+
+        arrays: Arrays = self.store.get("setting", read)
+        return arrays
+
+    @contextmanager
+    def changed(self, intervention: Intervention | None) -> Iterator[HuggingFaceModel]:
+        """The model under the intervention, or as it is."""
+        if intervention is None:
+            yield self.model
+            return
+        with intervention.change(self.model):
+            yield intervention.description(self.model)
 
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]
@@ -142,8 +153,7 @@ class Examiner:
 def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """Influence of every prompt by kind, with the network changed; the same random probes as on the unchanged one."""
     rows: dict[str, list[Row]] = {kind.name: [] for kind in case.kinds}
-    with case.changed(intervention):
-        model = case.described(intervention, own=True)
+    with case.changed(intervention) as model:
         for index, token_ids in enumerate(case.prompts.token_ids):
             measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index))
             for kind, norms in measured.norms.items():
@@ -155,10 +165,10 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
 
 def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The residual rollout with each prompt's own mixing and content; the same for every kind."""
-    if case.content is None:
+    if "content" not in case.setting:
         raise UsageError("content logits need attention that can be seen")
     rows = []
-    for mixing, content in zip(case.mixing, case.content, strict=True):
+    for mixing, content in zip(case.setting["mixing"], case.setting["content"], strict=True):
         architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
         if intervention is not None:
             architecture = intervention.in_architecture(architecture)
@@ -167,58 +177,23 @@ def architecture_profiles(case: Examiner, intervention: Intervention | None) -> 
     return {kind.name: np.stack(rows) for kind in case.kinds}
 
 
-def attention_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The rollout of the model's own attention, its patterns replaced, its activations kept."""
-    replaced = None if intervention is None or intervention.patterns_stay else intervention
-    case.described(replaced, own=False)  # refuses what needs the changed network's own activations
-    mixing = case.mixing if intervention is None else np.stack([intervention.mixing(row) for row in case.mixing])
-    rows = [
-        attention_rollout_prompt(case.model, token_ids, shares.tolist(), under=case.changed(replaced))
-        for token_ids, shares in zip(case.prompts.token_ids, mixing, strict=True)
-    ]
-    return {kind.name: np.stack(rows) for kind in case.kinds}
-
-
-def power_profiles(case: Examiner, intervention: Intervention | None, *, rerun: bool = False) -> dict[str, Profiles]:
-    """The power rollout with the description changed and the activations kept, or on the changed model's own.
-
-    For the first kind alone: its target differs by kind, and a pull costs as much as the measurement.
-    """
-    with case.changed(intervention if rerun else None):
-        model, kind = case.described(intervention, own=rerun), case.kinds[0].name
-        if kind not in TARGETS:
-            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
-        theory, under = PowerRollout(target=kind), partial(case.changed, None if rerun else intervention)
-        rows = [power_rollout_prompt(model, ids, theory, under=under()) for ids in case.prompts.token_ids]
-        return {kind: np.stack(rows)}
+def power_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
+    """The power rollout of the changed model, for the first kind alone: a pull costs as much as the measurement."""
+    kind = case.kinds[0].name
+    if kind not in TARGETS:
+        raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
+    with case.changed(intervention) as model:
+        theory = PowerRollout(target=kind)
+        return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in case.prompts.token_ids])}
 
 
 Source = Callable[[Examiner, Intervention | None], dict[str, Profiles]]
 SOURCES: dict[str, Source] = {
     MEASURED: measured_profiles,
     "rollout_content": architecture_profiles,
-    "attention_rollout": attention_profiles,
-    "power_rollout": power_profiles,
-    "power_rollout_rerun": partial(power_profiles, rerun=True),
+    "power_rollout_rerun": power_profiles,
 }
 """By name, the measurement first."""
-
-
-def examiner_of(
-    model: HuggingFaceModel, prompts: Prompts, kinds: tuple[Kind, ...], *, seed: int, store: PartStore
-) -> Examiner:
-    """Mixing and content of the unchanged model on every prompt, which theories of the architecture ask for."""
-
-    def read() -> Arrays:
-        rows = [mixing_of_layers(model, token_ids, prompt=index) for index, token_ids in enumerate(prompts.token_ids)]
-        arrays = {"mixing": np.stack([row["token_mean"] for row in rows])}
-        with suppress(UsageError):  # attention cannot be seen
-            options = AttentionOptions(mean_content=False)
-            arrays["content"] = statistics_of(model, prompts, options).content.difference.per_prompt
-        return arrays
-
-    arrays = store.get("setting", read)
-    return Examiner(model, prompts, kinds, seed, arrays["mixing"], arrays.get("content"), store)
 
 
 @torch.no_grad()
@@ -498,8 +473,8 @@ def decompose(
     """Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
 
     Per prompt and intervention: one measurement (a forward pass and as many backward passes as the kinds have
-    covectors), one rollout of attention and two power rollouts, each as long as a few backward passes. Memory is that
-    of a measurement, plus, if masks change, one N x N mask for each sort of layer.
+    covectors) and one power rollout, as long as a few backward passes. Memory is that of a measurement, plus, if masks
+    change, one N x N mask for each sort of layer.
 
     Args:
         model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
@@ -538,8 +513,7 @@ def decompose(
             decomposition = Decomposition.from_record(finished)
         else:
             check_passes(subject, prompts.n_positions)
-            store = PartStore(options.directory, of_pieces)
-            examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
+            examiner = Examiner(subject, prompts, kinds, options.seed, PartStore(options.directory, of_pieces))
             resolved = {
                 "title": str(settings["model"].get("source", "model")),
                 "command": "",

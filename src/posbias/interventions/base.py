@@ -53,10 +53,6 @@ class Intervention(ABC):
     name: ClassVar[str]
     ingredient: ClassVar[str]
     """The ingredient: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
-    patterns_stay: ClassVar[bool] = False
-    """Set if the attention weights of a layer stay what they were, given the same input."""
-    undescribed: ClassVar[str] = ""
-    """Why the unchanged activations cannot be read with the change, if a subclass does not describe it."""
     no_ingredient: ClassVar[str] = ""
     """Why the change cannot be made in an architecture, if a subclass does not make it."""
 
@@ -68,20 +64,9 @@ class Intervention(ABC):
             UsageError: on entry, the model does not allow it; the message says why.
         """
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """The model as theories of its weights and activations should read it: by default as it is.
-
-        Args:
-            model: As loaded.
-            rerun: Whether the activations come from running the changed network; otherwise they are the unchanged
-                network's, and the description alone carries the change.
-
-        Raises:
-            UsageError: no description says what the change does; the message says why.
-        """
-        if rerun:
-            return model
-        raise UsageError(self.undescribed)
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
+        """The model, changed, as theories of its weights and activations should read it: by default as it is."""
+        return model
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The architecture with the ingredient replaced.
@@ -90,10 +75,6 @@ class Intervention(ABC):
             UsageError: an architecture has no such ingredient; the message says why.
         """
         raise UsageError(self.no_ingredient)
-
-    def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
-        """The mixing |a| / (|x| + |a|) of every layer under the change; by default as it was."""
-        return mixing
 
     def __str__(self) -> str:
         return INTERVENTIONS.spell(self)
@@ -124,7 +105,7 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
     try:
         with resolved.change(checked):
             setattr(checked.network, INTERVENTION_MARK, str(resolved))
-            yield resolved.description(checked, rerun=True)
+            yield resolved.description(checked)
     finally:
         vars(checked.network).pop(INTERVENTION_MARK, None)
 

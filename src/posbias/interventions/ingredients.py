@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from annotated_types import Ge
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, MASKS, Alibi, Architecture, Encoding, Full, NoEncoding, Rope, SlidingWindow
@@ -92,7 +92,7 @@ class Bidirectional(Visibility):
         """Everything."""
         return torch.ones_like(before)
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Full masks; theories that read causal attention refuse them."""
         return described(model, lambda _: {"mask": lambda config, layer: Full()})
 
@@ -113,7 +113,7 @@ class Window(Visibility):
         """The layer's own mask within the window."""
         return before.triu(1 - self.width)
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Windows in place of longer masks."""
         return described(model, lambda of: {"mask": lambda config, layer: self._narrowed(of.mask(config, layer))})
 
@@ -155,10 +155,6 @@ class SinkMasked(Visibility):
         visible = before.clone()
         visible[..., self.positions :, : self.positions] = False
         return visible
-
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Leave the model as it is: what reads attention sees what it hides."""
-        return model
 
 
 def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
@@ -219,13 +215,6 @@ class NoRope(Intervention):
         with before_calls([*((module, at_start) for module in modules), *((module, still) for module in attending)]):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Leave the model as it is if the activations carry the angles; otherwise no layer rotates."""
-        if rerun:
-            return model
-        _rotary_modules(model, self)
-        return described(model, lambda _: {"rotates": lambda attention, config: False})
-
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `rope`."""
         return replace(architecture, encoding=_without(architecture.encoding, Rope, self))
@@ -237,9 +226,6 @@ class NoLearnedPositions(Intervention):
     """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
 
     ingredient: ClassVar[str] = "encoding"
-    undescribed: ClassVar[str] = (
-        "learned positions are in the activations, so taking them out needs the changed network's own"
-    )
     no_ingredient: ClassVar[str] = (
         "learned positions add no logit without content, so an architecture has none to take out"
     )
@@ -274,7 +260,7 @@ class NoAlibi(Intervention):
         with before_calls((module, without) for module in attention_modules(model.network).values()):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """No encoding."""
         _check_alibi(model, self)
         return described(model, lambda _: {"encoding": lambda config, layer: NoEncoding()})
@@ -333,7 +319,6 @@ class AttentionScaled(Intervention):
     """
 
     ingredient: ClassVar[str] = "residual strength"
-    patterns_stay: ClassVar[bool] = True
 
     factor: NonNegative
     """At least 0; 0 takes attention out, 1 changes nothing."""
@@ -344,7 +329,7 @@ class AttentionScaled(Intervention):
         with changed_branches(model, self, branch=lambda branch: branch * self.factor):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
 
         def answers(family: Layout) -> dict[str, Any]:
@@ -369,15 +354,11 @@ class AttentionScaled(Intervention):
 
         return described(model, answers)
 
-    def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
-        """f m / (1 - m + f m); 0 with factor 0."""
-        branch = self.factor * mixing
-        total = 1 - mixing + branch
-        return np.divide(branch, total, out=np.zeros_like(branch), where=total > 0)
-
     def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Keep masks and encodings under the new mixing."""
-        return replace(architecture, mixing=self.mixing(architecture.layer_mixing))
+        """Keep masks and encodings under the new mixing, 0 with factor 0."""
+        branch = self.factor * architecture.layer_mixing
+        total = 1 - architecture.layer_mixing + branch
+        return replace(architecture, mixing=np.divide(branch, total, out=np.zeros_like(branch), where=total > 0))
 
 
 @INTERVENTIONS.register("no_residual")
@@ -390,10 +371,6 @@ class NoResidual(Intervention):
     """
 
     ingredient: ClassVar[str] = "residual strength"
-    patterns_stay: ClassVar[bool] = True
-    undescribed: ClassVar[str] = (
-        "the stream passes by attention and MLPs alike in this theory; one cannot lose it alone"
-    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -401,15 +378,10 @@ class NoResidual(Intervention):
         with changed_branches(model, self, stream=torch.zeros_like):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
-        whole = super().description(model, rerun=rerun)
         misfit = "its attention branches have no residual"
-        return whole.described_by(model.family, misfit=misfit) if model.described else whole
-
-    def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
-        """1 in every layer."""
-        return np.ones_like(mixing)
+        return model.described_by(model.family, misfit=misfit) if model.described else model
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Attention alone."""
@@ -441,7 +413,7 @@ class NoContent(Intervention):
         with attention(model.network, dict.fromkeys(modules, vanish)):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Scale 0 in every layer."""
 
         def parts(family: Layout) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class KeyBiased(Intervention):
         with biased(model, self, KeyLogits(lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads)))):
             yield
 
-    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """The bias beside the encoding of every layer."""
         biases = self.layers(model.sizes["layers"]) if model.described else []
         return described(

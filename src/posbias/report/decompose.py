@@ -29,11 +29,8 @@ NOTE = (
 SOURCE_NAMES = {
     "measured": "measured",
     "rollout_content": "architecture: residual rollout with content",
-    "attention_rollout": "own attention rolled out, replaced",
-    "power_rollout": "power rollout, replaced",
-    "power_rollout_rerun": "power rollout, run again",
+    "power_rollout_rerun": "power rollout of the changed model",
 }
-"""Replaced: on the unchanged model's activations. Run again: on the changed model's own."""
 
 
 @REPORTS.register("decompose")
@@ -143,7 +140,6 @@ def _baseline_table(decomposition: Decomposition) -> Table:
             *(interval.text(".1f", scale=100, unit=" %") for interval in masses.values()),
         ]
         for (source, kind), masses in before.items()
-        if source != "power_rollout_rerun"  # with nothing replaced, there is nothing to run again
     ]
     header = ["source", "kind", *_mass_names(decomposition)]
     return Table("Masses with nothing replaced (a flat line: 10 % each)", header, cells)

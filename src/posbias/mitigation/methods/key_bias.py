@@ -88,5 +88,5 @@ class KeyBiasMethod(Mitigation):
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """At full strength, for all queries, the logits by position that theories read."""
         if self.strength == 1 and not self.from_question and self.scales is None:
-            return KeyBiased(self.biases).description(model, rerun=True)
+            return KeyBiased(self.biases).description(model)
         return super().description(model)

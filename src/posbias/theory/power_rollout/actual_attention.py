@@ -7,7 +7,7 @@ decoder; a rollout that reads weights needs a family of the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -201,8 +201,6 @@ def attention_rollout_prompt(
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
     mixing: Sequence[float] | float,
-    *,
-    under: AbstractContextManager[None] | None = None,
 ) -> Row:
     """Rollout of one prompt's measured attention with a given residual share per layer: non-negative, sums to 1.
 
@@ -210,7 +208,6 @@ def attention_rollout_prompt(
         model: Of transformers, with attention alone in every layer.
         token_ids: The prompt.
         mixing: m_l in [0, 1], one number or one per layer; 1 is attention alone, 0 the identity.
-        under: A change of the model that lasts while attention is formed, and not while the prompt is read.
 
     Raises:
         UsageError: attention cannot be seen, or mixing outside [0, 1] or of the wrong length.
@@ -218,8 +215,7 @@ def attention_rollout_prompt(
     Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
     """
     layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    with under or nullcontext():
-        return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
+    return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
 
 
 def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:

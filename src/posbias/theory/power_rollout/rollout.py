@@ -9,7 +9,7 @@ is back-propagation.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -205,12 +205,8 @@ def power_rollout_prompt(
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
     theory: PowerRollout | None = None,
-    *,
-    under: AbstractContextManager[None] | None = None,
 ) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
-
-    `under` is a change of the model that lasts while attention is formed, and not while the prompt is read.
 
     Returns:
         Non-negative, sums to 1.
@@ -220,6 +216,4 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     theory = theory or PowerRollout()
-    trace = trace_model(model, token_ids, target=theory.target)
-    with under or nullcontext():
-        return theory.profile_of(trace)
+    return theory.profile_of(trace_model(model, token_ids, target=theory.target))
