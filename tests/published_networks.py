@@ -48,7 +48,7 @@ def copy_network(
         width: Features of the stream.
         vocabulary: Tokens.
         residual: Whether each branch's input is added to its output.
-        mlp: Whether each layer has an MLP of 4 `width` hidden features with GELU and biases.
+        mlp: Whether each layer has an MLP of 4 `width` hidden features with GELU.
 
     Source: Liu 2026, "Sparse attention 7". Initialisation is not stated there; ours is that of PyTorch's linear layers.
     """
@@ -60,7 +60,6 @@ def copy_network(
         values="gaussian",
         residual="added" if residual else "none",
         mlp=mlp,
-        biases=mlp,
         absolute="added",
         initialisation="linear",
         dtype="float32",

@@ -9,8 +9,8 @@ from page_blocks import ROOT
 
 # The goals are 30,000 lines of core, 6,000 of papers, 2,400 definitions, 210 files, 120 modules and 25,000 lines of
 # tests, the size of which tools that people love can still be read whole. On the way these numbers only fall.
-CORE, PAPERS, TESTS = 45_000, 6_000, 35_500
-DEFINITIONS, FILES, MODULES = 3_425, 221, 100
+CORE, PAPERS, TESTS = 42_700, 6_000, 34_700
+DEFINITIONS, FILES, MODULES = 3_300, 221, 100
 
 
 def python_files(folder: str) -> list[Path]:

@@ -194,8 +194,8 @@ def flops(model: Any, requests: Sequence[Request]) -> tuple[float, float]:
     """Of the matrix products and of the causal attention of every distinct beginning, the logits left out."""
     network = model.network
     linear = sum(m.weight.numel() for name, m in network.named_modules() if is_inner(name, m))
-    width = model.family.heads(model.config) * network.config.head_dim
-    depth, products, attention = model.family.depth(model.config), 0.0, 0.0
+    width = model.sizes["heads"] * network.config.head_dim
+    depth, products, attention = model.sizes["layers"], 0.0, 0.0
     held: Any = np.zeros(0, dtype=np.int64)
     prompts = [tokens.prompt for tokens in encode_requests(model.tokenizer, requests)]
     for index in visiting_order(prompts):

@@ -70,7 +70,7 @@ def passages(n_tokens: int) -> list[tuple[int, int]]:
 
 def context_bias(model: Any) -> ContextBias:
     """Of the size that a fit gives."""
-    depth, heads = model.family.depth(model.config), model.family.heads(model.config)
+    depth, heads = model.sizes["layers"], model.sizes["heads"]
     return ContextBias(values=[[0.5] * heads] * depth, scales=[[1.1] * heads] * depth)
 
 

@@ -1,28 +1,14 @@
-"""Record, sheet and picture of this folder.
+"""Sheet, table and picture of this folder from its record: `python studies/hybrids/run.py`."""
 
-`python studies/hybrids/run.py collect RUNS` puts into the record what `posbias train` left in RUNS/cued_copy and
-RUNS/key_value, and the influence of every position before and after; `python studies/hybrids/run.py analyse` writes the
-sheet, the page's table and the picture.
-"""
-
-import argparse
 import csv
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
-from posbias.measurement.prompt import measure_prompt
-from posbias.models.reference.config import draw_parameters
-from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.runs.records import Record, read_record
 from posbias.statistics import Estimate, holm, mean_of
-from posbias.tasks.synthetic import stack_tasks
-from posbias.training import Member, load_study
 
 HERE = Path(__file__).parent
 STUDIES = {"cued_copy": "Cued copy", "key_value": "Key-value retrieval"}
@@ -32,45 +18,11 @@ ARMS = {
     "first": "hybrid, attention first",
     "last": "hybrid, attention last",
 }
-FRESH, PROMPTS = 10_000, 4
-"""Added to a network's seed for prompts that it never saw; prompts per network."""
 THRESHOLD, LEVEL = 0.5, 0.05
 CONTRASTS = ("primacy", "recency")
 MOMENTS = ("before", "after")
 COMPARED = (("attention", "linear"), ("first", "linear"), ("last", "linear"), ("first", "last"))
 PerSeed = Float64[np.ndarray, "seed"]
-
-
-def profile(model: ReferenceTransformer, member: Member) -> Float64[np.ndarray, "position"]:
-    """Share of every position in the Jacobian of the last, mean over prompts."""
-    (kind,) = resolve_kinds("jacobian(exact=True)")
-    ids = stack_tasks([member.task], [FRESH + member.seed]).batch(0, PROMPTS).inputs[0].numpy()
-    norms = [
-        measure_prompt(model, row, kinds=[kind], key=(member.seed, index), options=PassOptions()).norms[kind.name]
-        for index, row in enumerate(ids)
-    ]
-    return np.asarray(np.mean([row / row.sum() for row in norms], axis=0))
-
-
-def collected(study: str, runs: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Settings of a study, and its arrays by arm with an axis of seeds."""
-    members, run, arrays = load_study(HERE / f"{study}.yaml").members(), read_record(runs / study), {}
-    for arm in ARMS:
-        chosen = [index for index, member in enumerate(members) if member.coordinates["arm"] == arm]
-        place = f"{study}/{arm}"
-        arrays[f"{place}/accuracy"] = run.arrays["evaluations/accuracy_by_position"][chosen].astype(np.float16)
-        arrays[f"{place}/loss"] = run.arrays["losses"][chosen].astype(np.float16)
-        before, after = [], []
-        for index in chosen:
-            member = members[index]
-            drawn = draw_parameters(member.config, member.generator())
-            trained = load_parameters(runs / study / "models" / f"{index:04d}", member.config)
-            before.append(profile(ReferenceTransformer(member.config, drawn), member))
-            after.append(profile(ReferenceTransformer(member.config, trained), member))
-        arrays |= {f"{place}/before": np.float32(before), f"{place}/after": np.float32(after)}
-        print(place, flush=True)
-    steps = run.arrays["evaluation_steps"][0].tolist()
-    return {"steps": steps, "counts": run.scalars["counts"], "trained_with": run.environment.get("commit")}, arrays
 
 
 def contrast(scores: Float64[np.ndarray, "seed position"], name: str) -> PerSeed:
@@ -223,18 +175,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=["collect", "analyse"])
-    parser.add_argument("runs", type=Path, nargs="?")
-    given = parser.parse_args()
-    if given.action == "collect":
-        record = Record(verb="study", arguments={})
-        for each in STUDIES:
-            record.scalars[each], added = collected(each, given.runs)
-            record.arrays |= added
-        record.save(HERE / "record", overwrite=True)
-    else:
-        loaded = Results(read_record(HERE / "record"))
-        (HERE / "results.csv").write_text(sheet(loaded))
-        (HERE / "README.md").write_text(with_table((HERE / "README.md").read_text(), loaded))
-        draw(loaded, HERE / "by_position.png")
+    loaded = Results(read_record(HERE / "record"))
+    (HERE / "results.csv").write_text(sheet(loaded))
+    (HERE / "README.md").write_text(with_table((HERE / "README.md").read_text(), loaded))
+    draw(loaded, HERE / "by_position.png")

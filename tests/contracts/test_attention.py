@@ -160,7 +160,7 @@ def position_steps(name: str, implementation: str, dtype: torch.dtype = torch.fl
 def slopes(name: str, implementation: str) -> Tensor:
     model = shaken_model(name, implementation=implementation)
     encoding = model.family.encoding(model.config, 0)
-    return torch.as_tensor(encoding.linear_slopes(model.family.heads(model.config)))
+    return torch.as_tensor(encoding.linear_slopes(model.sizes["heads"]))
 
 
 @pytest.mark.parametrize("name", ["bloom", "bloom-6-heads", "mpt", "mpt-6-heads"])

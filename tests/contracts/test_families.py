@@ -141,7 +141,9 @@ def position_logits(model: HuggingFaceModel, layer: int, n_positions: int) -> Te
     family, config = model.family, model.config
     index = torch.arange(n_positions)
     distance = index[:, None] - index[None, :]
-    bias = torch.as_tensor(family.encoding(config, layer).logits(distance.flatten().numpy(), family.heads(config)))
+    bias = torch.as_tensor(
+        family.encoding(config, layer).logits(distance.flatten().numpy(), config.num_attention_heads)
+    )
     bias = bias.reshape(-1, n_positions, n_positions).clone()
     bias[:, ~torch.as_tensor(family.mask(config, layer).visible(n_positions))] = -torch.inf
     return bias
@@ -161,7 +163,7 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     )
     branch = through(block.attention_post_norm, branch)
     added = stream + branch
-    mlp_input = stream if family.is_parallel(config) else added
+    mlp_input = stream if family.parallel(config) else added
     update = feed_forward(family.mlp_parts(block, config), through(block.mlp_norm, mlp_input))
     return branch, added + through(block.mlp_post_norm, update)
 
@@ -220,7 +222,7 @@ def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: 
     norms = model.branch_norms(token_ids)
     seen = watched_once(model).blocks
     blocks = model.family.blocks(model.network)
-    assert len(blocks) == len(seen) == model.family.depth(model.config) == 3
+    assert len(blocks) == len(seen) == model.sizes["layers"] == 3
     for layer, block in enumerate(blocks):
         branch, output = replay(model, block, layer, seen[layer])
         scale = seen[layer]["output"].abs().max().item()
@@ -314,7 +316,7 @@ def test_traits_build_an_architecture(model: HuggingFaceModel) -> None:
 
     architecture = Architecture.from_model(model)
     assert architecture.depth == 3
-    assert architecture.heads == model.family.heads(model.config)
+    assert architecture.heads == model.sizes["heads"]
     for layer, groups in enumerate(architecture.head_groups):
         assert groups[0].mask == model.family.mask(model.config, layer)
 

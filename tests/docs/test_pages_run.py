@@ -19,7 +19,6 @@ NOT_RUN = {
     "docs/tutorials/served_fix.md": ["fits for ten minutes", "reads what fits for ten minutes", "needs a server"],
     "studies/birth/README.md": ["twenty minutes"],
     "studies/design_training/README.md": ["trains for half an hour"],
-    "studies/hybrids/README.md": ["trains for an hour"],
     "studies/trained_models/README.md": ["needs the texts of two packages of Debian, and hours"],
 }
 """Why blocks of a page are not run, in their order."""

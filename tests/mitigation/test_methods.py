@@ -340,7 +340,7 @@ def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
 @pytest.mark.parametrize("name", ["context_bias(values={zeros}", "key_bias(biases='gamma_key(alpha=1.0)'"])
 def test_scales_of_all_heads_are_another_scaling_in_transformers(model, name):
     blocks = [layer.self_attn for layer in model.network.model.layers]
-    heads = model.family.heads(model.config)
+    heads = model.sizes["heads"]
     given = name.format(zeros=[[0.0] * heads] * len(blocks))
     method = f"{given}, scales={[[1.7] * heads] * len(blocks)})"
     with mitigated(model, method, passages=[(0, 1)]):

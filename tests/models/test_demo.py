@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,32 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "tokenizer.json": b'{"the": 1, "a": 2}'}
+Convert = Callable[[Path, Path], None]
+
+
 @pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Download and conversion replaced by a stub that leaves a configuration; the calls it got."""
-    calls: list[Path] = []
+def converted_by(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Convert], None]:
+    """Puts a stub in the place of download and conversion."""
 
-    def convert(_gguf: Path, target: Path) -> None:
-        calls.append(target)
-        target.mkdir()
-        (target / "config.json").write_text(f"{len(calls)}")
+    def stub(convert: Convert) -> None:
+        monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
+        monkeypatch.setattr(demo, "_convert", convert)
 
-    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
-    monkeypatch.setattr(demo, "_convert", convert)
-    return calls
+    return stub
+
+
+@pytest.fixture
+def whole(converted_by: Callable[[Convert], None]) -> Path:
+    """A copy as it was made, by a stub that makes the same one each time."""
+    converted_by(lambda _gguf, target: holding(target, **FILES))
+    return demo.fetch_demo()
+
+
+def holding(target: Path, **files: bytes) -> None:
+    target.mkdir()
+    for name, content in files.items():
+        (target / name).write_bytes(content)
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,37 +60,29 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert demo.cache_directory() == Path.home() / ".cache" / "posbias"
 
 
-def test_it_is_converted_once(cache: Path, conversions: list[Path]) -> None:
-    first, second = demo.fetch_demo(), demo.fetch_demo()
-    assert first == second
-    assert len(conversions) == 1
-    assert list(cache.iterdir()) == [first]
+def test_it_is_converted_once(whole: Path, cache: Path, converted_by: Callable[[Convert], None]) -> None:
+    converted_by(lambda _gguf, _target: pytest.fail("it is there"))
+    assert demo.fetch_demo() == whole
+    assert list(cache.iterdir()) == [whole]
 
 
-def test_the_second_of_two_at_once_keeps_the_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_of_two_at_once_keeps_the_first(cache: Path, converted_by: Callable[[Convert], None]) -> None:
     def overtaken(_gguf: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "config.json").write_text("second")
-        rival = cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}"
-        rival.mkdir()
-        (rival / "config.json").write_text("first")
-        (rival / demo.MARK).touch()
+        holding(target, **{"config.json": b"second"})
+        holding(cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}", **{"config.json": b"first", demo.MARK: b""})
 
-    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
-    monkeypatch.setattr(demo, "_convert", overtaken)
+    converted_by(overtaken)
     directory = demo.fetch_demo()
     assert (directory / "config.json").read_text() == "first"
     assert list(cache.iterdir()) == [directory]
 
 
-def test_a_failed_conversion_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_nothing(cache: Path, converted_by: Callable[[Convert], None]) -> None:
     def fail(_gguf: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "model.safetensors").write_text("half")
+        holding(target, **{"model.safetensors": b"half"})
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
-    monkeypatch.setattr(demo, "_convert", fail)
+    converted_by(fail)
     with pytest.raises(RunError, match=r"cannot keep the demo model under .*: No space left on device"):
         demo.fetch_demo()
     assert list(cache.iterdir()) == []
@@ -137,23 +143,6 @@ def test_a_cache_whose_name_is_too_long_is_one_line(name: str, tmp_path: Path, m
     with pytest.raises(RunError, match=r"cannot keep the demo model under .*File name too long") as caught:
         demo.fetch_demo()
     assert "\n" not in str(caught.value)
-
-
-FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "tokenizer.json": b'{"the": 1, "a": 2}'}
-
-
-@pytest.fixture
-def whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy as it was made, by a stub that makes the same one each time."""
-
-    def convert(_gguf: Path, target: Path) -> None:
-        target.mkdir()
-        for name, content in FILES.items():
-            (target / name).write_bytes(content)
-
-    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
-    monkeypatch.setattr(demo, "_convert", convert)
-    return demo.fetch_demo()
 
 
 def test_an_incomplete_copy_is_made_again(whole: Path, cache: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import socket
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -171,17 +173,17 @@ def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("source", ["no/such/directory", "./absent", "", "absent.gguf", "config:absent.json", "a b"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("no/such/directory", "./absent", "", "absent.gguf", "config:absent.json", "a b"),
+        *("a" * 5000, "config:" + "b" * 300, "a/" + "b" * 3000, "~no-such-user/x", "x\0y"),
+    ],
+)
 def test_sources_that_cannot_be(source: str) -> None:
-    with pytest.raises(UsageError, match=r"does not exist; allowed: a hub id, a directory, a \.gguf file") as refusal:
+    with pytest.raises(UsageError, match=r"does not exist.*; allowed: a hub id, a directory, a \.gguf file") as refusal:
         load_model(source)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("source", ["a" * 5000, "config:" + "b" * 300, "a/" + "b" * 3000, "~no-such-user/x", "x\0y"])
-def test_names_that_cannot_be(source: str) -> None:
-    with pytest.raises(UsageError, match="does not exist") as refusal:
-        load_model(source)
     assert len(str(refusal.value)) <= 500
 
 
@@ -221,7 +223,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_broken_configuration(llama: Path) -> None:
     (llama / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"config\.json is not JSON"):
+    with pytest.raises(UsageError, match=r"'tiny-llama': configuration refused: Expecting property name"):
         load_model(llama)
 
 
@@ -252,27 +254,23 @@ def test_pickled_weights_are_refused(llama: Path) -> None:
         load_model(llama)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(llama: Path, value: float) -> None:
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weights: weights[UP][3, 4].fill_(torch.nan), rf"'{UP}' holds NaN or infinite"),
+        (lambda weights: weights[UP][3, 4].fill_(torch.inf), rf"'{UP}' holds NaN or infinite"),
+        (lambda weights: weights.pop(UP), rf"1 weights are not in its files, first '{UP}'"),
+        (lambda weights: weights["model.norm.weight"].fill_(3e38), ""),  # finite; their sum overflows
+    ],
+)
+def test_weights_that_are_missing_or_not_finite(llama: Path, change: Callable[[Any], Any], said: str) -> None:
     weights = load_file(llama / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    change(weights)
     save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RunError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' holds NaN or infinite"):
-        load_model(llama)
-
-
-def test_large_finite_weights_are_fine(llama: Path) -> None:
-    weights = load_file(llama / "model.safetensors")
-    weights["model.norm.weight"][:] = 3e38  # their sum overflows
-    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-    load_model(llama)
-
-
-def test_missing_weights(llama: Path) -> None:
-    weights = load_file(llama / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RunError, match=r"1 weights are not in its files, first 'model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(RunError, match=said) if said else nullcontext():
         load_model(llama)
 
 

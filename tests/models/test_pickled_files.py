@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,134 +59,56 @@ def indexed(model: Path, place: Any) -> None:
     (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, place)}))
 
 
-def configured(model: Path, **entries: Any) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+def made(
+    model: Path,
+    *,
+    index: Any = None,
+    move: str = "",
+    link: str = "",
+    empty: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Let the directory name `w.bin` as weights: by an index, another name, a link, or its configuration."""
+    if index is not None:
+        indexed(model, str(model.parent / "w.safetensors") if index == "absolute" else index)
+    for name in empty:
+        save_file({}, model / name)
+    if move:
+        (model / "w.bin").rename(model / move)
+    if link:
+        (model / link).symlink_to("w.bin")
+    if config is not None:
+        path = model / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
 
 
-def beside_an_empty_file(model: Path) -> None:
-    indexed(model, "w.bin")
-    save_file({}, model / "x.safetensors")
-
-
-def by_an_absolute_path(model: Path) -> None:
-    indexed(model, str(model / "w.bin"))
-
-
-def by_an_absolute_path_with_the_right_ending(model: Path) -> None:
-    (model / "w.bin").rename(model.parent / "w.safetensors")
-    indexed(model, str(model.parent / "w.safetensors"))
-
-
-def above_the_directory(model: Path) -> None:
-    (model / "w.bin").rename(model.parent / "w.safetensors")
-    indexed(model, "../w.safetensors")
-
-
-def below_the_directory(model: Path) -> None:
-    indexed(model, "sub/w.safetensors")
-
-
-def not_by_a_name(model: Path) -> None:
-    indexed(model, ["w.bin"])
-
-
-def with_a_null_in_its_name(model: Path) -> None:
-    indexed(model, "w.bin\0.safetensors")
-
-
-def linked_by_the_index(model: Path) -> None:
-    indexed(model, "x.safetensors")
-    (model / "x.safetensors").symlink_to("w.bin")
-
-
-def renamed_by_the_index(model: Path) -> None:
-    indexed(model, "x.safetensors")
-    (model / "w.bin").rename(model / "x.safetensors")
-
-
-def renamed(model: Path) -> None:
-    (model / "w.bin").rename(model / "model.safetensors")
-
-
-def linked(model: Path) -> None:
-    (model / "model.safetensors").symlink_to("w.bin")
-
-
-def in_the_old_format(model: Path) -> None:
-    (model / "model.safetensors").write_bytes(pickle.dumps({"lm_head.weight": [1.0]}))
-
-
-def alone(model: Path) -> None:
-    (model / "w.bin").rename(model / "pytorch_model.bin")
-
-
-def indexed_alone(model: Path) -> None:
-    indexed(model, "w.bin")
-    (model / INDEX).rename(model / "pytorch_model.bin.index.json")
-
-
-def of_a_variant(model: Path) -> None:
-    (model / "w.bin").rename(model / "pytorch_model.fp16.bin")
-    save_file({}, model / "model.fp16.safetensors")
-
-
-def named_by_the_configuration(model: Path) -> None:
-    (model / "w.bin").rename(model / "adapter_model.bin")
-    configured(model, transformers_weights="adapter_model.bin")
-
-
-def named_deep_in_the_configuration(model: Path) -> None:
-    configured(model, text_config={"transformers_weights": "adapter_model.bin"})
-
-
-def as_an_adapter(model: Path) -> None:
-    save_file({}, model / "model.safetensors")
-    (model / "w.bin").rename(model / "adapter_model.bin")
-    (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "else/where"}))
-
-
-def in_parts_of_a_distributed_run(model: Path) -> None:
-    save_file({}, model / "shard-00001-model-00001-of-00001.safetensors")
-    (model / "w.bin").rename(model / ".metadata")
-
-
-CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    case.__name__: (case, words)
-    for words, cases in {
-        r"names .*; allowed: \*\.safetensors in the same directory": (
-            beside_an_empty_file,
-            by_an_absolute_path,
-            by_an_absolute_path_with_the_right_ending,
-            above_the_directory,
-            below_the_directory,
-            not_by_a_name,
-            with_a_null_in_its_name,
-        ),
-        r"cannot be loaded": (
-            linked_by_the_index,
-            renamed_by_the_index,
-            renamed,
-            linked,
-            in_the_old_format,
-        ),
-        r"has pickled weights \(.*\), which can run code": (alone, indexed_alone, of_a_variant),
-        r"names other files \(transformers_weights\)": (
-            named_by_the_configuration,
-            named_deep_in_the_configuration,
-        ),
-        r"has an adapter": (as_an_adapter,),
-        r"has no weights": (in_parts_of_a_distributed_run,),
-    }.items()
-    for case in cases
+NAMES, LOADED = r"names .*; allowed: \*\.safetensors in the same directory", "cannot be loaded"
+PICKLED, ELSEWHERE = r"has pickled weights \(.*\), which can run code", r"names other files \(transformers_weights\)"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "beside an empty file": (NAMES, {"index": "w.bin", "empty": ("x.safetensors",)}),
+    "by an absolute path": (NAMES, {"index": "absolute", "move": "../w.safetensors"}),
+    "above the directory": (NAMES, {"index": "../w.safetensors", "move": "../w.safetensors"}),
+    "below the directory": (NAMES, {"index": "sub/w.safetensors"}),
+    "not by a name": (NAMES, {"index": ["w.bin"]}),
+    "with a null in its name": (NAMES, {"index": "w.bin\0.safetensors"}),
+    "linked by the index": (LOADED, {"index": "x.safetensors", "link": "x.safetensors"}),
+    "renamed by the index": (LOADED, {"index": "x.safetensors", "move": "x.safetensors"}),
+    "renamed": (LOADED, {"move": "model.safetensors"}),
+    "linked": (LOADED, {"link": "model.safetensors"}),
+    "alone": (PICKLED, {"move": "pytorch_model.bin"}),
+    "of a variant": (PICKLED, {"move": "pytorch_model.fp16.bin", "empty": ("model.fp16.safetensors",)}),
+    "by the configuration": (ELSEWHERE, {"config": {"transformers_weights": "w.bin"}}),
+    "deep in the configuration": (ELSEWHERE, {"config": {"text_config": {"transformers_weights": "w.bin"}}}),
+    "as an adapter": ("has an adapter", {"empty": ("model.safetensors", "adapter_config.json")}),
+    "in parts": ("has no weights", {"move": ".metadata", "empty": ("shard-00001-model-00001-of-00001.safetensors",)}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("device", ["cpu", "spread"])
 def test_pickled_weights_are_refused_before_they_are_opened(model: Path, case: str, device: str) -> None:
-    make, words = CASES[case]
-    make(model)
+    words, settings = CASES[case]
+    made(model, **settings)
     with pytest.raises((UsageError, RunError), match=words) as refusal:
         load_model(model, device=device)
     assert "\n" not in str(refusal.value)

@@ -64,16 +64,6 @@ def test_measured_mixing_is_the_configured_one_where_norms_agree() -> None:
     assert norms.stream.shape == (2, 1, 5)
 
 
-def test_measured_mixing_sees_the_vectors_of_position() -> None:
-    added = ReferenceConfig(Architecture(depth=1, mixing=0.5), width=4, learned_positions=3)
-    model = ReferenceTransformer(added)
-    with torch.no_grad():
-        model.network.get_parameter("positions")[:2] = 0
-        model.network.get_parameter("positions")[2] = -model.embed(torch.tensor([[3]]))[0, 0]
-    norms = model.branch_norms(torch.full((1, 3), 3))
-    assert norms.stream[0, 0, 2] == 0 < norms.stream[0, 0, 1]
-
-
 def test_the_seed_decides_everything_and_nothing_global_is_touched() -> None:
     state = torch.random.get_rng_state()
     architecture = Architecture(depth=2, heads=2)

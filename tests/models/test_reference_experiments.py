@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posbias import Architecture, UsageError
-from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shape_of, stacked
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import attention_maps, forward
 from published_networks import copy_network, retrieval_network
 
@@ -110,17 +110,13 @@ def test_the_copy_network_is_what_its_definition_says(residual: bool, mlp: bool)
     for layer in range(2):
         own = {name.split(".")[2]: value for name, value in parameters.items() if name.startswith(f"blocks.{layer}.")}
 
-        def project(name: str, own: dict[str, Tensor] = own, stream: Tensor = stream) -> Tensor:
-            bias = own[f"{name}_bias"][0] if mlp else 0.0
-            return stream @ own[name][0] + bias
-
-        logits = project("query") @ project("key").transpose(1, 2) / 6**0.5
+        query, key, value = (stream @ own[name][0] for name in ("query", "key", "value"))
+        logits = query @ key.transpose(1, 2) / 6**0.5
         logits = logits.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
-        branch = torch.softmax(logits, dim=-1) @ project("value") @ own["output"][0]
-        branch = branch + own["output_bias"] if mlp else branch
+        branch = torch.softmax(logits, dim=-1) @ value @ own["output"][0]
         stream = stream + branch if residual else branch
         if mlp:
-            update = torch.nn.functional.gelu(stream @ own["up"] + own["up_bias"]) @ own["down"] + own["down_bias"]
+            update = torch.nn.functional.gelu(stream @ own["up"]) @ own["down"]
             stream = stream + update if residual else update
     expected = stream[:, -1] @ parameters["unembedding"].T
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
@@ -133,9 +129,7 @@ def test_wanted_rows_are_rows_of_the_whole(rows: tuple[int, ...]) -> None:
         width=8,
         attention="content",
         values="gaussian",
-        biases=True,
         norm="pre",
-        normalisation="layer",
         mlp=True,
         initialisation="linear",
     )
@@ -144,24 +138,15 @@ def test_wanted_rows_are_rows_of_the_whole(rows: tuple[int, ...]) -> None:
     torch.testing.assert_close(run(config, drawn(config), token_ids, rows=rows), every[:, list(rows)])
 
 
-def test_learned_positions_are_added_to_the_input() -> None:
-    config = ReferenceConfig(Architecture(1), width=8, learned_positions=N, residual="none")
-    parameters = drawn(config)
-    token_ids = torch.zeros(1, N, dtype=torch.int64)
-    found = run(config, parameters, token_ids, rows=(N - 1,))[0, 0]
-    mean = (parameters["embedding"][0] + parameters["positions"]).mean(dim=0)
-    torch.testing.assert_close(found, mean @ parameters["unembedding"].T)
-    with pytest.raises(UsageError, match="reference has 8 learned positions, 9 were asked for"):
-        shape_of(config, N + 1)
-
-
 @pytest.mark.parametrize(("initialisation", "deviation"), [("linear", 3**-0.5 / 8), ("gaussian", 1 / 8)])
 def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) -> None:
-    config = ReferenceConfig(Architecture(1), width=64, attention="content", initialisation=initialisation, biases=True)
+    config = ReferenceConfig(
+        Architecture(1), width=64, attention="content", initialisation=initialisation, readout="mlp"
+    )
     parameters = drawn(config)
     assert float(parameters["blocks.0.query"].std()) == pytest.approx(deviation, rel=0.05)
     assert float(parameters["blocks.0.query"].abs().max()) <= (1 / 8 if initialisation == "linear" else 1)
-    assert bool(parameters["blocks.0.query_bias"].any()) == (initialisation == "linear")
+    assert bool(parameters["readout.0.bias"].any()) == (initialisation == "linear")
     single = drawn(replace(config, dtype="float32"))
     assert all(torch.equal(single[name], parameters[name].float()) for name in parameters)
 
@@ -182,20 +167,12 @@ def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) 
             {"architecture": Architecture(1, encoding="rope"), "attention": "content", "width": 5},
             "rotary positions need an even number of features per head, got 5",
         ),
+        (
+            {"architecture": Architecture(1, encoding="recurrent(slopes=[0.1])"), "attention": "content"},
+            r"layers with content have attention, not recurrent\(slopes=.*; it ran at commit",
+        ),
     ],
 )
 def test_bad_configurations_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ReferenceConfig(**{"architecture": Architecture(depth=1, heads=2), **change})
-
-
-def test_bad_inputs_are_refused() -> None:
-    config = ReferenceConfig(Architecture(1))
-    token_ids = torch.zeros(1, N, dtype=torch.int64)
-    with pytest.raises(UsageError, match=r"rows must be positions within 0 ... 7, at least one, got \[8\]"):
-        run(config, drawn(config), token_ids, rows=(N,))
-    with pytest.raises(UsageError, match="at least one, got"):
-        run(config, drawn(config), token_ids, rows=())
-    vectors = ReferenceConfig(Architecture(1), vocabulary_size=None, outputs=3)
-    with pytest.raises(UsageError, match=r"inputs must be \[member, batch, position, feature\] of numbers, got"):
-        run(vectors, drawn(vectors), token_ids, rows=(0,))

@@ -72,8 +72,7 @@ def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
 def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
     members = [copier(5), copier(0, optimiser=None), copier(2, seed=4)]
     wild = [copier(target, optimiser=Adam(rate)) for target, rate in ((1, 1e30), (2, 1e-2), (3, 1e-1))]
-    hybrids = [copier(target, encoding=["recurrent(slopes=[0.2])", "none"]) for target in (5, 0)]
-    for stack in (members, wild, hybrids):
+    for stack in (members, wild):
         whole = train_members(stack, OPTIONS, options=in_process(None))
         keep, kept = PartStore.keep, []
 

@@ -103,7 +103,6 @@ RETRIEVAL = {"task": "in_context_retrieval(features=7)", "model": {"depth": 1}, 
             {**GOOD, "model": {"depth": 1, "width": 7, "absolute": "added", "encoding": "sinusoidal(width=8)"}},
             "reference width 7 differs from the 8 features of sinusoidal(width=8)",
         ),
-        ({**GOOD, "model": {"depth": 1, "width": 8, "learned_positions": 9}}, "9 learned positions, 10 were asked for"),
         (
             {**GOOD, "train": {"steps": 1, "evaluate_every": 7}},
             "evaluate_every must be a multiple of window (10), got 7",

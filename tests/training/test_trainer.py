@@ -35,11 +35,6 @@ STACKS = {
     "retrieval": [retriever(0), retriever(1, mask="sliding_window(width=3)"), retriever(1, encoding="decay(rate=0.8)")],
     "rotary heads": [retriever(seed, encoding="rope", heads=2) for seed in range(3)],
     "norms, MLP, residual": [normed(target, seed=target) for target in range(3)],
-    "layer norm, biases": [normed(target, normalisation="layer", biases=True) for target in range(3)],
-    "linear layers": [
-        normed(target, seed=target, encoding=["none", f"recurrent(slopes=[{0.1 * (target + 1)}, 0.6])"])
-        for target in range(3)
-    ],
     "double precision": [copier(target, dtype="float64") for target in range(3)],
 }
 

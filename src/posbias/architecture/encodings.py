@@ -6,7 +6,7 @@ fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, which giv
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen
@@ -55,21 +55,6 @@ class Encoding(ABC):
 
     def __str__(self) -> str:
         return ENCODINGS.spell(self)
-
-
-def one_or_per_head(parameter: Any) -> np.ndarray:
-    """A number or a list of numbers as an array; NaN, which no range allows, for anything else."""
-    try:
-        values = np.asarray(parameter, dtype=np.float64)
-    except (TypeError, ValueError):
-        return np.full(1, np.nan)
-    return values if values.ndim < 2 and values.size else np.full(1, np.nan)
-
-
-def check_count(encoding: str, name: str, parameter: Any, heads: int, *, ndim: int = 1) -> None:
-    """Refuse a parameter that is listed per head, with `ndim` axes, for another number of heads."""
-    if np.ndim(parameter) == ndim and len(parameter) != heads:
-        raise UsageError(f"{encoding}: {len(parameter)} {name} given for {heads} heads; give one or {heads}")
 
 
 class LinearEncoding(Encoding):

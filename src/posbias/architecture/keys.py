@@ -7,18 +7,22 @@ that a rollout needs of it are the shares r_j = w_j / W_j (docs/theory, section 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval, MinLen
 from jaxtyping import Float64, Int64
 
-from posbias.architecture.encodings import ENCODINGS, MAX_SLOPE, Encoding, check_count, one_or_per_head
+from posbias.architecture.encodings import ENCODINGS, MAX_SLOPE, Encoding
 from posbias.errors import UsageError
 
 MAX_BIAS = 300.0
 """Largest key bias: weights of any two keys must both be normal float64 numbers."""
 MAX_ALPHA = 1e12
 """Largest exponent of a gamma key: its shares alpha / (j + alpha) stay exact, whatever the weights would be."""
+Biases = Annotated[tuple[Annotated[float, Interval(ge=-MAX_BIAS, le=MAX_BIAS)], ...], MinLen(1)]
+Alpha = Annotated[float, Interval(gt=0, le=MAX_ALPHA)]
+Slope = Annotated[float, Interval(ge=-MAX_SLOPE, le=MAX_SLOPE)]
 MAX_SPAN = 10_000.0
 """Most nats between the weights of two keys that are summed: an extended float holds e^-11355."""
 
@@ -79,12 +83,10 @@ class KeyEncoding(Encoding):
         return np.broadcast_to(bias[:, None, :], (heads, len(query), len(key)))
 
 
-def _biases(encoding: str, values: np.ndarray) -> tuple[Any, ...]:
-    """Values for all heads or [head] as tuples, each held to the range of a key bias."""
-    wrong = values[~(np.abs(values) <= MAX_BIAS)]
-    if wrong.size:
-        raise UsageError(f"{encoding}: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
-    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+def check_count(encoding: str, name: str, parameter: Any, heads: int, *, ndim: int = 1) -> None:
+    """Refuse a parameter that is listed per head, with `ndim` axes, for another number of heads."""
+    if np.ndim(parameter) == ndim and len(parameter) != heads:
+        raise UsageError(f"{encoding}: {len(parameter)} {name} given for {heads} heads; give one or {heads}")
 
 
 def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
@@ -98,17 +100,12 @@ def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
 class KeyBias(KeyEncoding):
     """One number per key: logit `values[j]` for key j; contexts are at most as long as the list."""
 
-    values: Sequence[float] | Sequence[Sequence[float]]
+    values: Biases | Annotated[tuple[Biases, ...], MinLen(1)]
     """[position], or [head][position]; natural-log units, each in [-300, 300]."""
 
     def __post_init__(self) -> None:
-        try:
-            values = np.asarray(self.values, dtype=np.float64)
-        except (TypeError, ValueError):
-            values = np.zeros(0)
-        if values.ndim not in {1, 2} or values.size == 0:
-            raise UsageError("key_bias: values must be a list of numbers, one per position, or [head][position]")
-        object.__setattr__(self, "values", _biases("key_bias", values))
+        if len({np.size(row) for row in self.values}) > 1:
+            raise UsageError("key_bias: values must be one per position, as many for every head")
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
@@ -137,21 +134,10 @@ class GammaKey(KeyEncoding):
     (docs/theory, section 7).
     """
 
-    alpha: float | Sequence[float]
+    alpha: Alpha | Annotated[tuple[Alpha, ...], MinLen(1)]
     """Exponent, > 0 and <= 1e12: above 1 later keys weigh more, below 1 earlier ones; one number, or one per head."""
-    slope: float | Sequence[float] = 0.0
+    slope: Slope | Annotated[tuple[Slope, ...], MinLen(1)] = 0.0
     """Added per position, in [-700, 700]: a positive one is ALiBi's, minus ALiBi's takes it away; or one per head."""
-
-    def __post_init__(self) -> None:
-        slope, alpha = one_or_per_head(self.slope), one_or_per_head(self.alpha)
-        if not np.all(np.abs(slope) <= MAX_SLOPE):
-            raise UsageError(
-                f"gamma_key: slope must lie in [-{MAX_SLOPE:g}, {MAX_SLOPE:g}], one or one per head, got {self.slope}"
-            )
-        if not np.all((alpha > 0) & (alpha <= MAX_ALPHA)):
-            raise UsageError(f"gamma_key: alpha must lie in (0, {MAX_ALPHA:g}], one or one per head, got {self.alpha}")
-        for name, values in (("slope", slope), ("alpha", alpha)):
-            object.__setattr__(self, name, tuple(values.tolist()) if values.ndim else float(values))
 
     def check_heads(self, heads: int) -> None:
         """Lists must be one per head."""
@@ -211,22 +197,17 @@ class LogSpline(KeyEncoding):
     Beyond the last knot it goes on as a straight line in ln(1 + j), a power law, so that it is defined at every length.
     """
 
-    values: Sequence[float] | Sequence[Sequence[float]]
+    values: Biases | Annotated[tuple[Biases, ...], MinLen(1)]
     """[knot], or [head][knot]; natural-log units, each in [-300, 300]."""
-    knots: Sequence[int]
+    knots: Annotated[tuple[int, ...], MinLen(2)]
     """Keys, rising, at least two; the first is 0."""
 
     def __post_init__(self) -> None:
-        try:
-            values, knots = np.asarray(self.values, dtype=np.float64), np.asarray(self.knots, dtype=np.float64)
-        except (TypeError, ValueError):
-            values, knots = np.zeros(0), np.zeros(0)
-        if knots.ndim != 1 or knots.size < 2 or knots[0] != 0 or np.any(np.diff(knots) < 1) or np.any(knots % 1):
+        if self.knots[0] != 0 or np.any(np.diff(self.knots) < 1):
             raise UsageError(f"log_spline: knots must be at least two rising whole numbers from 0, got {self.knots}")
-        if values.ndim not in {1, 2} or not values.size or values.shape[-1] != knots.size:
-            raise UsageError(f"log_spline: values must be {knots.size} numbers, one per knot, or [head][knot]")
-        object.__setattr__(self, "values", _biases("log_spline", values))
-        object.__setattr__(self, "knots", tuple(knots.astype(int).tolist()))
+        rows = self.values if isinstance(self.values[0], tuple) else (self.values,)
+        if any(np.size(row) != len(self.knots) for row in rows):
+            raise UsageError(f"log_spline: values must be {len(self.knots)} numbers, one per knot, or [head][knot]")
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""

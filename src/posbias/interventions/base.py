@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.hooks import RemovableHandle

@@ -381,7 +381,7 @@ class BiasNumbers:
         by_layer = [
             [[*head, 0.0] for head in layer] for layer in _rounded(self._numbers[..., : len(self.options.knots) - 1])
         ]
-        biases = [str(LogSpline(values=heads, knots=self.options.knots)) for heads in by_layer]
+        biases = [str(LogSpline(values=tuple(map(tuple, heads)), knots=self.options.knots)) for heads in by_layer]
         return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
 
 

@@ -80,7 +80,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         if self.knots:
-            LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
+            LogSpline(values=(0.0,) * len(self.knots), knots=self.knots)
 
     def settled(self, defaults: Mapping[str, Any], **fixed: Any) -> "FitOptions":
         """All of them set: by the defaults of a fit where nothing was asked for, and as it takes them alone."""

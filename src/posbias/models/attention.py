@@ -173,7 +173,7 @@ def seen_attention(network: nn.Module, receive: Mapping[int, Receive]) -> Iterat
     with ExitStack() as later:
         for layer, function in receive.items():
             if asks_interface(modules[layer]):
-                plain[layer] = _run
+                plain[layer] = KernelCall.run
             else:
                 later.enter_context(_eagerly(modules[layer], layer, function))
         later.enter_context(attention(network, {layer: f for layer, f in plain.items() if not _site(modules[layer])}))
@@ -181,13 +181,9 @@ def seen_attention(network: nn.Module, receive: Mapping[int, Receive]) -> Iterat
             site = _site(modules[layer])
             while isinstance(site.kernel, _Site):
                 site = site.kernel
-            later.callback(setattr, site, "received", site.received)
-            site.received = receive[layer]
+            later.callback(setattr, site, "kernel", site.kernel)
+            site.kernel = site.seen_by(receive[layer])
         yield
-
-
-def _run(call: KernelCall) -> Attended:
-    return call.run()
 
 
 def _site(module: nn.Module) -> Any:
@@ -196,8 +192,6 @@ def _site(module: nn.Module) -> Any:
 
 class _Site:
     """A layer's attention module whose calls are handed over, and the kernel below."""
-
-    received: Receive | None = None
 
     def __init__(self, layer: int, module: nn.Module, attend: Attend) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -213,16 +207,17 @@ class _Site:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Attended:
-        call = KernelCall(self.layer, module, query, key, value, mask, options, self.below, self.plain)
-        return self.attend(call)
+        return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
 
-    def below(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-    ) -> Attended:
-        if self.received is not None:
-            self.received(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
-        attended: Attended = self.kernel(module, query, key, value, mask, **options)
-        return attended
+    def seen_by(self, receive: Receive) -> Callable[..., Attended]:
+        """The kernel, behind a function that gets what it gets."""
+        kernel = self.kernel
+
+        def seen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Attended:
+            receive(KernelCall(self.layer, module, query, key, value, mask, options, kernel, self.plain))
+            return kernel(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
+
+        return seen
 
 
 def _attention(
@@ -262,7 +257,8 @@ class _Products(TorchFunctionMode):
         query, key, value = (part.reshape(1, -1, *part.shape[-2:]) for part in (query, key, value))
         options = {"scaling": EAGER[type(module).__name__](module)}
         whole = None if logits is None else logits.reshape(-1, *logits.shape[-2:])
-        self._receive(KernelCall(self._layer, module, query, key, value, mask, options, _run, False, whole))
+        call = KernelCall(self._layer, module, query, key, value, mask, options, KernelCall.run, False, whole)
+        self._receive(call)
 
 
 @contextmanager

@@ -59,32 +59,28 @@ def _mpt_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-def _falcon_times(config: Any) -> int:
-    # Eager attention adds the bias itself, and again with the mask.
-    return 1 if config._attn_implementation == "sdpa" else 2
-
-
-def _falcon_root(config: Any) -> float:
-    """sqrt(head_dim), which the bias is divided by."""
-    return float((int(config.hidden_size) // int(config.num_attention_heads)) ** 0.5)
+def _falcon_factors(config: Any) -> tuple[int, float]:
+    """How often the bias is added (eagerly by attention itself, and with the mask); sqrt(head_dim), its divisor."""
+    times = 1 if config._attn_implementation == "sdpa" else 2
+    return times, float((config.hidden_size // config.num_attention_heads) ** 0.5)
 
 
 def _falcon_encoding(config: Any) -> Encoding:
     """The slopes as they are applied, each rounded to bfloat16; the staircase they climb is left out."""
     if not config.alibi:
         return NoEncoding()
+    times, root = _falcon_factors(config)
     published = torch.tensor(published_alibi_slopes(int(config.num_attention_heads)), dtype=torch.float32)
-    slopes = published.bfloat16().double().numpy() * _falcon_times(config)
-    return Alibi(slopes=tuple((slopes / _falcon_root(config)).tolist()))
+    return Alibi(slopes=tuple((published.bfloat16().double().numpy() * times / root).tolist()))
 
 
 def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     """Tell how the ALiBi that runs differs from the published one."""
     if not config.alibi:
         return ()
-    twice, root = "Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once", _falcon_root(config)
+    times, root = _falcon_factors(config)
     return (
-        *([twice] if _falcon_times(config) == 2 else []),
+        *(["Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once"] if times == 2 else []),
         f"Falcon divides its ALiBi slopes by sqrt(head_dim) = {root:g}: they are not the published ones",
         "Falcon builds ALiBi in bfloat16 whatever the weights: slopes keep 8 bits, and past position 256 the bias is a "
         "staircase",
@@ -100,7 +96,7 @@ _GPT2 = replace(
     layers="transformer.h",
     final_norm="transformer.ln_f",
     position_table="transformer.wpe",
-    rotary=False,
+    rotates=lambda attention, config: False,
     attention="attn",
     attention_output="attn.c_proj",
     attention_norm="ln_1",
@@ -148,7 +144,9 @@ _ONE_WINDOW = replace(_LLAMA, windows="all layers")
 _FUSED = replace(_LLAMA, up_and_down=("gate_up_proj", "down_proj"), gate_in_up=True, activation="activation_fn")
 _GLM = replace(_FUSED, turns_neighbours=True)
 _GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="embedding_multiplier")
-_COHERE = replace(_LLAMA, parallel=True, mlp_norm="input_layernorm", turns_neighbours=True, angles_come="side by side")
+_COHERE = replace(
+    _LLAMA, parallel=lambda config: True, mlp_norm="input_layernorm", turns_neighbours=True, angles_come="side by side"
+)
 _QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
 
 
@@ -164,7 +162,7 @@ DENSE: dict[str, Layout] = {
     "olmo": _LLAMA,
     "mistral": _ONE_WINDOW,
     "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj"), activation="act"),
-    "smollm3": replace(_LLAMA, rotary=lambda attention, config: attention.use_rope),
+    "smollm3": replace(_LLAMA, rotates=lambda attention, config: attention.use_rope),
     "granite": _GRANITE,
     "phi3": replace(_FUSED, windows="all layers", query_key_value=("qkv_proj",)),
     "stablelm": replace(
@@ -177,7 +175,7 @@ DENSE: dict[str, Layout] = {
     "qwen3": _QWEN3,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
-    "exaone4": replace(_OLMO2, rotary=lambda attention, _: attention.sliding_window is None or attention.is_sliding),
+    "exaone4": replace(_OLMO2, rotates=lambda attention, _: attention.sliding_window is None or attention.is_sliding),
     "gemma2": replace(_GEMMA2, softcap="attn_logit_softcapping"),
     "gemma3_text": replace(_GEMMA2, query_key_norms=Q_AND_K),
     "helium": replace(_LLAMA, turns_neighbours=True),
@@ -185,7 +183,7 @@ DENSE: dict[str, Layout] = {
     "glm": _GLM,
     "glm4": replace(_GLM, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
     "cohere": replace(_COHERE, query_key_norms=Q_AND_K, query_key_norm_switch="use_qk_norm"),
-    "cohere2": replace(_COHERE, rotary=lambda attention, config: attention.sliding_window is not None),
+    "cohere2": replace(_COHERE, rotates=lambda attention, config: attention.sliding_window is not None),
     "gpt2": _GPT2,
     "gpt_neo": replace(
         _GPT2,
@@ -199,7 +197,7 @@ DENSE: dict[str, Layout] = {
     "gpt_neox": _NEOX,
     "phi": Layout(
         final_norm="model.final_layernorm",
-        parallel=True,
+        parallel=lambda config: True,
         attention_output="self_attn.dense",
         mlp_norm="input_layernorm",
         query_key_norms=("q_layernorm", "k_layernorm"),
@@ -214,31 +212,31 @@ DENSE: dict[str, Layout] = {
         final_norm="model.decoder.final_layer_norm",
         position_table="model.decoder.embed_positions",
         position_offset=2,
-        rotary=False,
+        rotates=lambda attention, config: False,
         attention_output="self_attn.out_proj",
         attention_norm="self_attn_layer_norm",
         mlp="fc2",
         mlp_norm="final_layer_norm",
         up_and_down=("fc1", "fc2"),
         activation="activation_fn",
-        required=("do_layer_norm_before",),  # OPT-350M normalises the stream itself
+        refused=("no do_layer_norm_before",),  # OPT-350M normalises the stream itself
     ),
     "bloom": replace(
         _BLOOM,
         embedding_norm="transformer.word_embeddings_layernorm",
-        parallel=False,
-        rotary=False,
+        parallel=lambda config: False,
+        rotates=lambda attention, config: False,
         activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         max_positions=lambda config: None,
         alibi=lambda config: Alibi(),
-        alibi_caveats=_bloom_caveats,
+        caveats=_bloom_caveats,
     ),
     "mpt": replace(
         _PLAIN,
         layers="transformer.blocks",
         final_norm="transformer.norm_f",
-        rotary=False,
+        rotates=lambda attention, config: False,
         attention="attn",
         attention_output="attn.out_proj",
         attention_norm="norm_1",
@@ -249,12 +247,12 @@ DENSE: dict[str, Layout] = {
         scale="softmax_scale",
         max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
         alibi=_mpt_encoding,
-        alibi_caveats=_mpt_caveats,
+        caveats=_mpt_caveats,
     ),
     "falcon": replace(
         _BLOOM,
         parallel=lambda config: config.new_decoder_architecture or config.parallel_attn,
-        rotary=lambda attention, config: not config.alibi,
+        rotates=lambda attention, config: not config.alibi,
         attention_norm=("ln_attn", "input_layernorm"),
         mlp_norm=("ln_mlp", "post_attention_layernorm", "ln_attn", "input_layernorm"),
         key_heads=lambda config: (
@@ -266,7 +264,7 @@ DENSE: dict[str, Layout] = {
         ),
         max_positions=lambda config: None if config.alibi else named_length(config),
         alibi=_falcon_encoding,
-        alibi_caveats=_falcon_caveats,
+        caveats=_falcon_caveats,
     ),
 }
 """Dense decoders, whose weights the power rollout and mean field read."""

@@ -160,16 +160,12 @@ class HuggingFaceModel(Model):
     @property
     def sizes(self) -> Mapping[str, int]:
         """Counts by the family's description, or by the usual names if the family is not described."""
-        family, config = self._family, self.config
-        if family is not None:
-            described = family.depth(config), family.heads(config), family.key_heads(config)
-            return dict(zip(("layers", "heads", "key heads"), described, strict=True))
         usual = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "key heads": "num_key_value_heads"}
         counts: dict[str, int] = {}
         for name, entry in usual.items():
             with suppress(AttributeError, ValueError, RuntimeError):  # absent, or others in every layer
-                counts[name] = getattr(config, entry)
-        return counts
+                counts[name] = getattr(self.config, entry)
+        return counts if self._family is None else {**counts, "key heads": self._family.key_heads(self.config)}
 
     @property
     def intervention(self) -> str | None:
@@ -273,8 +269,7 @@ class HuggingFaceModel(Model):
 
     def architecture_traits(self) -> dict[str, Any]:
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
-        family, config = self.family, self.config
-        depth = family.depth(config)
+        family, config, depth = self.family, self.config, self.sizes["layers"]
         if beyond := beyond_attention(self.network):
             raise UsageError(
                 f"layers {', '.join(map(str, beyond))} of this {self.model_type} model have no attention, so no mask "
@@ -283,7 +278,7 @@ class HuggingFaceModel(Model):
             )
         return {
             "depth": depth,
-            "heads": family.heads(config),
+            "heads": self.sizes["heads"],
             "mask": _collapse([family.mask(config, layer) for layer in range(depth)]),
             "encoding": _collapse([family.encoding(config, layer) for layer in range(depth)]),
         }
@@ -318,8 +313,7 @@ class HuggingFaceModel(Model):
         if options := template_options_of(self.tokenizer):
             description["template_options"] = options
         if self._family is not None:
-            description["depth"] = self._family.depth(self.config)
-            description["heads"] = self._family.heads(self.config)
+            description |= {"depth": self.sizes["layers"], "heads": self.sizes["heads"]}
         return description
 
     def _forward(

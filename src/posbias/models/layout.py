@@ -329,24 +329,23 @@ class Layout:
     """Embedding of absolute positions that is added to the input (GPT-2, OPT)."""
     position_offset: int = 0
     """Row of the position table that belongs to position 0 (OPT: 2)."""
-    parallel: bool | Callable[[Any], bool] = False
-    """Attention and MLP read the same block input and are added together; ask `is_parallel`."""
+    parallel: Callable[[Any], bool] = lambda config: False
+    """Attention and MLP read the same block input and are added together, in a configuration."""
     refused: tuple[str, ...] = ("use_bidirectional_attention",)
-    """Entries of the configuration that must not be set; the default is that of embedding models, no decoders."""
-    required: tuple[str, ...] = ()
-    """Entries of the configuration that must be set."""
+    """Entries of the configuration that must not be set, or that must ("no ..."); the default is that of embedding
+    models, no decoders."""
     windows: Literal["none", "all layers", "layer_types", "attention_layers"] = "layer_types"
     """The layers that see `sliding_window` keys: all, those of `layer_types`, or GPT-Neo's own list."""
-    rotary: bool | Callable[[Any, Any], bool] = True
-    """Queries and keys are turned by position, by attention module and configuration; ask `rotates`."""
+    rotates: Callable[[Any, Any], bool] = lambda attention, config: True
+    """Tells whether a layer turns queries and keys by position, of its attention module and the configuration."""
     turns_neighbours: bool = False
     """Neighbouring features turn, not half against half."""
     angles_come: Literal["twice", "side by side", "once"] = "twice"
     """Angles of a pair: for both halves, for both neighbours (Cohere), or for one of its features (GPT-OSS)."""
-    alibi: Callable[[Any], Encoding] | None = None
+    alibi: Callable[[Any], Encoding] = lambda config: NoEncoding()
     """ALiBi's slopes as an encoding, of a configuration."""
-    alibi_caveats: Callable[[Any, torch.dtype], tuple[str, ...]] | None = None
-    """Differences between the ALiBi that runs and the published one."""
+    caveats: Callable[[Any, torch.dtype], tuple[str, ...]] = lambda config, dtype: ()
+    """Differences between what runs and what the model's name promises."""
 
     # Paths inside a block.
     attention: str = "self_attn"
@@ -385,14 +384,6 @@ class Layout:
     max_positions: Callable[[Any], int | None] = named_length
     """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
 
-    def heads(self, config: Any) -> int:
-        """Query heads per layer."""
-        return int(config.num_attention_heads)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.num_hidden_layers)
-
     def mask(self, config: Any, layer: int) -> Mask:
         """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
         if self.windows == "attention_layers":
@@ -409,23 +400,15 @@ class Layout:
         "none" but for ALiBi: learned positions are added to the input, rotary ones turn queries and keys, so with
         content left out neither adds a logit.
         """
-        return NoEncoding() if self.alibi is None else self.alibi(config)
-
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """Differences between what runs and what the model's name promises."""
-        return () if self.alibi_caveats is None else self.alibi_caveats(config, dtype)
-
-    def is_parallel(self, config: Any) -> bool:
-        """Tell whether this configuration's attention and MLP read the same block input."""
-        return self.parallel if isinstance(self.parallel, bool) else bool(self.parallel(config))
+        return self.alibi(config)
 
     def unsupported(self, config: Any) -> str | None:
-        """Why this configuration does not fit the layout; None if it does."""
-        wrong = [name for name in self.refused if getattr(config, name, None)]
-        wrong += [f"{name} = False" for name in self.required if not getattr(config, name)]
-        return f"{wrong[0]} is set" if wrong else None
-
-    # Blocks.
+        """The entry of a configuration that does not fit the layout; None if there is none."""
+        for entry in self.refused:
+            name = entry.removeprefix("no ")
+            if bool(getattr(config, name, None)) == (name == entry):
+                return f"{name} is set" if name == entry else f"{name} = False is set"
+        return None
 
     def blocks(self, network: nn.Module) -> list[Block]:
         """All decoder blocks, taken apart."""
@@ -452,8 +435,6 @@ class Layout:
             branch_scale=1.0 if self.branch_factor is None else float(getattr(module, self.branch_factor)),
         )
 
-    # Numbers.
-
     def norm(self, module: nn.Module) -> Norm:
         """A norm module as numbers."""
         return read_norm(module)
@@ -470,7 +451,7 @@ class Layout:
         maps: Any = [weight_of(projection) for projection in projections]
         biases: Any = [bias_of(projection) for projection in projections]
         if len(projections) == 1:
-            heads = self.heads(config), self.key_heads(config)
+            heads = config.num_attention_heads, self.key_heads(config)
             maps = split_fused(maps[0], heads, self.fusion)
             biases = (None,) * 3 if biases[0] is None else split_fused(biases[0], heads, self.fusion)
         parts = AttentionParts(
@@ -478,9 +459,9 @@ class Layout:
             key=maps[1],
             value=maps[2],
             output=scaled(weight_of(block.attention_output), block.branch_scale),
-            heads=self.heads(config),
+            heads=config.num_attention_heads,
             key_heads=self.key_heads(config),
-            head_dim=len(maps[0]) // self.heads(config),
+            head_dim=len(maps[0]) // config.num_attention_heads,
             scale=1.0 if self.scale is None else float(getattr(block.attention, self.scale)),
             query_bias=biases[0],
             key_bias=biases[1],
@@ -531,12 +512,6 @@ class Layout:
     def input_scale(self, config: Any) -> float:
         """Factor that the network puts on the vectors that enter it, before the first block."""
         return 1.0 if self.input_factor is None else float(getattr(config, self.input_factor))
-
-    # Rotary positions.
-
-    def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """Tell whether this layer's attention module turns queries and keys by position."""
-        return self.rotary if isinstance(self.rotary, bool) else bool(self.rotary(attention, config))
 
     def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
@@ -615,6 +590,6 @@ def projections_of(network: nn.Module, family: Layout | None, config: Any) -> li
         parts: Any = made.chunk(len(roles[name]))
         if roles[name] == ("q", "k", "v"):
             assert family is not None
-            parts = split_fused(made, (family.heads(config), family.key_heads(config)), family.fusion)
+            parts = split_fused(made, (config.num_attention_heads, family.key_heads(config)), family.fusion)
         found.append(Projection(path, numbers[0], module, dict(zip(roles[name], parts, strict=True))))
     return sorted(found, key=lambda one: (one.layer, ROLES.index(next(iter(one.rows)))))

@@ -248,22 +248,26 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
     return model
 
 
-def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
-    """A model of transformers, with the weights of its files or drawn from the request's seed."""
-    source, seed = source_of(request.source), request.init_seed
+def _checkpoint(request: ModelRequest, *, weights: bool = True) -> HuggingFaceModel:
+    """A model of transformers: the weights of its files, drawn from the request's seed, or none."""
+    source, seed = source_of(request.source), None if request.init_seed is None else int(request.init_seed)
     with quiet(source.local):
         config = read_config(source)
-        network = build_network(config, source, device=request.device, dtype=request.dtype, init_seed=seed)
+        if weights:
+            network = build_network(config, source, device=request.device, dtype=request.dtype, init_seed=seed)
+        else:
+            with refused_configuration(source.name):
+                network = outline_of(config)
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None and request.template_options:
             raise UsageError(f"{unread}, so template options do nothing; allowed: none")
         tokenizer = with_template_options(tokenizer, request.template_options)
-    seed = None if seed is None else int(seed)
     with refused_configuration(source.name):
         model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, source.revision))
     model.no_tokenizer = unread or model.no_tokenizer
-    _check_usable(model)
-    model.request = replace(request, source=absolute_source(request.source), init_seed=seed)
+    if weights:
+        _check_usable(model)
+        model.request = replace(request, source=absolute_source(request.source), init_seed=seed)
     return model
 
 
@@ -294,14 +298,8 @@ def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
     """
     if weights or not isinstance(subject, str | Path):
         return as_model(subject)
-    if (trained_here := _trained_here(ModelRequest(str(subject)))) is not None:
-        return trained_here
-    source = source_of(subject)
-    with quiet(source.local), refused_configuration(source.name):
-        tokenizer, unread = read_tokenizer(source)
-        model = HuggingFaceModel(outline_of(read_config(source)), tokenizer, origin=Origin(source.name))
-    model.no_tokenizer = unread or model.no_tokenizer
-    return model
+    request = ModelRequest(str(subject))
+    return _trained_here(request) or _checkpoint(request, weights=False)
 
 
 def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:

@@ -17,7 +17,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,14 +227,9 @@ def hub_in_sight() -> bool:
     """True if the hub's name resolves, or a proxy would do it."""
     from huggingface_hub import constants
 
-    if getproxies():
-        return True
-    address = urlsplit(constants.ENDPOINT)
-    try:
-        socket.getaddrinfo(address.hostname, address.port or 443)
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        return bool(getproxies() or socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    return False
 
 
 def file_of(source: Source, name: str) -> Path | None:
@@ -270,7 +265,7 @@ def read_config(source: Source) -> Any:
             path = file_of(source, CONFIG)
             if path is None:
                 raise FileNotFoundError(f"it has no {CONFIG}")
-            _check_file(path, source.name)
+            _check_entries(json.loads(path.read_bytes()), source.name)
             config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except UsageError:
         raise
@@ -287,29 +282,18 @@ def read_config(source: Source) -> Any:
     return config
 
 
-def _check_file(path: Path, name: str) -> None:
+def _check_entries(entries: dict[str, Any], name: str) -> None:
     """Refuse what transformers would ask a user about (code of the model's own), or look for in other files."""
     from transformers import CONFIG_MAPPING
 
-    try:
-        plain = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"model {name!r}: configuration refused: {path.name} is not JSON: {one_line(error)}") from None
-    if not isinstance(plain, dict):
-        raise UsageError(f"model {name!r}: configuration refused: {path.name} is no object")
     for entry in ELSEWHERE:
-        if f'"{entry}":' in json.dumps(plain):
+        if f'"{entry}":' in json.dumps(entries):
             raise UsageError(f"model {name!r}: configuration names other files ({entry}), which is not allowed")
-    model_type = plain.get("model_type")
-    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
-        return
-    if plain.get("auto_map"):
-        raise UsageError(
-            f"model {name!r} needs its own code (auto_map), which is not run; allowed: model types that transformers "
-            "supports natively"
-        )
-    spelled = repr(model_type)[:80]
-    raise UsageError(f"model {name!r} has model_type {spelled}, unknown to transformers; allowed: its decoders")
+    kind = entries.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        own = entries.get("auto_map") and "needs its own code (auto_map), which is not run"
+        unknown = f"has model_type {kind!r:.80}, unknown to transformers"
+        raise UsageError(f"model {name!r} {own or unknown}; allowed: decoders that transformers has itself")
 
 
 def check_decoder(config: Any, name: str) -> None:

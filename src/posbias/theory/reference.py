@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from posbias.errors import UsageError
 from posbias.models.layout import AttentionParts, MlpParts, Norm
 from posbias.models.reference.config import NORM_EPSILON
-from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 
 
@@ -14,13 +14,8 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
     """The maps of a block's attention.
 
     Raises:
-        UsageError: the block has a linear layer in attention's place, or heads that carry the stream itself.
+        UsageError: the block has heads that carry the stream itself.
     """
-    if block.linear:
-        raise UsageError(
-            "a linear layer (recurrent) of this reference model has no attention; theories that take every layer for "
-            "attention, and power_rollout, are refused; rollout is allowed"
-        )
     config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
     if config.values != "gaussian":
         raise UsageError(
@@ -34,10 +29,6 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
             return weights["value"].new_zeros(heads * features, width)
         return weights[name].transpose(1, 2).flatten(0, 1)
 
-    def bias(name: str) -> Tensor | None:
-        vector = weights.get(f"{name}_bias")
-        return None if vector is None else vector.flatten()
-
     return AttentionParts(
         query=rows("query"),
         key=rows("key"),
@@ -47,10 +38,6 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
         key_heads=heads,
         head_dim=features,
         scale=config.head_dim**-0.5 if config.attention == "content" else 0.0,
-        query_bias=bias("query"),
-        key_bias=bias("key"),
-        value_bias=bias("value"),
-        output_bias=weights.get("output_bias"),
     )
 
 
@@ -59,25 +46,10 @@ def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
     if not block.config.mlp:
         return None
     weights = {name: value.detach() for name, value in block.named_parameters()}
-    return MlpParts(
-        up=weights["up"].T,
-        down=weights["down"].T,
-        gate=weights["gate"].T if block.config.gated_mlp else None,
-        activation=ACTIVATIONS[block.config.activation],
-        up_bias=weights.get("up_bias"),
-        down_bias=weights.get("down_bias"),
-        gate_bias=weights.get("gate_bias"),
-    )
+    return MlpParts(up=weights["up"].T, down=weights["down"].T, gate=None, activation=gelu)
 
 
 def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str) -> Norm | None:
     """The norm called `name`; None if the configuration has none."""
-    config, weights = module.config, dict(module.named_parameters(recurse=False))
-    if f"{name}_gain" not in weights:
-        return None
-    return Norm(
-        kind="rms" if config.normalisation == "rms" else "layer",
-        gain=weights[f"{name}_gain"].detach(),
-        bias=weights[f"{name}_shift"].detach() if f"{name}_shift" in weights else None,
-        epsilon=NORM_EPSILON,
-    )
+    gain = dict(module.named_parameters(recurse=False)).get(f"{name}_gain")
+    return None if gain is None else Norm(kind="rms", gain=gain.detach(), bias=None, epsilon=NORM_EPSILON)

@@ -39,8 +39,6 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
             f"{method.name}: {family.name} models turn neighbouring features; only half against half is allowed, as in "
             "llama, qwen2, qwen3, gemma3 and mistral"
         )
-    if not family.rotary:
-        raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
     for module in model.network.modules():
         kinds = changing_kinds(module)
         if kinds:
@@ -50,7 +48,7 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
             )
     frequencies = rotary_frequencies(model)
     if all(rates is None for rates in frequencies):
-        raise UsageError(f"{method.name}: this {family.name} model turns nothing by position")
+        raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
     return frequencies
 
 

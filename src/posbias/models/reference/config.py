@@ -16,7 +16,7 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.architecture import Architecture, Causal, HeadGroup, KeyEncoding, NoEncoding, Recurrent, Rope
+from posbias.architecture import Architecture, Encoding, HeadGroup, KeyEncoding, NoEncoding, Recurrent, Rope
 from posbias.architecture.encodings import Sinusoidal
 from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.errors import UsageError, check_most
@@ -30,8 +30,14 @@ LEFT = {
     "residual_scale": 1.0,
     "initial_deviation": 0.02,
     "norm_epsilon": 1e-6,
+    "biases": False,
+    "normalisation": "rms",
+    "activation": "gelu",
+    "gated_mlp": False,
+    "learned_positions": None,
 }
 """Fields that configurations had, and the values at which they changed nothing."""
+LEFT_AT = "it ran at commit 88f952f4"
 NORM_EPSILON = 1e-6
 """Added to the power that a norm divides by."""
 
@@ -49,15 +55,16 @@ class ReferenceConfig:
     vocabulary_size: Counted | None = 64
     """Rows of the embedding (>= 1); None: no embedding, inputs are vectors of `width` features."""
     attention: Annotated[str, OneOf("positional", "content")] = "positional"
-    """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, rotary
-    encodings turn q and k, and a layer whose encoding is `recurrent` is a gated linear layer (`recurrence`)."""
+    """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, and rotary
+    encodings turn q and k."""
     values: Annotated[str, OneOf("identity", "gaussian")] = "identity"
     """Values that heads carry: x itself (`identity`), or x through value and output maps of each head (`gaussian`)."""
     residual: Annotated[str, OneOf("mixed", "added", "none")] = "mixed"
     """`mixed`: (1 - m) x + m a with the architecture's mixing; `added`: x + a; `none`: a alone."""
     norm: Annotated[str, OneOf("none", "pre")] = "none"
-    """`none`; `pre`: norm of each branch's input and at the end."""
+    """`none`; `pre`: gain * x / sqrt(mean x^2 + 1e-6) of each branch's input and at the end."""
     mlp: bool = False
+    """Give each layer an MLP, x W_up -> GELU (exact) -> W_down."""
     seed: Natural = 0
     dtype: Annotated[str, OneOf("float32", "float64")] = "float64"
     """Type of weights and computation: `float32` or `float64`."""
@@ -65,21 +72,11 @@ class ReferenceConfig:
     """Classes of the readout (>= 1); None: as many as the vocabulary has tokens."""
     output_map: bool = True
     """Give heads with values of their own (`gaussian`) output maps; without, their features are joined."""
-    biases: bool = False
-    """Give the linear maps of attention and MLP biases."""
-    normalisation: Annotated[str, OneOf("rms", "layer")] = "rms"
-    """`rms`: gain * x / sqrt(mean x^2 + 1e-6); `layer`: mean taken off first, and a shift added."""
     mlp_width: Counted | None = None
     """Hidden features of each MLP (>= 1); None: 4 d."""
-    activation: Annotated[str, OneOf("gelu", "gelu_tanh", "relu", "silu")] = "gelu"
-    """Activation of the MLPs: `gelu` (exact), `gelu_tanh`, `relu` or `silu`."""
-    gated_mlp: bool = False
-    """Multiply the MLP's hidden features: activation(x gate) * (x up)."""
     absolute: Annotated[str, OneOf("logits", "added")] = "logits"
     """Effect of an absolute encoding of the architecture: its constant-content `logits`, or its vectors are `added` to
     the input of the first layer."""
-    learned_positions: Counted | None = None
-    """Rows of a trained table of vectors added to the input (>= 1, the longest context); None: no table."""
     trained_key_bias: Counted | None = None
     """Keys (>= 1) whose bias is trained, for each layer and head: a number added to what the encoding gives (none,
     key_bias or gamma_key), 0 at initialisation; later keys get the last number. None: the encoding's alone."""
@@ -94,8 +91,8 @@ class ReferenceConfig:
     as PyTorch's linear layer."""
 
     def __post_init__(self) -> None:
-        layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
-        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
+        layer = self.width * (4 * self.architecture.heads * self.head_dim + 2 * self.hidden_width * self.mlp)
+        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs))
         readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
         layer += self.architecture.heads * (self.trained_key_bias or 0)
         weights = self.architecture.depth * layer + self.width * (self.width + tables) + readout
@@ -110,15 +107,13 @@ class ReferenceConfig:
             raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
         if self.rotary and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
-        for layer, groups in enumerate(self.architecture.head_groups):
-            for group in groups:  # the sum with another encoding would be none with a name
-                if self.trained_key_bias is not None and not isinstance(group.encoding, NoEncoding | KeyEncoding):
-                    raise UsageError(
-                        "reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got "
-                        f"{group.encoding}"
-                    )
-            if self.linear_layers[layer]:
-                self._check_linear_layer(layer, groups)
+        for encoding in self._encodings:  # the sum with another encoding would be none with a name
+            if self.trained_key_bias is not None and not isinstance(encoding, NoEncoding | KeyEncoding):
+                raise UsageError(
+                    f"reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got {encoding}"
+                )
+            if self.attention == "content" and isinstance(encoding, Recurrent):
+                raise UsageError(f"reference layers with content have attention, not {encoding}; {LEFT_AT}")
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
@@ -127,28 +122,9 @@ class ReferenceConfig:
         """Everything the model's numbers depend on apart from its weights, as plain values."""
         return {**vars(self), "architecture": self.architecture.describe()}
 
-    def _check_linear_layer(self, layer: int, groups: Sequence[HeadGroup]) -> None:
-        """Refuse what would be ignored in a linear layer."""
-        reasons = {
-            f"in all of its heads, got {' and '.join(str(group.encoding) for group in groups)}": not all(
-                isinstance(group.encoding, Recurrent) for group in groups
-            ),
-            f"with the mask causal, got {groups[0].mask}": any(not isinstance(group.mask, Causal) for group in groups),
-            f"with values gaussian, got {self.values}": self.values != "gaussian",
-            "without a content offset": bool(self.architecture.layer_content[layer].any()),
-        }
-        for reason, wrong in reasons.items():
-            if wrong:
-                raise UsageError(f"reference layer {layer} is linear (recurrent), which is allowed {reason}")
-
     @property
-    def linear_layers(self) -> tuple[bool, ...]:
-        """For every layer whether it is linear: a state that decays in attention's place."""
-        content = self.attention == "content"
-        return tuple(
-            content and any(isinstance(group.encoding, Recurrent) for group in groups)
-            for groups in self.architecture.head_groups
-        )
+    def _encodings(self) -> set[Encoding]:
+        return {group.encoding for layer in self.architecture.head_groups for group in layer}
 
     @property
     def head_dim(self) -> int:
@@ -178,8 +154,7 @@ class ReferenceConfig:
         """The absolute encoding whose vectors are added to the input, or None."""
         if self.absolute != "added":
             return None
-        groups = [group for layer in self.architecture.head_groups for group in layer]
-        encodings = {group.encoding for group in groups if isinstance(group.encoding, Sinusoidal)}
+        encodings = {encoding for encoding in self._encodings if isinstance(encoding, Sinusoidal)}
         if len(encodings) > 1:
             raise UsageError(
                 f"reference: {len(encodings)} absolute encodings cannot all be added to the input; give one"
@@ -189,8 +164,7 @@ class ReferenceConfig:
     @property
     def rotary(self) -> bool:
         """Tell whether queries and keys of some head are turned."""
-        groups = [group for layer in self.architecture.head_groups for group in layer]
-        return self.attention == "content" and any(isinstance(group.encoding, Rope) for group in groups)
+        return self.attention == "content" and any(isinstance(encoding, Rope) for encoding in self._encodings)
 
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> tuple[Any, ...]:
@@ -200,18 +174,16 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> tuple[Any, ...]:
     are not part of it: they are data.
 
     Raises:
-        UsageError: n_positions below 1, or beyond the table of learned positions.
+        UsageError: n_positions below 1.
     """
     checked_value("reference n_positions", n_positions, Counted)
-    if config.learned_positions is not None and n_positions > config.learned_positions:
-        raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} were asked for")
     choices = tuple(value for name, value in vars(config).items() if name not in ("architecture", "absolute", "seed"))
-    stack = config.architecture.depth, config.architecture.heads, config.linear_layers
+    stack = config.architecture.depth, config.architecture.heads
     return (n_positions, *stack, config.rotary, config.input_encoding is not None, *choices)
 
 
 Draw = tuple[str, str, tuple[int, ...], int]
-"""Name, sort (`table`, `weight`, `bias`, `gain`, `shift`), shape, and inputs of the map."""
+"""Name, sort (`table`, `weight`, `bias`, `gain`, `zero`), shape, and inputs of the map."""
 
 
 def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
@@ -229,7 +201,7 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
     def drawn(sort: str, shape: tuple[int, ...], inputs: int) -> Tensor:
         if sort == "gain":
             return torch.ones(shape, dtype=torch.float64, device=device)
-        if sort == "shift" or (sort == "bias" and not linear):
+        if sort == "zero" or (sort == "bias" and not linear):
             return torch.zeros(shape, dtype=torch.float64, device=device)
         if linear and sort != "table":
             values = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
@@ -246,8 +218,7 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
     if config.vocabulary_size is not None:
         yield "embedding", "table", (config.vocabulary_size, width), width
     for layer in range(config.architecture.depth):
-        for name, sort, shape, inputs in _block(config, layer):
-            yield f"blocks.{layer}.{name}", sort, shape, inputs
+        yield from ((f"blocks.{layer}.{name}", sort, shape, inputs) for name, sort, shape, inputs in _block(config))
     if config.readout == "linear":
         yield "unembedding", "weight", (outputs, width), width
     else:
@@ -256,51 +227,27 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
             yield f"readout.{layer}.weight", "weight", (inputs, into), inputs
             yield f"readout.{layer}.bias", "bias", (into,), inputs
     if config.norm == "pre":
-        yield from _norm(config, "final")
-    if config.learned_positions is not None:
-        yield "positions", "table", (config.learned_positions, width), width
+        yield "final_gain", "gain", (width,), 1
 
 
-def _block(config: ReferenceConfig, layer: int) -> Iterator[Draw]:
-    heads, biases = config.architecture.heads, config.biases
-    width, head_dim, hidden = config.width, config.head_dim, config.hidden_width
+def _block(config: ReferenceConfig) -> Iterator[Draw]:
+    heads, width, head_dim, hidden = config.architecture.heads, config.width, config.head_dim, config.hidden_width
     if config.attention == "content":
         yield "query", "weight", (heads, width, head_dim), width
         yield "key", "weight", (heads, width, head_dim), width
-        if biases:
-            yield "query_bias", "bias", (heads, head_dim), width
-            yield "key_bias", "bias", (heads, head_dim), width
     if config.values == "gaussian":
         yield "value", "weight", (heads, width, head_dim), width
-        if biases:
-            yield "value_bias", "bias", (heads, head_dim), width
         if config.output_map:
             yield "output", "weight", (heads, head_dim, width), heads * head_dim
-            if biases:
-                yield "output_bias", "bias", (width,), heads * head_dim
-    if config.linear_layers[layer]:
-        yield "step", "weight", (width, heads), width
-        yield "step_bias", "shift", (heads,), width
-        yield "rate", "shift", (heads,), 1
     if config.trained_key_bias is not None:
-        yield "trained_key_bias", "shift", (heads, config.trained_key_bias), 1
-    if config.norm != "none":
-        yield from _norm(config, "attention")
+        yield "trained_key_bias", "zero", (heads, config.trained_key_bias), 1
+    if config.norm == "pre":
+        yield "attention_gain", "gain", (width,), 1
     if config.mlp:
-        if config.norm != "none":
-            yield from _norm(config, "mlp")
-        into = ("up", "gate") if config.gated_mlp else ("up",)
-        yield from ((name, "weight", (width, hidden), width) for name in into)
+        if config.norm == "pre":
+            yield "mlp_gain", "gain", (width,), 1
+        yield "up", "weight", (width, hidden), width
         yield "down", "weight", (hidden, width), hidden
-        if biases:
-            yield from ((f"{name}_bias", "bias", (hidden,), width) for name in into)
-            yield "down_bias", "bias", (width,), hidden
-
-
-def _norm(config: ReferenceConfig, name: str) -> Iterator[Draw]:
-    yield f"{name}_gain", "gain", (config.width,), 1
-    if config.normalisation != "rms":
-        yield f"{name}_shift", "shift", (config.width,), 1
 
 
 def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[Tensor, "..."]]:
@@ -310,7 +257,6 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
         `bias` [layer, head, query, key], added to the logits, -inf if the mask hides the key; `kept` and `added`
         [layer], what multiplies the stream and the attention branch;
         if heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
-        if layers are linear, `slopes` [layer, head], 0 for those that are not;
         if vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
 
     Raises:
@@ -322,7 +268,6 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     mixing = torch.from_numpy(np.asarray(config.architecture.layer_mixing, dtype=np.float64))
     half = config.head_dim // 2
     bias = torch.empty(depth, heads, n_positions, n_positions, dtype=torch.float64)
-    slopes = torch.zeros(depth, heads, dtype=torch.float64)
     angles = torch.zeros(depth, heads, n_positions, half if config.rotary else 0, dtype=torch.float64)
     for layer, groups in enumerate(config.architecture.head_groups):
         for group in groups:
@@ -331,8 +276,6 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
             if config.rotary and isinstance(group.encoding, Rope):
                 frequency = group.encoding.base ** (-torch.arange(half, dtype=torch.float64) / half)
                 angles[of] = torch.arange(n_positions, dtype=torch.float64)[:, None] * frequency
-            if config.linear_layers[layer]:
-                slopes[of] = torch.as_tensor(group.linear_slopes())
     constants = {
         "bias": bias,
         "kept": 1 - mixing if mixed else torch.full((depth,), float(config.residual == "added"), dtype=torch.float64),
@@ -340,8 +283,6 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     }
     if config.rotary:
         constants |= {"cosine": angles.cos(), "sine": angles.sin()}
-    if any(config.linear_layers):
-        constants["slopes"] = slopes
     if config.input_encoding is not None:
         constants["positions"] = torch.from_numpy(config.input_encoding.vectors_at(np.arange(n_positions)))
     return {name: value.to(config.torch_dtype) for name, value in constants.items()}
@@ -350,10 +291,10 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
 def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
     """The group as its logits show it.
 
-    If there is content, rotary encodings turn q and k and recurrent ones are the decays of a state; absolute ones may
-    be added to the input. They add their constant-content bias if not.
+    If there is content, rotary encodings turn q and k; absolute ones may be added to the input. They add their
+    constant-content bias if not.
     """
-    turned = config.attention == "content" and isinstance(group.encoding, Rope | Recurrent)
+    turned = config.attention == "content" and isinstance(group.encoding, Rope)
     entered = config.absolute == "added" and isinstance(group.encoding, Sinusoidal)
     return replace(group, encoding=NoEncoding()) if turned or entered else group
 

@@ -6,27 +6,17 @@ rows that are asked for.
 
 Where nothing stands between two maps their product may be formed first: q.k = x (W_Q W_K^T) x'^T when heads are not
 rotary, and sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work; without
-it a step of the networks in benchmarks/train takes 1.6 to 2.2 times as long. A key's bias shifts all logits of a row
-alike and drops out of the softmax; a value's bias passes through, as rows sum to 1.
-
-A gated linear layer in attention's place is outer products that fade at one rate per head:
-
-    S_t = exp(-s_t) S_(t-1) + w_t k_t v_t',   y_t = S_t' q_t / sqrt(head_dim),
-    w_t = softplus(u_t),   u_t = x_t W_step + b_step,   s_t = slope exp(rate) w_t / log 2,
-
-then an RMS norm of each head and the output map: Mamba 2 without its convolution, skip and output gate. The slope is
-the architecture's (`recurrent(slopes=...)`): what the state loses in a position where u = 0, before training.
+it a step of the networks in benchmarks/train takes 1.6 to 2.2 times as long.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from jaxtyping import Complex, Float, Inexact, Int
 from torch import Tensor
 from torch.nn import functional
 
-from posbias.errors import UsageError
 from posbias.models.reference.config import NORM_EPSILON, ReferenceConfig
 
 Weights = Mapping[str, Tensor]
@@ -59,20 +49,16 @@ def branch(config: ReferenceConfig, weights: Weights, inputs: Stream, maps: Maps
     """Attention's addition to the stream: mean_h A_h x, sum_h A_h x V_h O_h, or A_h x V_h joined."""
     if config.values != "gaussian":
         return maps.mean(dim=2) @ inputs
-    bias = weights.get("value_bias")
     members, batch, heads, rows, n_positions = len(inputs), inputs.shape[1], *maps.shape[2:]
     width, head_dim = config.width, config.head_dim
     if rows * (n_positions * width + width * head_dim) < n_positions * head_dim * (width + rows):
         # (A x) W_V, [member, head, batch * row, feature], so that each head's map is one product.
         whole = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
-        carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
-        carried = carried if bias is None else carried + bias[:, :, None, None]
-        carried = carried.permute(0, 2, 3, 1, 4)
+        carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1).permute(0, 2, 3, 1, 4)
     else:
-        carried = (maps @ heads_of(inputs, weights["value"], bias)).transpose(2, 3)
-    if not config.output_map:
-        return carried.flatten(3)
-    return linear(carried.flatten(3), weights["output"].flatten(1, 2), weights.get("output_bias"))
+        carried = (maps @ heads_of(inputs, weights["value"])).transpose(2, 3)
+    joined = carried.flatten(3)
+    return linear(joined, weights["output"].flatten(1, 2)) if config.output_map else joined
 
 
 def attention(
@@ -119,26 +105,18 @@ def queries_and_keys(
 ]:
     """Queries / sqrt(head_dim) of the chosen rows, and keys: two factors of the logits."""
     stream_rows = inputs if rows is None else rows_of(inputs, rows, dim=2)
-    query, key, query_bias, key_bias = (weights.get(name) for name in ("query", "key", "query_bias", "key_bias"))
-    assert query is not None
-    assert key is not None
+    query, key, scale = weights["query"], weights["key"], 1 / math.sqrt(config.head_dim)
     n_rows, n_positions, width, head_dim = stream_rows.shape[2], inputs.shape[2], config.width, config.head_dim
     if "cosine" in constants:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
-        aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * (1 / math.sqrt(head_dim))
-        queries = heads_of(stream_rows, _paired(query), None if query_bias is None else _paired(query_bias))
-        keys = heads_of(inputs, _paired(key), None if key_bias is None else _paired(key_bias))
-        return turned(queries, aside), turned(keys, turn)
+        aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * scale
+        return turned(heads_of(stream_rows, _paired(query)), aside), turned(heads_of(inputs, _paired(key)), turn)
     if (
         n_rows * width * (width + n_positions)
         < (n_rows + n_positions) * width * head_dim + n_rows * n_positions * head_dim
     ):
-        back = key.transpose(2, 3) / math.sqrt(head_dim)
-        bias = None if query_bias is None else (query_bias[:, :, None] @ back)[:, :, 0]
-        return heads_of(stream_rows, query @ back, bias), inputs[:, :, None]
-    scale = 1 / math.sqrt(head_dim)
-    scaled_bias = None if query_bias is None else query_bias * scale
-    return heads_of(stream_rows, query * scale, scaled_bias), heads_of(inputs, key, key_bias)
+        return heads_of(stream_rows, query @ (key.transpose(2, 3) / math.sqrt(head_dim))), inputs[:, :, None]
+    return heads_of(stream_rows, query * scale), heads_of(inputs, key)
 
 
 def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feature"]:
@@ -148,14 +126,11 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
 
 
 def heads_of(
-    inputs: Stream,
-    weight: Float[Tensor, "member head feature head_feature"],
-    bias: Float[Tensor, "member head head_feature"] | None,
+    inputs: Stream, weight: Float[Tensor, "member head feature head_feature"]
 ) -> Float[Tensor, "member batch head position head_feature"]:
-    """x W + b for each head, all heads in one product."""
-    heads = weight.shape[1]
-    joined = linear(inputs, weight.transpose(1, 2).flatten(2), None if bias is None else bias.flatten(1))
-    return joined.view(*inputs.shape[:3], heads, -1).transpose(2, 3)
+    """x W for each head, all heads in one product."""
+    joined = linear(inputs, weight.transpose(1, 2).flatten(2))
+    return joined.view(*inputs.shape[:3], weight.shape[1], -1).transpose(2, 3)
 
 
 def turned(
@@ -167,99 +142,7 @@ def turned(
     return torch.view_as_real(pairs * turn).flatten(-2)
 
 
-CHUNK = 64
-"""Positions that read each other in one product; what lies further back is read from the state."""
-BARE_STEP = math.log(2)
-"""softplus(0)."""
-LANES = 64
-"""A multiple of the values that vector instructions take at once: what is left over is rounded otherwise."""
-
-
-def linear_branch(
-    config: ReferenceConfig,
-    weights: Weights,
-    constants: Weights,
-    inputs: Stream,
-    *,
-    rows: Chosen = None,
-) -> Rows:
-    """A linear layer's addition to the stream, of the wanted rows (None: all)."""
-    query, key, value = (
-        heads_of(inputs, weights[name], weights.get(f"{name}_bias")) for name in ("query", "key", "value")
-    )
-    step = elementwise(functional.softplus, linear(inputs, weights["step"], weights["step_bias"])).transpose(2, 3)
-    fall = decay_rates(weights, constants)[:, None, :, None] * step
-    written = key * step[..., None]
-    read = recurrence(query / math.sqrt(config.head_dim), written, value, fall).transpose(2, 3)
-    read = read if rows is None else rows_of(read, rows, dim=2)
-    read = (read * torch.rsqrt(read.square().mean(dim=-1, keepdim=True) + NORM_EPSILON)).flatten(3)
-    return linear(read, weights["output"].flatten(1, 2), weights.get("output_bias")) if config.output_map else read
-
-
-def recurrence(
-    query: Float[Tensor, "member *stack position feature"],
-    key: Float[Tensor, "member *stack position feature"],
-    value: Float[Tensor, "member *stack position carried"],
-    fall: Float[Tensor, "member *stack position"],
-    *,
-    chunk: int = CHUNK,
-) -> Float[Tensor, "member *stack position carried"]:
-    """y_t = S_t' q_t with S_t = exp(-fall_t) S_(t-1) + k_t v_t', S = 0 at first, in O(N chunk) and no step per token.
-
-    Args:
-        query: q_t.
-        key: k_t.
-        value: v_t.
-        fall: Nats that the state loses at each position, >= 0.
-        chunk: Positions in one product, >= 1; changes no number beyond rounding.
-    """
-    n_positions, state, rows = query.shape[-2], None, []
-    for start in range(0, n_positions, chunk):
-        within = slice(start, start + chunk)
-        q, k, v = query[..., within, :], key[..., within, :], value[..., within, :]
-        lost = fall[..., within].cumsum(-1)
-        since = lost[..., :, None] - lost[..., None, :]
-        ahead = torch.ones(since.shape[-2:], dtype=torch.bool, device=since.device).triu(1)
-        # Hidden before the exponential: what lies ahead would overflow, and its gradient be no number.
-        read = (q @ k.transpose(-1, -2) * elementwise(torch.exp, -since.masked_fill(ahead, torch.inf))) @ v
-        if state is not None:
-            read = read + elementwise(torch.exp, -lost)[..., None] * (q @ state)
-        rows.append(read)
-        if start + chunk < n_positions:
-            left = elementwise(torch.exp, lost - lost[..., -1:])[..., None]
-            added = (k * left).transpose(-1, -2) @ v
-            if state is not None:
-                added = added + elementwise(torch.exp, -lost[..., -1:])[..., None] * state
-            state = added
-    return torch.cat(rows, dim=-2)
-
-
-def elementwise(function: Callable[[Tensor], Tensor], values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A function of every value, to the same bits whatever members (axis 0) stand beside each other."""
-    flat = values.flatten(1)
-    beyond = -flat.shape[1] % LANES
-    padded = functional.pad(flat, (0, beyond)) if beyond else flat
-    return function(padded)[:, : flat.shape[1]].view(values.shape)
-
-
-def decay_rates(weights: Weights, constants: Weights) -> Float[Tensor, "member head"]:
-    """Nats that each head's state loses per unit of w."""
-    return constants["slopes"] * elementwise(torch.exp, weights["rate"]) / BARE_STEP
-
-
-def bare_decays(weights: Weights, constants: Weights) -> Float[Tensor, "member head"]:
-    """Nats that each head's state loses per position at bare gates, u = b_step; the slopes at initialisation."""
-    return decay_rates(weights, constants) * elementwise(functional.softplus, weights["step_bias"])
-
-
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
-    "silu": functional.silu,
-}
 
 
 def forward(
@@ -269,11 +152,7 @@ def forward(
 
     Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
     are token ids, or vectors, of N positions. The configuration is that of any member.
-
-    Raises:
-        UsageError: inputs of another length or sort, or a row outside them.
     """
-    _check(config, constants, inputs, rows)
     stream = entrance(config, parameters, constants, embedded(parameters, inputs))
     last = config.architecture.depth - 1
     for layer in range(last + 1):
@@ -289,17 +168,7 @@ def attention_maps(
 
     Returns:
         Rows sum to 1 and are 0 if the mask hides the key.
-
-    Raises:
-        UsageError: a layer is linear and has no attention.
     """
-    if any(config.linear_layers):
-        layers = ", ".join(str(layer) for layer, is_linear in enumerate(config.linear_layers) if is_linear)
-        raise UsageError(
-            f"attention of this reference model: its layers {layers} are linear ones (recurrent), which have no "
-            "attention matrix; allowed are models with attention in every layer"
-        )
-    _check(config, constants, inputs, (0,))
     stream = entrance(config, parameters, constants, embedded(parameters, inputs))
     maps = []
     for weights, fixed, below in layer_inputs(config, parameters, constants, stream):
@@ -328,11 +197,7 @@ def embedded(parameters: Weights, inputs: Inputs) -> Stream:
 
 def entrance(config: ReferenceConfig, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
     """The input of the first layer: embeddings plus vectors of position."""
-    if "positions" in constants:
-        vectors = vectors + constants["positions"][:, None]
-    if config.learned_positions is not None:
-        vectors = vectors + parameters["positions"][:, None, : vectors.shape[2]]
-    return vectors
+    return vectors + constants["positions"][:, None] if "positions" in constants else vectors
 
 
 def layer_output(
@@ -347,13 +212,9 @@ def layer_output(
 def split(
     config: ReferenceConfig, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> tuple[Rows | None, Rows]:
-    """The part of the stream that the residual keeps (None: nothing), and the part that attention, or the linear layer
-    in its place, adds to it."""
+    """The part of the stream that the residual keeps (None: nothing), and the part that attention adds to it."""
     entering = entered(config, weights, "attention", stream)
-    if "step" in weights:
-        added = linear_branch(config, weights, constants, entering, rows=rows)
-    else:
-        added = branch(config, weights, entering, attention(config, weights, constants, entering, rows=rows))
+    added = branch(config, weights, entering, attention(config, weights, constants, entering, rows=rows))
     if config.residual == "none":
         return None, added
     passing = stream if rows is None else rows_of(stream, rows, dim=2)
@@ -374,22 +235,14 @@ def entered(config: ReferenceConfig, weights: Weights, name: str, stream: Stream
     """The input of a branch, or of the readout (`final`): the stream, normalised if the configuration has norms."""
     if config.norm == "none":
         return stream
-    gain = weights[f"{name}_gain"][:, None, None]
-    if config.normalisation == "rms":
-        power = stream.square().mean(dim=-1, keepdim=True)
-        return gain * stream * torch.rsqrt(power + NORM_EPSILON)
-    shift = weights[f"{name}_shift"][:, None, None]
-    return functional.layer_norm(stream, (config.width,), eps=NORM_EPSILON) * gain + shift
+    power = stream.square().mean(dim=-1, keepdim=True)
+    return weights[f"{name}_gain"][:, None, None] * stream * torch.rsqrt(power + NORM_EPSILON)
 
 
 def with_mlp(config: ReferenceConfig, weights: Weights, stream: Stream) -> Stream:
     """The stream after the layer's MLP and its residual."""
-    inner = entered(config, weights, "mlp", stream)
-    activation = ACTIVATIONS[config.activation]
-    up = linear(inner, weights["up"], weights.get("up_bias"))
-    gate = linear(inner, weights["gate"], weights.get("gate_bias")) if config.gated_mlp else None
-    hidden = activation(up) if gate is None else activation(gate) * up
-    update = linear(hidden, weights["down"], weights.get("down_bias"))
+    hidden = functional.gelu(linear(entered(config, weights, "mlp", stream), weights["up"]))
+    update = linear(hidden, weights["down"])
     return update if config.residual == "none" else stream + update
 
 
@@ -401,16 +254,3 @@ def read_out(config: ReferenceConfig, parameters: Weights, hidden: Rows) -> Floa
         hidden = functional.relu(hidden) if layer else hidden
         hidden = linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
     return hidden
-
-
-def _check(config: ReferenceConfig, constants: Weights, inputs: Inputs, rows: tuple[int, ...]) -> None:
-    vectors = inputs.is_floating_point()
-    expected = "[member, batch, position, feature] of numbers"
-    expected = expected if config.vocabulary_size is None else f"{expected}, or [member, batch, position] of token ids"
-    if inputs.ndim != 3 + vectors or (config.vocabulary_size is None and not vectors):
-        raise UsageError(f"inputs must be {expected}, got {list(inputs.shape)} of {inputs.dtype}")
-    n_positions = constants["bias"].shape[-1]
-    if inputs.shape[2] != n_positions:
-        raise UsageError(f"inputs have {inputs.shape[2]} positions, the constants {n_positions}")
-    if not rows or not all(0 <= row < n_positions for row in rows):
-        raise UsageError(f"rows must be positions within 0 ... {n_positions - 1}, at least one, got {list(rows)}")

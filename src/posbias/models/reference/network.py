@@ -16,20 +16,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding, Recurrent
+from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import (
     LEFT,
+    LEFT_AT,
     ReferenceConfig,
     constants_of,
     draw_parameters,
     shown,
 )
 from posbias.models.reference.forward import (
-    bare_decays,
     entered,
     entrance,
     layer_inputs,
@@ -48,8 +48,6 @@ ITEMS = "items"
 """Name of the table of input vectors beside the weights."""
 CONFIG_BYTES = 10_000_000
 """The largest configuration read; those of real models have a few thousand bytes."""
-DRAWN_ITEMS = 256
-"""Items of a model that was saved without any."""
 
 Tensors = dict[str, Tensor]
 
@@ -62,7 +60,6 @@ class ReferenceBlock(nn.Module):
         self.config = config
         self.groups = config.architecture.head_groups[layer]
         self.mixing = float(config.architecture.layer_mixing[layer])
-        self.linear = config.linear_layers[layer]
 
     def forward(
         self, stream: Float[Tensor, "batch position feature"], weights: Tensors, fixed: Tensors
@@ -140,7 +137,7 @@ class ReferenceTransformer(Model):
         if items is not None and (self.config.vocabulary_size is not None or items.shape[1] != self.width):
             raise UsageError(f"items [item, {self.width}] belong to a reference model without a vocabulary")
         self.vocabulary_size = (0 if items is None else len(items)) or self.config.vocabulary_size or 0
-        self.max_positions = self.config.learned_positions
+        self.max_positions = None
         self.dtype = self.config.torch_dtype
         self.device = torch.device("cpu")
         self.origin = {"source": "reference"}
@@ -197,33 +194,21 @@ class ReferenceTransformer(Model):
         return BranchNorms(stream=torch.stack(passing), branch=torch.stack(added))
 
     def architecture_traits(self) -> dict[str, Any]:
-        """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none", and
-        linear layers have their own decays at bare gates."""
-        architecture = self.config.architecture
-        traits = {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
-        if self.config.trained_key_bias is not None:
-            return {**traits, "encoding": self._key_biases(self.config.trained_key_bias)}
-        groups = [[(group, shown(self.config, group)) for group in layer] for layer in architecture.head_groups]
-        if all(group.encoding == as_shown.encoding for layer in groups for group, as_shown in layer):
+        """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none"."""
+        config, heads = self.config, self.config.architecture.heads
+        traits = {name: getattr(config.architecture, name) for name in ("depth", "heads", "mask", "encoding")}
+        if config.trained_key_bias is not None:
+            return {**traits, "encoding": self._key_biases(config.trained_key_bias)}
+        layers = [[(group, shown(config, group)) for group in layer] for layer in config.architecture.head_groups]
+        if all(group is as_shown for layer in layers for group, as_shown in layer):
             return traits
-        encoding: list[list[Encoding]] = [[NoEncoding()] * architecture.heads for _ in groups]
-        decays = self._linear_decays()
-        for index, (layer, row) in enumerate(zip(groups, encoding, strict=True)):
+        encoding: list[list[Encoding]] = [[NoEncoding()] * heads for _ in layers]
+        for row, layer in zip(encoding, layers, strict=True):
             for _, group in layer:
                 for head in group.heads:
-                    row[head] = decays.get(index, group.encoding)
+                    row[head] = group.encoding
         distinct = {item for row in encoding for item in row}
         return {**traits, "encoding": distinct.pop() if len(distinct) == 1 else encoding}
-
-    def _linear_decays(self) -> dict[int, Encoding]:
-        """By linear layer the decays of its heads at bare gates."""
-        slopes, decays = constants_of(self.config, 1).get("slopes"), dict[int, Encoding]()
-        for layer, block in enumerate(self.network.blocks):
-            if slopes is not None and self.config.linear_layers[layer]:
-                weights = {name: value.detach().cpu()[None] for name, value in block.named_parameters(recurse=False)}
-                (bare,) = bare_decays(weights, {"slopes": slopes[None, layer]}).tolist()
-                decays[layer] = Recurrent(bare)
-        return decays
 
     def _key_biases(self, n_positions: int) -> list[Encoding]:
         """The bias of every layer's keys that have a trained one: the encoding's plus the trained."""
@@ -259,8 +244,7 @@ def save_reference(
     """Write a model so that `load_model(directory)` gives it back; files of an earlier model there are replaced.
 
     Weights are named as `draw_parameters` names them; `provenance` holds plain values for the record (study, member,
-    task, steps, seeds). `items` are the vectors that token ids shall name, for a model of vector inputs; None: 256
-    Gaussian ones of variance 1 / width, which is how in-context retrieval draws its classes.
+    task, steps, seeds). `items` are the vectors that token ids shall name, for a model of vector inputs.
 
     Raises:
         UsageError: weights that are not the configuration's, or items for a model with a vocabulary.
@@ -270,13 +254,7 @@ def save_reference(
     check_parameters(config, parameters)
     if items is not None and config.vocabulary_size is not None:
         raise UsageError(f"items belong to models of vector inputs, this one has {config.vocabulary_size} tokens")
-    tensors = dict(parameters)
-    if config.vocabulary_size is None:
-        if items is None:
-            generator = torch.Generator().manual_seed(0)
-            items = torch.randn((DRAWN_ITEMS, config.width), generator=generator, dtype=torch.float64)
-            items = items / config.width**0.5
-        tensors[ITEMS] = items.to(config.torch_dtype)
+    tensors = {**parameters} if items is None else {**parameters, ITEMS: items.to(config.torch_dtype)}
     document = {"format": FORMAT, "config": config.to_dict(), "provenance": plain(dict(provenance or {}))}
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
@@ -321,9 +299,11 @@ def load_reference(
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     """The configuration that `to_dict` described, refused if a field is unknown, missing or out of range."""
-    values = {name: value for name, value in values.items() if name not in LEFT or value != LEFT[name]}
+    kept = {name: value for name, value in values.items() if name not in LEFT or value != LEFT[name]}
+    if gone := sorted(kept.keys() & LEFT.keys()):
+        raise UsageError(f"reference {gone[0]} = {values[gone[0]]!r:.80} has left posbias; {LEFT_AT}")
     try:
-        return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
+        return ReferenceConfig(**{**kept, "architecture": Architecture(**values["architecture"])})
     except UsageError as error:
         raise UsageError(one_line(error)) from None  # it may repeat a value of any length
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -248,7 +248,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
             **norms("attention"),
         ),
         mlp=_mlp_spec(family.mlp_parts(block, config), **norms("mlp")),
-        parallel=family.is_parallel(config),
+        parallel=family.parallel(config),
     )
 
 
@@ -319,7 +319,6 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
         width=model.width,
         layers=tuple(_reference_layer(block) for block in blocks),
         embedding=_embedding_power(model),
-        positions=0.0 if config.learned_positions is None else _power(network.get_parameter("positions")),
         added=config.input_encoding,
         final_norm=_norm(norm_of(network, "final")),
     )

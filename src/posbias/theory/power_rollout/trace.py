@@ -140,7 +140,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
         modules = {name: getattr(block, name) for name in names}
         norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
-        parallel = family.is_parallel(model.config)
+        parallel = family.parallel(model.config)
         inputs: dict[str, nn.Module | None] = {
             "stream": block.module,
             "attention_branch": block.attention_post_norm,
@@ -255,7 +255,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     """Take a reference model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the model does not take so many tokens, or has linear layers, or heads that carry the stream itself.
+        UsageError: heads that carry the stream itself.
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
