@@ -1,7 +1,6 @@
 """Files that commands read, valid, and what makes them invalid: for `cli/test_fuzz.py`."""
 
 import gzip
-import io
 import json
 import os
 import random
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import parquet
 from safetensors import safe_open
 from safetensors.numpy import save
 
@@ -45,17 +42,10 @@ def json_lines(*values: Any) -> bytes:
     return b"".join(json.dumps(value).encode() + b"\n" for value in values)
 
 
-def table() -> bytes:
-    buffer = io.BytesIO()
-    parquet.write_table(pa.table({"text": [PROSE, PROSE.upper()], "number": [1, 2]}), buffer)
-    return buffer.getvalue()
-
-
 FILES: dict[str, Callable[[], bytes]] = {
     "text": lambda: (PROSE * 40).encode(),
     "records": lambda: json_lines({"text": PROSE, "id": 1}, {"text": PROSE.upper(), "id": 2}),
     "token_ids": lambda: json_lines({"token_ids": list(range(40))}, {"token_ids": list(range(50, 90))}),
-    "table": table,
     "chat": lambda: json_lines(CHAT, {"messages": [{"role": "user", "content": "hello us!"}]}),
     "pairs": lambda: gzip.compress(json_lines(PAIRS, PAIRS)),
     "documents": lambda: json_lines(DOCUMENTS, DOCUMENTS),
@@ -65,7 +55,6 @@ FILES: dict[str, Callable[[], bytes]] = {
 SUFFIXES = {
     **dict.fromkeys(("records", "token_ids", "chat", "documents", "scores"), ".jsonl"),
     "text": ".txt",
-    "table": ".parquet",
     "pairs": ".jsonl.gz",
     "study": ".yaml",
 }
@@ -93,8 +82,6 @@ def bytes_changed(path: Path, source: random.Random) -> bytes:
 def value_changed(kind: str, path: Path, source: random.Random) -> bytes:
     """A valid file of its kind, with one value of another sort."""
     content = path.read_bytes()
-    if kind == "table":
-        return table_changed(source)
     if kind == "text":
         return bytes_changed(path, source)
     packed = kind == "pairs"
@@ -103,18 +90,6 @@ def value_changed(kind: str, path: Path, source: random.Random) -> bytes:
     lines[place] = json.dumps(node_changed(json.loads(lines[place]), source)).encode()
     text = b"\n".join(lines) + b"\n"
     return gzip.compress(text) if packed else text
-
-
-def table_changed(source: random.Random) -> bytes:
-    """A Parquet file whose column holds something else."""
-    columns = (
-        *([None, "a"], [], [b"\xff"], [1.5], [[1, 2]] * 3, [[1, None]], [[2**63 - 1] * 9], [{"a": 1}], [[["x"]]], [""]),
-        *([PROSE * 3], ["\0" * 500], [[]], [[-1] * 20], [True], [None]),
-    )
-    buffer = io.BytesIO()
-    name = source.choice(["text", "token_ids", "other"])
-    parquet.write_table(pa.table({name: source.choice(columns)}), buffer, compression=source.choice(["gzip", "none"]))
-    return buffer.getvalue()
 
 
 def node_changed(value: Any, source: random.Random) -> Any:

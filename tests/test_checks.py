@@ -95,10 +95,11 @@ def test_variants_are_held_to_their_annotations_and_named() -> None:
 
 
 @pytest.mark.parametrize("error", [UsageError, RunError])
-def test_a_long_list_in_a_message_is_cut(error: type[Exception]) -> None:
+def test_a_long_message_is_cut(error: type[Exception]) -> None:
     numbers = [[0.5, 0.25] for _ in range(2500)]
     told = str(error(f"key_bias(values={numbers}): got [1, 2]; allowed are {[3, 4]}"))
     assert told.startswith("key_bias(values=[[0.5, 0.25], [0.5, 0.25], ")
-    assert told.endswith(" ... 5000 entries]): got [1, 2]; allowed are [3, 4]")
-    assert len(told) < 200
-    assert str(error("an open [bracket, " + 200 * "x")) == "an open [bracket, " + 200 * "x"
+    assert " ... " in told
+    assert told.endswith("]]): got [1, 2]; allowed are [3, 4]")
+    assert len(told) < 500
+    assert str(error(600 * "x")) == 600 * "x"

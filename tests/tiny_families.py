@@ -3,6 +3,7 @@
 A name is the family's own, or the family's with a hyphen and what is special.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,15 @@ _LLAMA = {
 }
 _WINDOW = {"use_sliding_window": True, "sliding_window": 5}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_SLIDING = {"sliding_window": 5, "layer_types": _ALTERNATING}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
 _GPT2 = {**COMMON, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 _NEOX = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
 _OPT = {**COMMON, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -38,50 +48,45 @@ _FALCON = {**COMMON, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_h
 _GPTJ = {**_GPT2, "rotary_dim": 4}
 _MPT = {**COMMON, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}
 
+
+def _of(name: str, *shared: dict[str, Any], **own: Any) -> Callable[[], Any]:
+    """A configuration of transformers, made anew at every call, of shared settings and, which go before, its own."""
+    settings = {key: value for entry in (*shared, own) for key, value in entry.items()}
+    return lambda: getattr(transformers, f"{name}Config")(**copy.deepcopy(settings))
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "arcee": lambda: transformers.ArceeConfig(**_LLAMA, mlp_bias=True),
-    "bloom": lambda: transformers.BloomConfig(**BLOOM),
-    "bloom-6-heads": lambda: transformers.BloomConfig(**{**BLOOM, "hidden_size": 48, "n_head": 6}),
-    "cohere": lambda: transformers.CohereConfig(**_LLAMA),
-    "cohere-norms": lambda: transformers.CohereConfig(**_LLAMA, use_qk_norm=True),
-    "cohere2": lambda: transformers.Cohere2Config(**_LLAMA, head_dim=16, sliding_window=5, layer_types=_ALTERNATING),
-    "cwm": lambda: transformers.CwmConfig(**_LLAMA, head_dim=16, sliding_window=5, layer_types=_ALTERNATING),
-    "ernie4_5": lambda: transformers.Ernie4_5Config(**_LLAMA, use_bias=True),
-    "exaone4": lambda: transformers.Exaone4Config(**_LLAMA, sliding_window=5, layer_types=_ALTERNATING),
-    "exaone4-full": lambda: transformers.Exaone4Config(
-        **_LLAMA, sliding_window=None, layer_types=["full_attention"] * 3
+    "arcee": _of("Arcee", _LLAMA, mlp_bias=True),
+    "bloom": _of("Bloom", BLOOM),
+    "bloom-6-heads": _of("Bloom", BLOOM, hidden_size=48, n_head=6),
+    "cohere": _of("Cohere", _LLAMA),
+    "cohere-norms": _of("Cohere", _LLAMA, use_qk_norm=True),
+    "cohere2": _of("Cohere2", _LLAMA, _SLIDING, head_dim=16),
+    "cwm": _of("Cwm", _LLAMA, _SLIDING, head_dim=16),
+    "ernie4_5": _of("Ernie4_5", _LLAMA, use_bias=True),
+    "exaone4": _of("Exaone4", _LLAMA, _SLIDING),
+    "exaone4-full": _of("Exaone4", _LLAMA, sliding_window=None, layer_types=["full_attention"] * 3),
+    "falcon": _of("Falcon", _FALCON),
+    "falcon-alibi": _of("Falcon", _FALCON, alibi=True),
+    "falcon-alibi-6-heads": _of(
+        "Falcon", _FALCON, hidden_size=48, num_attention_heads=6, alibi=True, bias=True, parallel_attn=False
     ),
-    "falcon": lambda: transformers.FalconConfig(**_FALCON),
-    "falcon-alibi": lambda: transformers.FalconConfig(**_FALCON, alibi=True),
-    "falcon-alibi-6-heads": lambda: transformers.FalconConfig(
-        **{**_FALCON, "hidden_size": 48, "num_attention_heads": 6}, alibi=True, bias=True, parallel_attn=False
+    "falcon-heads": _of("Falcon", _FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "falcon-new": _of("Falcon", _FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-new-one-norm": _of(
+        "Falcon", _FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
-    "falcon-heads": lambda: transformers.FalconConfig(**_FALCON, multi_query=False, parallel_attn=False, bias=True),
-    "falcon-new": lambda: transformers.FalconConfig(**_FALCON, new_decoder_architecture=True, num_kv_heads=2),
-    "falcon-new-one-norm": lambda: transformers.FalconConfig(
-        **_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
-    ),
-    "gemma": lambda: transformers.GemmaConfig(**_LLAMA, head_dim=16),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_LLAMA,
-        head_dim=16,
-        query_pre_attn_scalar=7,
-        sliding_window=5,
-        layer_types=_ALTERNATING,
-        attn_logit_softcapping=1.5,
-    ),
-    "gemma2-uncapped": lambda: transformers.Gemma2Config(
-        **_LLAMA, head_dim=16, attn_logit_softcapping=None, final_logit_softcapping=None
-    ),
-    "gemma3_text": lambda: transformers.Gemma3TextConfig(
-        **_LLAMA, head_dim=16, query_pre_attn_scalar=7, sliding_window=5, layer_types=_ALTERNATING
-    ),
-    "glm": lambda: transformers.GlmConfig(**_LLAMA, head_dim=16, attention_bias=True),
-    "glm4": lambda: transformers.Glm4Config(**_LLAMA, head_dim=16, attention_bias=True),
-    "gpt2": lambda: transformers.GPT2Config(**_GPT2),
-    "gpt2-layer-scale": lambda: transformers.GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True),
-    "gpt_neo": lambda: transformers.GPTNeoConfig(
-        **COMMON,
+    "gemma": _of("Gemma", _LLAMA, head_dim=16),
+    "gemma2": _of("Gemma2", _LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7, attn_logit_softcapping=1.5),
+    "gemma2-uncapped": _of("Gemma2", _LLAMA, head_dim=16, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3_text": _of("Gemma3Text", _LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7),
+    "glm": _of("Glm", _LLAMA, head_dim=16, attention_bias=True),
+    "glm4": _of("Glm4", _LLAMA, head_dim=16, attention_bias=True),
+    "gpt2": _of("GPT2", _GPT2),
+    "gpt2-layer-scale": _of("GPT2", _GPT2, scale_attn_by_inverse_layer_idx=True),
+    "gpt_neo": _of(
+        "GPTNeo",
+        COMMON,
         hidden_size=32,
         num_layers=3,
         num_heads=4,
@@ -89,63 +94,62 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         window_size=5,
         attention_types=[[["global", "local"], 1], [["local"], 1]],
     ),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**_NEOX),
-    "gpt_neox-sequential": lambda: transformers.GPTNeoXConfig(**_NEOX, use_parallel_residual=False),
-    "granite": lambda: transformers.GraniteConfig(
-        **_LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
-    ),
-    "helium": lambda: transformers.HeliumConfig(**_LLAMA, head_dim=8),
-    "llama": lambda: transformers.LlamaConfig(**_LLAMA),
-    "llama-biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
-    "ministral": lambda: transformers.MinistralConfig(**_LLAMA, head_dim=8, sliding_window=5, layer_types=_ALTERNATING),
-    "mistral": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=5),
-    "mistral-full": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=None),
-    "mpt": lambda: transformers.MptConfig(**_MPT),
-    "mpt-6-heads": lambda: transformers.MptConfig(**{**_MPT, "d_model": 48, "n_heads": 6}),
-    "nemotron": lambda: transformers.NemotronConfig(**_LLAMA, mlp_bias=True),
-    "olmo": lambda: transformers.OlmoConfig(**_LLAMA),
-    "olmo3": lambda: transformers.Olmo3Config(**_LLAMA, sliding_window=5, layer_types=_ALTERNATING),
-    "olmo2": lambda: transformers.Olmo2Config(**_LLAMA),
-    "opt": lambda: transformers.OPTConfig(**_OPT),
-    "phi": lambda: transformers.PhiConfig(**_LLAMA),
-    "phi-norms": lambda: transformers.PhiConfig(**_LLAMA, qk_layernorm=True),
-    "phi3": lambda: transformers.Phi3Config(**_LLAMA, partial_rotary_factor=0.5),
-    "phi3-window": lambda: transformers.Phi3Config(**_LLAMA, sliding_window=5),
-    "qwen2": lambda: transformers.Qwen2Config(**_LLAMA),
-    "qwen2-window": lambda: transformers.Qwen2Config(**_LLAMA, **_WINDOW, max_window_layers=1),
-    "qwen3": lambda: transformers.Qwen3Config(**_LLAMA, head_dim=16),
-    "qwen3-window": lambda: transformers.Qwen3Config(**_LLAMA, head_dim=16, **_WINDOW, layer_types=_ALTERNATING),
-    "seed_oss": lambda: transformers.SeedOssConfig(**_LLAMA, head_dim=16),
-    "smollm3": lambda: transformers.SmolLM3Config(**_LLAMA, no_rope_layers=[1, 0, 1]),
-    "smollm3-window": lambda: transformers.SmolLM3Config(**_LLAMA, **_WINDOW, no_rope_layers=[1, 0, 1]),
-    "stablelm": lambda: transformers.StableLmConfig(**_LLAMA, use_qkv_bias=True),
-    "stablelm-parallel": lambda: transformers.StableLmConfig(**_LLAMA, use_parallel_residual=True),
-    "stablelm-norms": lambda: transformers.StableLmConfig(**_LLAMA, qk_layernorm=True),
-    "starcoder2": lambda: transformers.Starcoder2Config(**_LLAMA),
-    "starcoder2-window": lambda: transformers.Starcoder2Config(**_LLAMA, sliding_window=5),
+    "gpt_neox": _of("GPTNeoX", _NEOX),
+    "gpt_neox-sequential": _of("GPTNeoX", _NEOX, use_parallel_residual=False),
+    "granite": _of("Granite", _LLAMA, _GRANITE),
+    "helium": _of("Helium", _LLAMA, head_dim=8),
+    "llama": _of("Llama", _LLAMA),
+    "llama-biases": _of("Llama", _LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
+    "ministral": _of("Ministral", _LLAMA, _SLIDING, head_dim=8),
+    "mistral": _of("Mistral", _LLAMA, sliding_window=5),
+    "mistral-full": _of("Mistral", _LLAMA, sliding_window=None),
+    "mpt": _of("Mpt", _MPT),
+    "mpt-6-heads": _of("Mpt", _MPT, d_model=48, n_heads=6),
+    "nemotron": _of("Nemotron", _LLAMA, mlp_bias=True),
+    "olmo": _of("Olmo", _LLAMA),
+    "olmo3": _of("Olmo3", _LLAMA, _SLIDING),
+    "olmo2": _of("Olmo2", _LLAMA),
+    "opt": _of("OPT", _OPT),
+    "phi": _of("Phi", _LLAMA),
+    "phi-norms": _of("Phi", _LLAMA, qk_layernorm=True),
+    "phi3": _of("Phi3", _LLAMA, partial_rotary_factor=0.5),
+    "phi3-window": _of("Phi3", _LLAMA, sliding_window=5),
+    "qwen2": _of("Qwen2", _LLAMA),
+    "qwen2-window": _of("Qwen2", _LLAMA, _WINDOW, max_window_layers=1),
+    "qwen3": _of("Qwen3", _LLAMA, head_dim=16),
+    "qwen3-window": _of("Qwen3", _LLAMA, _WINDOW, head_dim=16, layer_types=_ALTERNATING),
+    "seed_oss": _of("SeedOss", _LLAMA, head_dim=16),
+    "smollm3": _of("SmolLM3", _LLAMA, no_rope_layers=[1, 0, 1]),
+    "smollm3-window": _of("SmolLM3", _LLAMA, _WINDOW, no_rope_layers=[1, 0, 1]),
+    "stablelm": _of("StableLm", _LLAMA, use_qkv_bias=True),
+    "stablelm-parallel": _of("StableLm", _LLAMA, use_parallel_residual=True),
+    "stablelm-norms": _of("StableLm", _LLAMA, qk_layernorm=True),
+    "starcoder2": _of("Starcoder2", _LLAMA),
+    "starcoder2-window": _of("Starcoder2", _LLAMA, sliding_window=5),
 }
 
 MIXTURES: dict[str, Callable[[], Any]] = {
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **_LLAMA,
+    "gpt_oss": _of(
+        "GptOss",
+        _LLAMA,
+        _SLIDING,
+        _LOCAL_EXPERTS,
         head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=5,
-        layer_types=_ALTERNATING,
         swiglu_limit=0.8,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
-    "mixtral": lambda: transformers.MixtralConfig(
-        **_LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=5
-    ),
-    "mixtral-full": lambda: transformers.MixtralConfig(**_LLAMA, num_local_experts=4, num_experts_per_tok=2),
-    "olmoe": lambda: transformers.OlmoeConfig(**_LLAMA, num_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **_LLAMA, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[1]
-    ),
-    "qwen3_moe-normalised": lambda: transformers.Qwen3MoeConfig(
-        **_LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True
+    "mixtral": _of("Mixtral", _LLAMA, _LOCAL_EXPERTS, sliding_window=5),
+    "mixtral-full": _of("Mixtral", _LLAMA, _LOCAL_EXPERTS),
+    "olmoe": _of("Olmoe", _LLAMA, num_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _of("Qwen3Moe", _LLAMA, _EXPERTS, head_dim=16, mlp_only_layers=[1]),
+    "qwen3_moe-normalised": _of(
+        "Qwen3Moe",
+        _LLAMA,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
     ),
 }
 """Families with experts for MLPs: everything about their attention is described."""
@@ -158,13 +162,6 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
-_GRANITE = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 2.5,
-}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
 _LATENT = {
     **_LLAMA,
@@ -196,27 +193,20 @@ _NEMOTRON_H_EXPERTS = {
 }
 
 OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
-    "glm4_moe": lambda: transformers.Glm4MoeConfig(**_LLAMA, **_ROUTED, head_dim=16, use_qk_norm=True),
-    "granitemoe": lambda: transformers.GraniteMoeConfig(
-        **_LLAMA, **_GRANITE, num_local_experts=4, num_experts_per_tok=2
-    ),
-    "phimoe": lambda: transformers.PhimoeConfig(
-        **_LLAMA,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        attention_bias=True,
-        sliding_window=5,
-        router_jitter_noise=0.4,  # so that several experts nearly win a choice
-    ),
-    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_LLAMA, **_EXPERTS, shared_expert_intermediate_size=24),
+    "glm4_moe": _of("Glm4Moe", _LLAMA, _ROUTED, head_dim=16, use_qk_norm=True),
+    "granitemoe": _of("GraniteMoe", _LLAMA, _GRANITE, _LOCAL_EXPERTS),
+    # Jitter, so that several experts nearly win a choice.
+    "phimoe": _of("Phimoe", _LLAMA, _LOCAL_EXPERTS, attention_bias=True, sliding_window=5, router_jitter_noise=0.4),
+    "qwen2_moe": _of("Qwen2Moe", _LLAMA, _EXPERTS, shared_expert_intermediate_size=24),
 }
 """Families with shared experts, other routers or factors."""
 
 UNLISTED: dict[str, Callable[[], Any]] = {
-    "apertus": lambda: transformers.ApertusConfig(**_LLAMA, head_dim=16),
-    "codegen": lambda: transformers.CodeGenConfig(**_GPTJ),
-    "gemma4_text": lambda: transformers.Gemma4TextConfig(
-        **_LLAMA,
+    "apertus": _of("Apertus", _LLAMA, head_dim=16),
+    "codegen": _of("CodeGen", _GPTJ),
+    "gemma4_text": _of(
+        "Gemma4Text",
+        _LLAMA,
         head_dim=8,
         global_head_dim=16,
         num_global_key_value_heads=1,
@@ -226,24 +216,16 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         layer_types=["full_attention", "sliding_attention", "full_attention"],
         use_bidirectional_attention="vision",
     ),
-    "gptj": lambda: transformers.GPTJConfig(**_GPTJ),
-    "gptj-whole-head": lambda: transformers.GPTJConfig(**{**_GPTJ, "rotary_dim": 8}),
-    "granite_swa": lambda: transformers.GraniteSWAConfig(
-        **_LLAMA,
-        embedding_multiplier=3.0,
-        attention_multiplier=0.2,
-        residual_multiplier=0.4,
-        logits_scaling=2.5,
-        sliding_window=5,
-        layer_types=_ALTERNATING,
-        layer_rope_theta=[10000.0, 0.0, 500.0],
+    "gptj": _of("GPTJ", _GPTJ),
+    "gptj-whole-head": _of("GPTJ", _GPTJ, rotary_dim=8),
+    "granite_swa": _of("GraniteSWA", _LLAMA, _SLIDING, _GRANITE, layer_rope_theta=[10000.0, 0.0, 500.0]),
+    "deepseek_v3": _of("DeepseekV3", _LATENT, q_lora_rank=12),
+    "deepseek_v3-whole-queries": _of(
+        "DeepseekV3", _LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True
     ),
-    "deepseek_v3": lambda: transformers.DeepseekV3Config(**_LATENT, q_lora_rank=12),
-    "deepseek_v3-whole-queries": lambda: transformers.DeepseekV3Config(
-        **_LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True
-    ),
-    "llama4_text": lambda: transformers.Llama4TextConfig(
-        **_LLAMA,
+    "llama4_text": _of(
+        "Llama4Text",
+        _LLAMA,
         head_dim=8,
         intermediate_size_mlp=48,
         num_local_experts=4,
@@ -253,29 +235,32 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         floor_scale=4,
         attn_scale=0.5,
     ),
-    "llama4_text-two-experts": lambda: transformers.Llama4TextConfig(
-        **_LLAMA,
+    "llama4_text-two-experts": _of(
+        "Llama4Text",
+        _LLAMA,
+        _LOCAL_EXPERTS,
         head_dim=16,
         intermediate_size_mlp=48,
-        num_local_experts=4,
-        num_experts_per_tok=2,
         attention_chunk_size=5,
         no_rope_layers=[1, 0, 1],
         use_qk_norm=False,
         attn_temperature_tuning=False,
     ),
-    "mimo_v2_flash": lambda: transformers.MiMoV2FlashConfig(
-        **{**_LLAMA, "num_key_value_heads": 1},
+    "mimo_v2_flash": _of(
+        "MiMoV2Flash",
+        _LLAMA,
+        _SLIDING,
+        num_key_value_heads=1,
         head_dim=16,
         v_head_dim=8,
-        sliding_window=5,
-        layer_types=_ALTERNATING,
         attention_value_scale=0.7,
         **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
     ),
-    "falcon_h1": lambda: transformers.FalconH1Config(
-        **_LLAMA,
-        **{**_MAMBA2, "mamba_d_head": 8},
+    "falcon_h1": _of(
+        "FalconH1",
+        _LLAMA,
+        _MAMBA2,
+        mamba_d_head=8,
         mamba_d_ssm=32,
         embedding_multiplier=3.0,
         key_multiplier=0.6,
@@ -286,57 +271,51 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         mlp_multipliers=[1.4, 0.6],
         lm_head_multiplier=0.5,
     ),
-    "nemotron_h": lambda: transformers.NemotronHConfig(
-        **_NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]
+    "nemotron_h": _of("NemotronH", _NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]),
+    "nemotron_h-experts": _of("NemotronH", _NEMOTRON_H_EXPERTS, routed_scaling_factor=2.5),
+    "nemotron_h-latents": _of(
+        "NemotronH", _NEMOTRON_H_EXPERTS, moe_latent_size=12, mlp_bias=True, norm_topk_prob=False
     ),
-    "nemotron_h-experts": lambda: transformers.NemotronHConfig(
-        **_NEMOTRON_H_EXPERTS,
-        routed_scaling_factor=2.5,
-    ),
-    "nemotron_h-latents": lambda: transformers.NemotronHConfig(
-        **_NEMOTRON_H_EXPERTS,
-        moe_latent_size=12,
-        mlp_bias=True,
-        norm_topk_prob=False,
-    ),
-    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**_LLAMA, **_DELTA),
-    "recurrent_gemma": lambda: transformers.RecurrentGemmaConfig(
-        **{**_LLAMA, "num_key_value_heads": 1},
+    "olmo_hybrid": _of("OlmoHybrid", _LLAMA, _DELTA),
+    "recurrent_gemma": _of(
+        "RecurrentGemma",
+        _LLAMA,
+        num_key_value_heads=1,
         lru_width=32,
         attention_window_size=5,
         block_types=["recurrent", "attention", "recurrent"],
     ),
-    "opt-350m": lambda: transformers.OPTConfig(
-        **{**_OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False, "tie_word_embeddings": True}
-    ),
-    "mamba2": lambda: transformers.Mamba2Config(
-        **COMMON, hidden_size=32, num_hidden_layers=3, num_heads=4, head_dim=16, state_size=8, n_groups=1
+    "opt-350m": _of("OPT", _OPT, word_embed_proj_dim=16, do_layer_norm_before=False, tie_word_embeddings=True),
+    "mamba2": _of(
+        "Mamba2", COMMON, hidden_size=32, num_hidden_layers=3, num_heads=4, head_dim=16, state_size=8, n_groups=1
     ),
 }
 """Models whose layout is not in the table: they run, are measured without mixing, and take adapters by name."""
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
-    "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
-    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
-        **_LLAMA,
-        **_GRANITE,
-        **_MAMBA2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
+    "bamba": _of("Bamba", _LLAMA, _MAMBA2, attn_layer_indices=[1]),
+    "granitemoehybrid": _of(
+        "GraniteMoeHybrid",
+        _LLAMA,
+        _GRANITE,
+        _MAMBA2,
+        _LOCAL_EXPERTS,
         shared_intermediate_size=24,
         layers_block_type=_DELTA["layer_types"],
     ),
-    "granitemoehybrid-dense": lambda: transformers.GraniteMoeHybridConfig(
-        **_LLAMA,
-        **_GRANITE,
-        **_MAMBA2,
+    "granitemoehybrid-dense": _of(
+        "GraniteMoeHybrid",
+        _LLAMA,
+        _GRANITE,
+        _MAMBA2,
         num_local_experts=0,
         shared_intermediate_size=24,
         layers_block_type=_DELTA["layer_types"],
         position_embedding_type="rope",
     ),
-    "jamba": lambda: transformers.JambaConfig(
-        **_LLAMA,
+    "jamba": _of(
+        "Jamba",
+        _LLAMA,
         num_experts=4,
         num_experts_per_tok=2,
         attn_layer_period=2,
@@ -346,19 +325,15 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         mamba_d_state=8,
         mamba_dt_rank=4,
     ),
-    "lfm2": lambda: transformers.Lfm2Config(
-        **_LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
-    ),
-    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
-    "qwen3_next": lambda: transformers.Qwen3NextConfig(
-        **_LLAMA, **_DELTA, **_EXPERTS, head_dim=16, shared_expert_intermediate_size=24
-    ),
+    "lfm2": _of("Lfm2", _LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+    "qwen3_5_text": _of("Qwen3_5Text", _LLAMA, _DELTA, head_dim=16),
+    "qwen3_next": _of("Qwen3Next", _LLAMA, _DELTA, _EXPERTS, head_dim=16, shared_expert_intermediate_size=24),
 }
 """Families with linear layers, and attention in the middle one of three."""
 
 CLAMPED: dict[str, Callable[[], Any]] = {
-    "mpt-clip": lambda: transformers.MptConfig(**_MPT, attn_config={"clip_qkv": 0.5, "alibi": False}),
-    "olmo-clip": lambda: transformers.OlmoConfig(**_LLAMA, clip_qkv=0.4),
+    "mpt-clip": _of("Mpt", _MPT, attn_config={"clip_qkv": 0.5, "alibi": False}),
+    "olmo-clip": _of("Olmo", _LLAMA, clip_qkv=0.4),
 }
 """Models whose maps of attention are not read, since queries, keys and values are clamped."""
 
@@ -465,10 +440,10 @@ _PER_LAYER = {
     "sliding_window": 5,
 }
 READS_TOKENS: dict[str, Callable[[], Any]] = {
-    "gemma3n_text": lambda: transformers.Gemma3nTextConfig(
-        **_PER_LAYER, altup_num_inputs=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 2
+    "gemma3n_text": _of(
+        "Gemma3nText", _PER_LAYER, altup_num_inputs=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 2
     ),
-    "gemma4_text-tokens": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
+    "gemma4_text-tokens": _of("Gemma4Text", _PER_LAYER, global_head_dim=8),
 }
 """Models that are not described and read token ids in their layers, too."""
 
@@ -481,11 +456,10 @@ _SWITCHES = {
     "original_max_position_embeddings": 24,
 }
 LONGROPE: dict[str, Callable[[], Any]] = {
-    "phi3-longrope": lambda: transformers.Phi3Config(
-        **_LLAMA, rope_parameters=dict(_SWITCHES), original_max_position_embeddings=24
-    ),
-    "phimoe-longrope": lambda: transformers.PhimoeConfig(
-        **_LLAMA,
+    "phi3-longrope": _of("Phi3", _LLAMA, rope_parameters=_SWITCHES, original_max_position_embeddings=24),
+    "phimoe-longrope": _of(
+        "Phimoe",
+        _LLAMA,
         num_local_experts=4,
         rope_parameters={**_SWITCHES, "short_mscale": 1.0, "long_mscale": 1.4},
         original_max_position_embeddings=24,

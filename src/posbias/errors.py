@@ -16,32 +16,18 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-LONGEST_LIST = 120
-"""Characters of a list that a message writes out; of a longer one, half as many and the number of entries."""
-
-
-def without_long_lists(text: str) -> str:
-    """A message with every list longer than `LONGEST_LIST` characters cut, nested lists included."""
-    parts, copied_to, opened = [], 0, []
-    for place, letter in enumerate(text):
-        if letter == "[":
-            opened.append(place)
-        elif letter == "]" and opened:
-            begin = opened.pop()
-            if not opened and place - begin > LONGEST_LIST:
-                numbers = text.count(",", begin, place) + 1
-                parts.append(f"{text[copied_to : begin + LONGEST_LIST // 2]} ... {numbers} entries]")
-                copied_to = place + 1
-    return "".join([*parts, text[copied_to:]])
+LONGEST = 600
+"""Characters of a message; of a longer one, such as one that repeats a long list, its two ends are told."""
 
 
 class _OneSentenceError(Exception):
-    """An error that one sentence tells: printable, long lists cut, and in a notebook shown without its traceback."""
+    """An error that one sentence tells: printable, not too long, and in a notebook shown without its traceback."""
 
     _shown = False
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(without_long_lists(message)))
+        short = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
+        super().__init__(printable(short))
 
     def _render_traceback_(self) -> list[str]:
         """Text in IPython: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""

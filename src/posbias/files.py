@@ -37,16 +37,14 @@ def open_file(path: str | Path) -> BufferedReader:
     """A regular file, open for reading bytes; pipes and devices, which may block or never end, are refused."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise UsageError(f"cannot read {str(path)!r}: not a regular file")
-        return open(handle, "rb")
     except OSError as error:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    except ValueError as error:  # a zero byte, or half a surrogate pair
-        if isinstance(error, UsageError):
-            raise
+    except ValueError:  # a zero byte, or half a surrogate pair
         raise UsageError(f"cannot read {str(path)!r}: no file can have this name") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UsageError(f"cannot read {str(path)!r}: not a regular file")
+    return open(handle, "rb")
 
 
 def file_exists(path: str | Path) -> bool:

@@ -8,7 +8,6 @@ and found by name ever after. On the command line it is spelled as a literal cal
 import ast
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -18,9 +17,6 @@ from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 """Errors of `ast.literal_eval`: no literal, an unhashable key, no Python, brackets nested too deep."""
-
-UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)")
-"""A parameter and its value, where that is no quoted text, list or call."""
 
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
@@ -42,7 +38,7 @@ class Registry(Generic[Variant]):
         self._homes = homes or {}
         """Modules by the names that they register, of a registry whose modules are imported when one is asked for."""
         self._left = left or {}
-        """Names of variants that version 0.1 had, each with why it left or what to do instead."""
+        """Names of variants or parameters ("items(repeats=)") that version 0.1 had, each with what to do instead."""
         self._checked = made_by_users
         self._variants: dict[str, Any] = {}
 
@@ -96,6 +92,9 @@ class Registry(Generic[Variant]):
             UsageError: unknown variant or parameter, or a value the variant refuses.
         """
         variant = self[name]
+        for keyword in keywords:
+            if why := self._left.get(f"{name}({keyword}=)"):
+                raise UsageError(f"{self.sort} {name}: {keyword} left posbias after 0.1.0: {why}")
         try:
             inspect.signature(variant).bind(*positional, **keywords)  # whose errors do not speak of `__init__`
             built: Variant = variant(*positional, **keywords)
@@ -122,7 +121,7 @@ class Registry(Generic[Variant]):
 def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Split `name(1, key=[2, 3])` into its name, positional and keyword literals, without evaluating anything."""
     complaint = UsageError(
-        f"{sort} {text!r} is not a name or a literal call such as name(parameter=1.5){_unquoted(text)}"
+        f"{sort} {text!r} is not a name or a literal call such as name(number=1.5, flag=True, file='own.jsonl')"
     )
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -173,19 +172,6 @@ def split_numbers(text: str, sort: type[int] | type[float] = int) -> list[float]
     except ValueError:
         numbers = "whole numbers, such as 512,1024" if sort is int else "numbers, such as 0.2,0.3"
         raise UsageError(f"{text!r}: allowed are {numbers}") from None
-
-
-def _unquoted(text: str) -> str:
-    """Advice if a parameter's value is a text without quotation marks, such as a file's name; else empty."""
-    for match in UNQUOTED.finditer(text):
-        parameter, value = match[1], match[2].strip()
-        if value.capitalize() in ("True", "False", "None"):
-            if value != value.capitalize():
-                return f"; write {parameter}={value.capitalize()}"
-            continue
-        sort = "file name" if "." in value or "/" in value else "text"
-        return f"; put the {sort} in quotes: {parameter}={value!r}"
-    return ""
 
 
 def _plain(value: Any) -> Any:

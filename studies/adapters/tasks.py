@@ -98,8 +98,7 @@ class Entries(LanguageTask):
         (gold, *others), question, answer = sample
         head, between, closing = self.around
         entries = [*others[:position], gold, *others[position:]]
-        listing = listed(entries, head=head, between=between, tail=f"{closing}\n\n{question}")
-        return Draft(listing.text, (answer,), listing.items[position], passages=listing.passages)
+        return listed(entries, position, (answer,), around=(head, f"{closing}\n\n{question}"), between=between)
 
 
 def family(rule: str, most: int, around: tuple[str, str, str] = ("", "\n", "")) -> Callable[[Sampler], type[Entries]]:
@@ -220,8 +219,8 @@ class ExampleOrder(LanguageTask):
         gold, others, asked = sample
         pairs = [*others[:position], gold, *others[position:]]
         entries = [f"Word: {word}\nLabel: {label}" for word, label in pairs]
-        listing = listed(entries, head="", between="\n\n", tail=f"\n\nWord: {asked}\nLabel:")
-        return Draft(listing.text, (gold[1],), listing.items[position], passages=listing.passages)
+        around = "", f"\n\nWord: {asked}\nLabel:"
+        return listed(entries, position, (gold[1],), around=around, between="\n\n")
 
 
 @LANGUAGE_TASKS.register("token_copy")
@@ -246,6 +245,6 @@ class TokenCopy(LanguageTask):
     def draft(self, sample: list[str], position: int) -> Draft:
         """The list, then the number of the asked word."""
         gold, *others = sample
-        words, tail = [*others[:position], gold, *others[position:]], f"\n\nWord number {position + 1} of the list is:"
-        listing = listed(words, head="Words:\n", between="\n", tail=tail, form="{number}. {text}")
-        return Draft(listing.text, (gold,), listing.items[position], passages=listing.passages)
+        words = [*others[:position], gold, *others[position:]]
+        around = "Words:\n", f"\n\nWord number {position + 1} of the list is:"
+        return listed(words, position, (gold,), around=around, form="{number}. {text}")

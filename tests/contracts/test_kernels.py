@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,26 +67,33 @@ class Case:
 
 
 @cache
-def encoding_of(spelling: str) -> Any:
+def encoding_of(spelling):
     """Thousands of numbers take longer to read than a kernel to build."""
     return ENCODINGS.parse(spelling)
 
 
-def kernel_of(mask: Any, encoding: Any, n_positions: int, content: Any = 0.0, sinks: Any = None) -> Case:
+def kernel_of(mask, encoding, n_positions, content=0.0, sinks=None):
     encoding = encoding_of(encoding) if isinstance(encoding, str) else encoding
     architecture = Architecture(depth=1, heads=4, mask=mask, encoding=encoding, content=content, sinks=sinks)
     dense = [dense_heads(group, n_positions).sum(axis=0) for group in architecture.head_groups[0]]
     return Case(Rollout(architecture, n_positions).kernels[0], np.sum(dense, axis=0) / architecture.heads)
 
 
-def assert_equal_to_the_last_digit(got: np.ndarray, expected: np.ndarray) -> None:
+def assert_equal_to_the_last_digit(got, expected):
     large = expected > NEGLIGIBLE
     np.testing.assert_allclose(got[large], expected[large], rtol=TOLERANCE, atol=0)
     assert np.all(got[~large] <= 2 * NEGLIGIBLE)
     assert np.all(got >= 0)
 
 
-def vectors(n_positions: int, seed: int) -> list[np.ndarray]:
+def assert_products(case, *vectors):
+    """Pulls and pushes of vectors are those of the dense matrix."""
+    for vector in vectors:
+        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+
+
+def vectors(n_positions, seed):
     """The last position alone, a smooth vector, and one spanning 260 orders of magnitude."""
     last = np.zeros(n_positions)
     last[-1] = 1.0
@@ -95,7 +101,7 @@ def vectors(n_positions: int, seed: int) -> list[np.ndarray]:
     return [last, np.full(n_positions, 1 / n_positions), rough]
 
 
-def test_every_registered_variant_is_covered() -> None:
+def test_every_registered_variant_is_covered():
     assert set(MASK_SPELLINGS) == set(MASKS)
     assert set(ENCODING_SPELLINGS) == set(ENCODINGS)
 
@@ -108,16 +114,13 @@ def test_every_registered_variant_is_covered() -> None:
         *((mask, encoding, 0.0) for mask, *_ in MASK_SPELLINGS.values() for encoding in ("none", KEYS[0])),
     ],
 )
-def test_pulls_and_pushes_equal_the_dense_product(mask: str, encoding: str, content: Any) -> None:
+def test_pulls_and_pushes_equal_the_dense_product(mask, encoding, content):
     for n_positions in (1, 2, 131):
-        case = kernel_of(mask, encoding, n_positions, content)
-        for vector in vectors(n_positions, seed=n_positions):
-            assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-            assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+        assert_products(kernel_of(mask, encoding, n_positions, content), *vectors(n_positions, seed=n_positions))
 
 
 @pytest.mark.parametrize(("mask", "encoding"), PAIRS)
-def test_rows_sum_to_one_and_nothing_is_seen_behind_the_mask(mask: str, encoding: str) -> None:
+def test_rows_sum_to_one_and_nothing_is_seen_behind_the_mask(mask, encoding):
     n_positions = 40
     case = kernel_of(mask, encoding, n_positions, content=MIXED)
     np.testing.assert_allclose(case.kernel.push(np.ones(n_positions)), 1.0, rtol=TOLERANCE)
@@ -129,12 +132,10 @@ def test_rows_sum_to_one_and_nothing_is_seen_behind_the_mask(mask: str, encoding
 
 
 @pytest.mark.parametrize(("mask", "encoding"), PAIRS)
-def test_a_sink_takes_the_same_share_of_every_key(mask: str, encoding: str) -> None:
+def test_a_sink_takes_the_same_share_of_every_key(mask, encoding):
     n_positions = 50
     case = kernel_of(mask, encoding, n_positions, MIXED, sinks=[[0.0, -5.0, 90.0, -np.inf]])
-    vector = vectors(n_positions, seed=3)[2]
-    assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-    assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert_products(case, vectors(n_positions, seed=3)[2])
     assert np.all(case.kernel.push(np.ones(n_positions)) < 1)
 
 
@@ -145,11 +146,8 @@ def test_a_sink_takes_the_same_share_of_every_key(mask: str, encoding: str) -> N
     content=st.lists(st.floats(-300, 300), min_size=4, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_random_shapes(pair: tuple[str, str], n_positions: int, content: list[float], seed: int) -> None:
-    case = kernel_of(*pair, n_positions, [content])
-    for vector in vectors(n_positions, seed):
-        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+def test_random_shapes(pair, n_positions, content, seed):
+    assert_products(kernel_of(*pair, n_positions, [content]), *vectors(n_positions, seed))
 
 
 @pytest.mark.parametrize(
@@ -159,30 +157,23 @@ def test_random_shapes(pair: tuple[str, str], n_positions: int, content: list[fl
         *((mask, encoding) for mask in CROSSED for encoding in ("none", "rope(head_dim=8)", *KEYS[:1], *KEYS[-1:])),
     ],
 )
-def test_longer_contexts_cross_blocks_chunks_and_transforms(
-    mask: str, encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_longer_contexts_cross_blocks_chunks_and_transforms(mask, encoding, monkeypatch):
     n_positions = 900
     monkeypatch.setattr(keys, "CHUNK", 4 * 256)
-    case = kernel_of(mask, encoding, n_positions, MIXED)
-    for vector in vectors(n_positions, seed=0):
-        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert_products(kernel_of(mask, encoding, n_positions, MIXED), *vectors(n_positions, seed=0))
 
 
-def test_heads_of_different_kinds_add_up_to_their_layer() -> None:
+def test_heads_of_different_kinds_add_up_to_their_layer():
     """Local and global heads side by side, as in hybrid stacks."""
     masks = [["sliding_window(width=9)", "causal", "prefix(length=30)", "causal"]]
     encodings = [["alibi", "none", "rope(head_dim=8)", "alibi"]]
     case = kernel_of(masks, encodings, 90, MIXED)
     assert isinstance(case.kernel, SumKernel)
-    for vector in vectors(90, seed=1):
-        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert_products(case, *vectors(90, seed=1))
 
 
 @pytest.mark.parametrize("encoding", [spelling for group in ENCODING_SPELLINGS.values() for spelling in group])
-def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(encoding: str) -> None:
+def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(encoding):
     row = vectors(70, seed=5)[2]
     for one, other in (("sliding_window(width=70)", "causal"), ("prefix(length=70)", "full")):
         np.testing.assert_array_equal(
@@ -197,35 +188,25 @@ class Rising(Encoding):
     name = "rising"
     rise: float
 
-    def logits(self, distance: np.ndarray, heads: int) -> np.ndarray:
+    def logits(self, distance, heads):
         steps = np.select([distance < 2, distance < 7], [-self.rise / 2, 0.0], self.rise / 2)
         return np.broadcast_to(steps, (heads, len(distance)))
 
 
-@pytest.mark.parametrize(
-    ("mask", "rise"),
-    [
-        ("causal", 700.0),
-        ("causal", 590.0),
-        ("causal", 59.0),
-        ("prefix(length=60)", 700.0),
-        ("sliding_window(9)", 700.0),
-    ],
-)
-def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(
-    mask: str, rise: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+RISES = [("causal", 700.0), ("causal", 590.0), ("causal", 59.0), ("prefix(length=60)", 700.0)]
+
+
+@pytest.mark.parametrize(("mask", "rise"), [*RISES, ("sliding_window(9)", 700.0)])
+def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(mask, rise, monkeypatch):
     """Distances 0 and 1 share a logit, far ones lie up to 700 nats above: row 1 still halves between its two keys."""
     monkeypatch.setitem(ENCODINGS._variants, Rising.name, Rising)
     case = kernel_of(mask, Rising(rise), 90)
     if not mask.startswith("prefix"):
         row = np.eye(90)[1]
         np.testing.assert_allclose(case.kernel.pull(row)[:2], 0.5, rtol=TOLERANCE)
-    for vector in vectors(90, seed=8):
-        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
-        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert_products(case, *vectors(90, seed=8))
 
 
-def test_strong_rotary_logits_that_oppose_their_neighbours_are_taken_row_by_row() -> None:
+def test_strong_rotary_logits_that_oppose_their_neighbours_are_taken_row_by_row():
     case = kernel_of("causal", "rope(base=2.0, head_dim=2, logit=-345.0)", 64)
     np.testing.assert_allclose(case.kernel.push(np.ones(64)), 1.0, rtol=TOLERANCE)

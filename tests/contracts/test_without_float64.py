@@ -149,24 +149,20 @@ def test_answers_and_scores(long_llama):
     np.testing.assert_allclose(found[1], scores, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_decompositions():
-    model, far = narrow_models()
-    options = pb.DecomposeOptions(interventions=["no_rope"], kinds=["logit"])
-    expected = pb.decompose(model, SHORT, options=options)
-    with on_single(far):
-        found = pb.decompose(far, SHORT, options=options)
-    assert found.record.arrays.keys() == expected.record.arrays.keys()
-    for name, values in expected.record.arrays.items():
-        np.testing.assert_allclose(found.record.arrays[name], values, rtol=1e-4, atol=1e-7, err_msg=name)
+RUNS = {
+    "audit": lambda model: pb.audit(model, prompts=SHORT, options=pb.AuditOptions(initialisations=1)),
+    "decompose": lambda model: pb.decompose(
+        model, SHORT, options=pb.DecomposeOptions(interventions=["no_rope"], kinds=["logit"])
+    ),
+}
 
 
-def test_audits():
+@pytest.mark.parametrize("verb", ["audit", pytest.param("decompose", marks=pytest.mark.slow)])
+def test_verbs(verb):
     model, far = narrow_models()
-    options = pb.AuditOptions(initialisations=1)
-    expected = pb.audit(model, prompts=SHORT, options=options)
+    expected = RUNS[verb](model).record.arrays
     with on_single(far):
-        found = pb.audit(far, prompts=SHORT, options=options)
-    assert found.record.arrays.keys() == expected.record.arrays.keys()
-    for name, values in expected.record.arrays.items():
-        np.testing.assert_allclose(found.record.arrays[name], values, rtol=1e-4, atol=1e-7, err_msg=name)
+        found = RUNS[verb](far).record.arrays
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-7, err_msg=name)

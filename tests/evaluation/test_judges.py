@@ -13,11 +13,13 @@ from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
 from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.evaluation.responders.base import told_apart
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of
 from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
 from posbias.tasks.language.readings import TIE, verdict_of
+from posbias.tasks.language.rules import RULES
 
 LINE = {"question": "q", "response_A": "good", "response_B": "bad", "label": "A>B", "pair_id": "1"}
 
@@ -132,7 +134,7 @@ def test_pairs_of_one_group_count_as_one_sample(tmp_path: Path) -> None:
     assert (five.n_both, five.accuracy.value) == (60, 0.75)
     apart = found([{**line, "group": None} for line in lines for _ in range(5)])
     assert apart.accuracy.high - apart.accuracy.low < 0.6 * (five.accuracy.high - five.accuracy.low)
-    with pytest.raises(UsageError, match=r"field 'group' must be text or a whole number, got \[\]"):
+    with pytest.raises(UsageError, match=r"field 'group.str': Input should be a valid string, got \[\]"):
         found([{**LINE, "group": []}])
 
 
@@ -272,13 +274,11 @@ def test_a_continued_prompt_is_read_with_the_sentence_that_it_ends_in(pairs: str
     assert found.tables["first_pick"].tolist() == [[1.0, 0.0], pytest.approx([np.nan, np.nan], nan_ok=True)]
 
 
-def test_a_pattern_of_ones_own_is_the_only_form(pairs: str) -> None:
-    task = LANGUAGE_TASKS.parse(f"pairwise(file={pairs!r}, pattern='Winner: (A|B|tie)')")
-    assert isinstance(task, Pairwise)
-    said = {"Winner: B, not [[A]]": 0.0, "Winner: A. Winner: tie": None, "[[A]]": None}
-    assert {text: task.noted(text)["first_pick"] for text in said} == said
-    assert task.noted("Winner: A. Winner: tie")["tie"] == 1.0
-    assert "pattern='Winner: (A|B|tie)'" in str(task)
+def test_a_pattern_of_ones_own_is_the_only_form() -> None:
+    said = {"Winner: B, not [[A]]": 0.0, "Winner: B. Winner: A": 1.0, "Winner: A. Winner: tie": None, "[[A]]": None}
+    answers = {text: told_apart(text, pattern="Winner: (A|B|tie)").answer for text in said}
+    assert {text: Pairwise().noted(answer)["first_pick"] for text, answer in answers.items()} == said
+    assert Pairwise().noted(answers["Winner: A. Winner: tie"])["tie"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_a_pattern_of_ones_own_is_the_only_form(pairs: str) -> None:
 )
 def test_wrong_patterns_are_refused_before_anything_is_asked(pattern: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        Pairwise(pattern=pattern)
+        EvaluateOptions(answer_pattern=pattern)
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posbias.tasks.language.readings.PATTERN_SECONDS", 0.05)
     with pytest.raises(UsageError, match=r"takes longer than 0\.05 s on \d+ characters"):
-        verdict_of("1," * 30, "(?:.*?,){11}(P)")
+        RULES.parse("regex").right("1," * 30, ["(?:.*?,){11}(P)"])
 
 
 def test_generated_pairs_hold_their_answer_and_change_places() -> None:
@@ -316,19 +316,17 @@ def test_generated_pairs_hold_their_answer_and_change_places() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"label": "A=B"}, "judge.jsonl, line 1: field 'label' must be 'A>B' or 'B>A', got 'A=B'"),
+        ({"label": "A=B"}, "judge.jsonl, line 1, field 'label': Input should be 'A>B' or 'B>A', got 'A=B'"),
         ({"label": None}, "got None"),
-        ({"response_B": ""}, "line 1: field 'response_B' must be text, got ''"),
-        ({"question": 1}, "line 1: field 'question' must be text, got 1"),
+        ({"response_B": ""}, "field 'response_B': String should have at least 1 character, got ''"),
+        ({"question": 1}, "field 'question': Input should be a valid string, got 1"),
     ],
 )
 def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         Pairwise(file=written(tmp_path / "judge.jsonl", [{**LINE, **change}])).examples(None, count=1)
     assert complaint in str(caught.value)
-    assert str(caught.value).endswith(
-        "a line holds question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
-    )
+    assert str(caught.value).endswith("; allowed: question, response_A, response_B, label, group")
 
 
 def test_rubrics_and_prompts_of_ones_own(tmp_path: Path) -> None:

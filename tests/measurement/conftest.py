@@ -1,6 +1,6 @@
 """Small models of every sort that measurement must be right on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias import load_model
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 
 class KernelModel(Model):
@@ -54,29 +54,29 @@ class KernelModel(Model):
         return {"source": "kernels"}
 
 
-class UndescribedModel(KernelModel):
-    """The same without a family description."""
-
-    described = False
-
-
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def kernel_model() -> KernelModel:
+def kernel_model():
     attention = np.tril(np.random.default_rng(1).random((3, 7, 7)) + 0.05)
     return KernelModel(attention / attention.sum(axis=2, keepdims=True), np.array([0.3, 0.5, 0.2]))
 
 
+@pytest.fixture
+def build_llama():
+    """A fresh tiny Llama, to be changed by the test."""
+    return _llama
+
+
 @pytest.fixture(scope="session")
-def undescribed_model(kernel_model: KernelModel) -> UndescribedModel:
-    return UndescribedModel(kernel_model.attention.numpy(), kernel_model.mixing.numpy())
+def llama():
+    return _llama()
 
 
-def _llama() -> HuggingFaceModel:
+def _llama():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61,
@@ -88,22 +88,11 @@ def _llama() -> HuggingFaceModel:
         max_position_embeddings=32,
         initializer_range=0.2,
     )
-    return HuggingFaceModel(LlamaForCausalLM(config))
-
-
-@pytest.fixture
-def build_llama() -> Callable[[], HuggingFaceModel]:
-    """A fresh tiny Llama, to be changed by the test."""
-    return _llama
+    return load_model(LlamaForCausalLM(config))
 
 
 @pytest.fixture(scope="session")
-def llama() -> HuggingFaceModel:
-    return _llama()
-
-
-@pytest.fixture(scope="session")
-def gpt2_64() -> HuggingFaceModel:
+def gpt2_64():
     """A GPT-2 in float64 with weights large enough to be nonlinear (Llama's norms compute in float32 whatever)."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=29, n_positions=32, n_embd=12, n_layer=2, n_head=3, initializer_range=0.3)
@@ -111,20 +100,12 @@ def gpt2_64() -> HuggingFaceModel:
     norm = network.get_submodule("transformer.ln_f")
     # Unequal gains, or the all-ones covector would be blind.
     norm.get_parameter("weight").data += 0.3 * torch.randn(12, dtype=torch.float64)
-    return HuggingFaceModel(network)
-
-
-@pytest.fixture(scope="session")
-def untrained_gpt2() -> HuggingFaceModel:
-    """LayerNorm weights 1 and biases 0, as GPT-2 is born."""
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=97, n_positions=32, n_embd=64, n_layer=4, n_head=4)
-    return HuggingFaceModel(GPT2LMHeadModel(config))
+    return load_model(network)
 
 
 @pytest.fixture
-def make_prompts() -> Callable[[Model, int, int], Prompts]:
-    def make(model: Model, count: int, n_positions: int) -> Prompts:
+def make_prompts():
+    def make(model, count, n_positions):
         generator = np.random.default_rng(5)
         return Prompts(generator.integers(0, model.vocabulary_size, (count, n_positions)))
 

@@ -1,23 +1,18 @@
 """Attention statistics equal those of the model's own attention matrices, and keep none of them."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from operations import Operations
 from posbias import AttentionOptions, RunError, UsageError, attention
-from posbias.measurement.attention import PrefixWatch, reduce_content, reduce_layer
-from posbias.measurement.attention_statistics import AttentionStatistics
+from posbias.measurement.attention import reduce_content, reduce_layer
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.attention_blocks import AttentionState
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
 
 N_POSITIONS, COUNT, DEPTH, HEADS = 19, 3, 3, 4
@@ -29,22 +24,22 @@ OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "gpt_neo", "mpt")
 """Families unlike each other; that attention is recomputed rightly is tested of all (tests/contracts)."""
 
 
-def _prompts(n_positions: int = N_POSITIONS, count: int = COUNT) -> Prompts:
+def _prompts(n_positions=N_POSITIONS, count=COUNT):
     return Prompts(np.random.default_rng(2).integers(3, VOCABULARY, (count, n_positions)))
 
 
 @cache
-def _model(kind: str) -> HuggingFaceModel:
+def _model(kind):
     """A model that the tests share and leave as it is."""
     return _own_model(kind)
 
 
-def _own_model(kind: str) -> HuggingFaceModel:
+def _own_model(kind):
     return shaken_model(kind, implementation="eager")
 
 
 @torch.no_grad()
-def _dense(model: HuggingFaceModel, prompts: Prompts) -> np.ndarray:
+def _dense(model, prompts):
     """The model's own attention, [prompt layer head query key]."""
     rows = []
     for ids in prompts.token_ids:
@@ -55,14 +50,14 @@ def _dense(model: HuggingFaceModel, prompts: Prompts) -> np.ndarray:
 
 
 @contextmanager
-def blocks_of(elements: int) -> Iterator[None]:
+def blocks_of(elements):
     """Within the context, so many attention weights are held at once."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("posbias.models.attention_blocks.elements_at_once", lambda _device: elements)
         yield
 
 
-def _visible(model: HuggingFaceModel) -> np.ndarray:
+def _visible(model):
     """[layer query key], from the configuration."""
     query, key = np.indices((N_POSITIONS, N_POSITIONS))
     masks = [model.family.mask(model.config, layer) for layer in range(DEPTH)]
@@ -70,7 +65,7 @@ def _visible(model: HuggingFaceModel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", LLAMA_LIKE + OTHERS)
-def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
+def test_statistics_are_those_of_the_models_own_attention(kind):
     model, prompts = _model(kind), _prompts()
     dense, visible = _dense(model, prompts), _visible(model)
     with blocks_of(HEADS * 4 * N_POSITIONS):
@@ -107,7 +102,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
-def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
+def test_monotonicity_is_that_of_the_models_own_attention(kind):
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
     with blocks_of(HEADS * 4 * N_POSITIONS):
@@ -120,7 +115,7 @@ def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     assert found.violated.per_prompt.any(axis=0).all()
 
 
-def _violations(kernel: np.ndarray) -> tuple[float, float]:
+def _violations(kernel):
     """Share and mean of the rises of prefix masses, triple by triple."""
     prefix = kernel.cumsum(-1)
     rises = [prefix[i + 1, k] - prefix[i, k] for i in range(N_POSITIONS - 1) for k in range(i)]
@@ -128,20 +123,20 @@ def _violations(kernel: np.ndarray) -> tuple[float, float]:
     return len(broken) / len(rises), float(np.mean(broken)) if broken else 0.0
 
 
-def test_where_a_model_breaks_its_promise_is_said() -> None:
+def test_where_a_model_breaks_its_promise_is_said():
     caveats = attention(_model("falcon-alibi"), _prompts()).caveats
     assert any("ALiBi" in caveat for caveat in caveats)
     assert attention(_model("bloom"), _prompts()).caveats == ()
 
 
-def test_content_logits_that_are_not_kept_have_no_similarity() -> None:
+def test_content_logits_that_are_not_kept_have_no_similarity():
     found = attention(_model("llama"), _prompts(), options=AttentionOptions(mean_content=False))
     assert found.similarity is None
     assert [reason.split(":")[0] for reason in found.left_out] == ["similarity of the mean content logits"]
 
 
 @pytest.mark.parametrize("cells", [1, 5, 8])
-def test_cells_are_sums_over_keys_and_means_over_queries(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_are_sums_over_keys_and_means_over_queries(cells, monkeypatch):
     monkeypatch.setattr("posbias.measurement.attention.CELLS", cells)
     model, prompts = _model("gemma3_text"), _prompts()
     dense = _dense(model, prompts).mean((0, 2))
@@ -153,7 +148,7 @@ def test_cells_are_sums_over_keys_and_means_over_queries(cells: int, monkeypatch
 
 
 @pytest.mark.parametrize("kind", LLAMA_LIKE)
-def test_content_logits_are_the_projections_own_before_rotation(kind: str) -> None:
+def test_content_logits_are_the_projections_own_before_rotation(kind):
     model, prompts = _model(kind), _prompts(count=2)
     visible = _visible(model) & ~np.eye(N_POSITIONS, dtype=bool)
     found = attention(model, prompts).content
@@ -167,16 +162,14 @@ def test_content_logits_are_the_projections_own_before_rotation(kind: str) -> No
     assert np.all(found.scale < 1)
 
 
-def _content(model: HuggingFaceModel, prompts: Prompts) -> np.ndarray:
+def _content(model, prompts):
     """scale * q.k before rotation, [prompt layer head query key], from the projections' or the q/k norms' outputs."""
     rows = []
     for ids in prompts.token_ids:
         for block in model.family.blocks(model.network):
-            caught: dict[nn.Module, torch.Tensor] = {}
+            caught = {}
 
-            def keep(
-                module: nn.Module, _: object, output: torch.Tensor, into: dict[nn.Module, torch.Tensor] = caught
-            ) -> None:
+            def keep(module, _, output, into=caught):
                 into[module] = output.detach()
 
             modules = [
@@ -191,7 +184,7 @@ def _content(model: HuggingFaceModel, prompts: Prompts) -> np.ndarray:
     return np.stack(rows).reshape(prompts.count, DEPTH, HEADS, N_POSITIONS, N_POSITIONS)
 
 
-def _heads(values: torch.Tensor, size: int) -> np.ndarray:
+def _heads(values, size):
     """[head position feature] from [1 position features], [1 position head feature] or [1 head position feature]."""
     if values.ndim == 4 and values.shape[2] == N_POSITIONS:
         return values[0].double().numpy()
@@ -199,7 +192,7 @@ def _heads(values: torch.Tensor, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["llama-biases", "qwen3-window"])
-def test_similarity_is_that_of_quantiles_and_histograms_of_the_mean(kind: str) -> None:
+def test_similarity_is_that_of_quantiles_and_histograms_of_the_mean(kind):
     model, prompts = _model(kind), _prompts()
     below = _visible(model) & ~np.eye(N_POSITIONS, dtype=bool)
     found = attention(model, prompts).similarity
@@ -212,13 +205,13 @@ def test_similarity_is_that_of_quantiles_and_histograms_of_the_mean(kind: str) -
         np.testing.assert_allclose(getattr(found, f"{name}_outside"), outside, atol=1e-9)
 
 
-def _regions(logits: np.ndarray, below: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _regions(logits, below):
     """Visible entries j < i and entries j = i, each [layer][head entry], from [layer head query key]."""
     off = [layer[:, mask] for layer, mask in zip(logits, below, strict=True)]
     return off, list(np.diagonal(logits, axis1=2, axis2=3))
 
 
-def _similarity(region: list[np.ndarray], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _similarity(region, edges):
     """1 - entropy / log(199), and the share outside, [layer head]."""
     counts = np.array([[np.histogram(head, np.linspace(*edges, 200))[0] for head in layer] for layer in region])
     share = counts / counts.sum(-1, keepdims=True)
@@ -227,7 +220,7 @@ def _similarity(region: list[np.ndarray], edges: np.ndarray) -> tuple[np.ndarray
     return 1 - entropy / np.log(199), 1 - counts.sum(-1) / sizes
 
 
-def test_a_narrow_head_is_more_similar_than_a_wide_one() -> None:
+def test_a_narrow_head_is_more_similar_than_a_wide_one():
     model = _own_model("llama")
     block_attention = model.family.blocks(model.network)[0].attention
     block_attention.q_proj.weight[:8] *= 0.01  # head 0
@@ -236,7 +229,7 @@ def test_a_narrow_head_is_more_similar_than_a_wide_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
-def test_mixing_is_that_of_the_models_branches(kind: str) -> None:
+def test_mixing_is_that_of_the_models_branches(kind):
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts).mixing
     each = [mixing_of_layers(model, ids, prompt=0) for ids in prompts.token_ids]
@@ -244,7 +237,7 @@ def test_mixing_is_that_of_the_models_branches(kind: str) -> None:
     np.testing.assert_allclose(found.frobenius.per_prompt, [one["frobenius"] for one in each])
 
 
-def test_neither_blocks_nor_the_models_implementation_matter() -> None:
+def test_neither_blocks_nor_the_models_implementation_matter():
     prompts = _prompts()
     with blocks_of(1):
         fine = attention(_model("gemma3_text"), prompts)
@@ -257,7 +250,7 @@ def test_neither_blocks_nor_the_models_implementation_matter() -> None:
     np.testing.assert_allclose(fine.monotonicity.gap.value, coarse.monotonicity.gap.value, atol=TOLERANCE)
 
 
-def test_half_precision_is_measured_in_single_precision() -> None:
+def test_half_precision_is_measured_in_single_precision():
     prompts = _prompts()
     half = attention(shaken_model("llama", dtype=torch.bfloat16), prompts)
     single = attention(shaken_model("llama", dtype=torch.float32), prompts)
@@ -266,48 +259,24 @@ def test_half_precision_is_measured_in_single_precision() -> None:
     np.testing.assert_allclose(half.entropy.value, single.entropy.value, atol=0.05)
 
 
-def test_intervals_hold_the_means_and_are_infinite_for_one_prompt() -> None:
-    model = _model("llama")
-    many, one = attention(model, _prompts(count=6)), attention(model, _prompts(count=1))
-
-    def statistics(found: AttentionStatistics) -> dict[str, Any]:
-        return {
-            "distance": found.distance,
-            "entropy": found.entropy,
-            "diagonal": found.content.diagonal,
-            "difference": found.content.difference,
-            "violated": found.monotonicity.violated,
-            "sinks": found.sinks,
-            "tokens": found.mixing.tokens,
-            "frobenius": found.mixing.frobenius,
-        }
-
-    for name, statistic in statistics(many).items():
-        assert len(statistic.per_prompt) == 6
-        assert np.all((statistic.low <= statistic.value) & (statistic.value <= statistic.high)), name
-        assert np.any(statistic.low < statistic.high), name
-        assert np.all(np.isinf(statistics(one)[name].high)), name
-    np.testing.assert_allclose(many.distance.by_head.mean(1), many.distance.value)
+def test_intervals_hold_the_means_and_are_infinite_for_one_prompt():
+    found = [attention(_model("llama"), _prompts(count=count)) for count in (6, 1)]
+    for many, one in zip(*(_statistics(each) for each in found), strict=True):
+        assert len(many.per_prompt) == 6
+        assert np.all((many.low <= many.value) & (many.value <= many.high))
+        assert np.any(many.low < many.high)
+        assert np.all(np.isinf(one.high))
+    np.testing.assert_allclose(found[0].distance.by_head.mean(1), found[0].distance.value)
 
 
-def test_monotone_kernels_have_no_violation_and_one_swapped_row_shows() -> None:
-    uniform = torch.tril(torch.ones(6, 6)) / torch.arange(1, 7)[:, None]
-    assert _watched(uniform) == (0, 0)
-    uniform[3] = torch.tensor([0, 0, 0, 1, 0, 0])  # row 4 then gives 1/5 to each key: three prefixes rise
-    assert _watched(uniform) == pytest.approx((3 / 10, (0.2 + 0.4 + 0.6) / 3))
-
-
-def _watched(kernel: torch.Tensor) -> tuple[float, float]:
-    watch = PrefixWatch(len(kernel), torch.device("cpu"))
-    watch.add(kernel.double().cumsum(-1), slice(0, len(kernel)), slice(0, len(kernel)))
-    violated, gap = watch.result()
-    return float(violated), float(gap)
+def _statistics(found):
+    content, mixing, monotonicity = found.content, found.mixing, found.monotonicity
+    yield from (found.distance, found.entropy, content.diagonal, content.difference)
+    yield from (monotonicity.violated, found.sinks, mixing.tokens, mixing.frobenius)
 
 
 @pytest.mark.parametrize(("kind", "counted"), [("lfm2", "1"), ("jamba", "1")])
-def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_counts_in_the_mixing(
-    kind: str, counted: str
-) -> None:
+def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_counts_in_the_mixing(kind, counted):
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts)
     (caveat,) = found.caveats
@@ -317,20 +286,11 @@ def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_coun
     np.testing.assert_allclose(found.mixing.tokens.per_prompt, np.array(whole)[:, attending])
 
 
-BEYOND_THE_TABLE = (
-    "apertus",
-    "codegen",
-    "deepseek_v3",
-    "gemma4_text",
-    "gptj",
-    "llama4_text",
-    "mimo_v2_flash",
-    "olmo-clip",
-)
+BEYOND_THE_TABLE = "apertus codegen deepseek_v3 gemma4_text gptj llama4_text mimo_v2_flash olmo-clip"
 
 
-@pytest.mark.parametrize("kind", BEYOND_THE_TABLE)
-def test_families_without_a_layout_have_all_statistics_and_the_rollouts_that_read_no_weights(kind: str) -> None:
+@pytest.mark.parametrize("kind", BEYOND_THE_TABLE.split())
+def test_families_without_a_layout_have_all_statistics_and_the_rollouts_that_read_no_weights(kind):
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts)
     np.testing.assert_allclose(found.kernels, _dense(model, prompts).mean((0, 2)), atol=TOLERANCE)
@@ -340,13 +300,13 @@ def test_families_without_a_layout_have_all_statistics_and_the_rollouts_that_rea
     assert left_out.startswith("norm_weighted: it reads weights")
 
 
-def test_blocks_that_add_no_two_branches_have_no_mixing() -> None:
+def test_blocks_that_add_no_two_branches_have_no_mixing():
     found = attention(_model("nemotron_h"), _prompts())
     assert found.mixing is None
     assert found.left_out[0].startswith("mixing needs blocks that add branches of attention and of an MLP")
 
 
-def test_equal_keys_attend_evenly() -> None:
+def test_equal_keys_attend_evenly():
     """With the query projection zero, attention is uniform: everything has a closed form."""
     model = _own_model("smollm3")
     for block in model.family.blocks(model.network):
@@ -360,7 +320,7 @@ def test_equal_keys_attend_evenly() -> None:
     assert not found.monotonicity.violated.per_prompt.any()
 
 
-def reduced_without_values(n_positions: int) -> Operations:
+def reduced_without_values(n_positions):
     """One layer reduced on a device that holds no values."""
     heads, size = 32, 16
     with torch.device("meta"):
@@ -377,13 +337,11 @@ def reduced_without_values(n_positions: int) -> Operations:
 
 
 @pytest.mark.parametrize(("n_positions", "launches"), [(64, 150), (2048, 720)])
-def test_a_layer_on_an_accelerator_is_reduced_in_few_launches_that_wait_for_none(
-    n_positions: int, launches: int
-) -> None:
+def test_a_layer_on_an_accelerator_is_reduced_in_few_launches_that_wait_for_none(n_positions, launches):
     assert reduced_without_values(n_positions).count <= launches
 
 
-def test_only_accumulators_are_kept() -> None:
+def test_only_accumulators_are_kept():
     """No tensor of a layer exceeds heads x block x positions, and long prompts take shorter blocks."""
     largest = 32 * 40 * 3000
     with blocks_of(largest):
@@ -394,18 +352,17 @@ def test_only_accumulators_are_kept() -> None:
     np.testing.assert_allclose(found.entropy.per_prompt, attention(model, prompts).entropy.per_prompt)
 
 
-def test_content_logits_that_do_not_fit_in_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_logits_that_do_not_fit_in_memory_are_refused(monkeypatch):
     monkeypatch.setattr("posbias.memory.available_bytes", lambda: 1000)
     with pytest.raises(UsageError, match=r"mean content logits take .*take shorter prompts, or mean_content=False"):
         attention(_model("llama"), _prompts(), options=AttentionOptions(mean_content=True))
 
 
-def test_bad_input_is_named(kernel_model: Any) -> None:
+def test_bad_input_is_named(kernel_model):
     model = _model("llama")
     with pytest.raises(UsageError, match="'KernelModel'"):
         attention(kernel_model, Prompts(np.ones((1, 5), dtype=np.int64)))
-    wrong: list[tuple[float, ...]] = [(), (0.0,), (0.2, 1.0), (float("nan"),)]
-    for thresholds in wrong:
+    for thresholds in ((), (0.0,), (0.2, 1.0), (float("nan"),)):
         with pytest.raises(UsageError, match="sink_thresholds"):
             AttentionOptions(sink_thresholds=thresholds)
     with pytest.raises(UsageError, match="at least 3"):
@@ -413,13 +370,13 @@ def test_bad_input_is_named(kernel_model: Any) -> None:
 
 
 @pytest.mark.parametrize("n_positions", [3, 4])
-def test_the_shortest_prompts(n_positions: int) -> None:
+def test_the_shortest_prompts(n_positions):
     found = attention(_model("bloom"), _prompts(n_positions, 1))
     assert np.all(np.isfinite(found.entropy.per_prompt))
     assert np.all((found.similarity.off_diagonal >= 0) & (found.similarity.diagonal <= 1))
 
 
-def test_attention_that_is_not_finite_is_refused_with_its_layer() -> None:
+def test_attention_that_is_not_finite_is_refused_with_its_layer():
     model = _own_model("llama")
     model.family.blocks(model.network)[1].attention.q_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="prompt 0 is not finite, first in layer 1"):

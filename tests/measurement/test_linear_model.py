@@ -7,7 +7,7 @@ import pytest
 
 from posbias import Architecture, measure
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory import rollout_profile
 
 TOLERANCE = 1e-10
@@ -35,12 +35,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def _prompts(count: int = 1) -> Prompts:
+def _prompts(count=1):
     return Prompts(np.random.default_rng(0).integers(0, 64, (count, N_POSITIONS)))
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_exact_jacobian_is_the_rollout(name: str) -> None:
+def test_exact_jacobian_is_the_rollout(name):
     architecture = Architecture(**ARCHITECTURES[name])
     measured = measure(ReferenceTransformer(architecture), _prompts(), kinds="jacobian(exact=True)")
     expected = rollout_profile(architecture, n_positions=N_POSITIONS)
@@ -48,7 +48,7 @@ def test_exact_jacobian_is_the_rollout(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jacobian(probes=1)", "probability", "logprob", "logit"])
-def test_every_kind_is_the_rollout_when_positions_only_rescale_the_same_map(kind: str) -> None:
+def test_every_kind_is_the_rollout_when_positions_only_rescale_the_same_map(kind):
     """J_j = rollout_j times the identity: whatever covector is pulled back, its length cancels."""
     architecture = Architecture(**ARCHITECTURES["alibi"])
     measured = measure(ReferenceTransformer(architecture), _prompts(2), kinds=[kind])

@@ -1,32 +1,28 @@
 """Half precision: its loss against a float32 copy, and which layer's name stops a run that is not finite."""
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from posbias import MeasureOptions, RunError, measure
+from posbias import MeasureOptions, RunError, load_model, measure
 from posbias.comparison.metrics import wasserstein
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.model import Model
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.report.page import report_of, tables_of
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 PROMPTS = Prompts(np.stack([TOKENS, TOKENS[::-1], TOKENS + 7]))
 
 
-def _in(model: HuggingFaceModel, dtype: torch.dtype) -> HuggingFaceModel:
-    return HuggingFaceModel(copy.deepcopy(model.network).to(dtype))
+def _in(model, dtype):
+    return load_model(copy.deepcopy(model.network).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_loss_is_that_against_the_same_weights_in_float32(llama: HuggingFaceModel, dtype: torch.dtype) -> None:
+def test_the_loss_is_that_against_the_same_weights_in_float32(llama, dtype):
     reduced = _in(llama, dtype)
-    upcast = HuggingFaceModel(copy.deepcopy(reduced.network).float())
+    upcast = _in(reduced, torch.float32)
     kinds = ("jacobian", "probability")
     measured, full = measure(reduced, PROMPTS, kinds=kinds), measure(upcast, PROMPTS, kinds=kinds)
     assert full.details == {}
@@ -44,14 +40,14 @@ def test_the_loss_is_that_against_the_same_weights_in_float32(llama: HuggingFace
     assert "W1 to float32" in str(tables_of(report_of(two)))
 
 
-def test_a_finished_run_without_the_check_is_not_taken_over(llama: HuggingFaceModel, tmp_path: Path) -> None:
+def test_a_finished_run_without_the_check_is_not_taken_over(llama, tmp_path):
     reduced = _in(llama, torch.bfloat16)
     for count in (0, 1):
         options = MeasureOptions(directory=tmp_path, resume=True, precision_prompts=count)
         assert len(measure(reduced, PROMPTS, kinds="logit", options=options).details) == count
 
 
-def test_weights_that_cannot_be_converted_are_told(llama: HuggingFaceModel) -> None:
+def test_weights_that_cannot_be_converted_are_told(llama):
     spread = _in(llama, torch.bfloat16)
     spread.network.hf_device_map = {"": "cpu"}
     (why,) = measure(spread, PROMPTS, kinds="logit").left_out
@@ -62,27 +58,27 @@ class _Steep(torch.autograd.Function):
     """The identity with an infinite derivative: a finite output whose gradient is not."""
 
     @staticmethod
-    def forward(context: object, values: torch.Tensor) -> torch.Tensor:
+    def forward(context, values):
         return values.clone()
 
     @staticmethod
-    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(context, gradient):
         return gradient * torch.inf
 
 
-def _steepen(model: Model, path: str) -> Model:
+def _steepen(model, path):
     model.network.get_submodule(path).register_forward_hook(lambda _module, _inputs, output: _Steep.apply(output))
     return model
 
 
 @pytest.mark.parametrize("kind", ["jacobian", "probability", "integrated_gradients(steps=2)"])
-def test_a_gradient_that_overflows_is_refused(build_llama: Callable[[], Model], kind: str) -> None:
+def test_a_gradient_that_overflows_is_refused(build_llama, kind):
     name = kind.split("(")[0]
     with pytest.raises(RunError, match=f"{name}: the gradient on prompt 0 is not finite; in a wider type it may be"):
         measure(_steepen(build_llama(), "model.layers.1.self_attn.o_proj"), PROMPTS, kinds=kind)
 
 
-def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama: Callable[[], HuggingFaceModel]) -> None:
+def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama):
     """Tiny streams: the first norm's derivative 1 / sqrt(eps) times its weight exceeds 65504, no activation does."""
     model = build_llama()
     model.network.get_submodule("model.embed_tokens").weight.data *= 1e-5
@@ -95,14 +91,14 @@ def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama: Call
 
 
 @pytest.mark.parametrize("kind", ["perturbation", "integrated_gradients(steps=2)", "logit"])
-def test_an_output_that_overflows_names_its_layer(build_llama: Callable[[], Model], kind: str) -> None:
+def test_an_output_that_overflows_names_its_layer(build_llama, kind):
     broken = build_llama()
     broken.network.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = torch.nan
     with pytest.raises(RunError, match=r"the output on prompt 0 is not finite, first in model\.layers\.1$"):
         measure(broken, PROMPTS, kinds=kind)
 
 
-def test_depth_names_the_layer(build_llama: Callable[[], Model]) -> None:
+def test_depth_names_the_layer(build_llama):
     steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
     options = MeasureOptions(layers=(0, 1))
     with pytest.raises(RunError, match="layer 1: the gradient on prompt 0 is not finite"):

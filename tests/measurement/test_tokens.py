@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.measurement.measurement import combine
-from posbias.measurement.prompt import measure_prompt
 
 TEXTS = ["a fox <b>jumps", "over & under.."]
 
@@ -57,7 +55,7 @@ def test_a_theory_stands_beside_with_its_profile_of_the_same_prompt(model, measu
     assert len(spans(measurement.tokens(theory=of_architecture.profile)._repr_html_())) == 28
 
 
-def test_wrong_requests_are_refused(measurement, model):
+def test_wrong_requests_are_refused_and_a_record_keeps_no_text(measurement, tmp_path):
     for arguments, said in (
         ({"prompt": 2}, "prompt must be a whole number >= 0 and < 2, got 2"),
         ({"kind": "probability"}, "kind must be one of jacobian, logit"),
@@ -66,14 +64,7 @@ def test_wrong_requests_are_refused(measurement, model):
     ):
         with pytest.raises(pb.UsageError, match=said):
             measurement.tokens(**arguments)
-    alone = combine(
-        [measure_prompt(model, measurement.prompts.token_ids[0], kinds=measurement.kinds[1:], key=(0, 0))],
-        kinds="logit",
-    )
+    directory = measurement.save(tmp_path / "run")
+    assert all(b"jumps" not in path.read_bytes() for path in directory.iterdir())
     with pytest.raises(pb.UsageError, match="holds no text"):
-        alone.tokens()
-
-
-def test_no_text_is_kept_in_a_record(measurement, tmp_path):
-    measurement.save(tmp_path / "run")
-    assert all(b"jumps" not in path.read_bytes() for path in (tmp_path / "run").iterdir())
+        pb.load_record(directory).tokens()

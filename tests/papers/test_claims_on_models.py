@@ -1,14 +1,11 @@
 """Claims on a model: its own attention and mixing, premises found as they are, numbers that can be worked out."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure, predict
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
-from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig, constants_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
@@ -22,25 +19,25 @@ WU = "wu2025/theorem-4."
 ROLLOUT = "rollout-2602.16837/"
 
 
-def prompts_of(model: ReferenceTransformer | HuggingFaceModel, n_positions: int = N, count: int = 2):
+def prompts_of(model, n_positions=N, count=2):
     return load_prompts("synthetic", model, n_positions=n_positions, count=count)
 
 
-def verdicts(model: ReferenceTransformer | HuggingFaceModel, n_positions: int = N):
+def verdicts(model, n_positions=N):
     return {each.claim.name: each for each in verify_model(model, prompts_of(model, n_positions))}
 
 
-def run_of(kernels: np.ndarray, mixing: np.ndarray, visible: np.ndarray) -> ModelRun:
+def run_of(kernels, mixing, visible):
     """One prompt."""
     return ModelRun(kernels[None], mixing[None], np.broadcast_to(visible, kernels.shape))
 
 
-def test_every_form_is_that_of_a_published_claim() -> None:
+def test_every_form_is_that_of_a_published_claim():
     assert set(MODEL_CLAIMS) <= set(CLAIMS)
     assert len(list(MODEL_CLAIMS)) == 10
 
 
-def test_attention_and_mixing_are_the_models_own(tiny_llama: Path) -> None:
+def test_attention_and_mixing_are_the_models_own(tiny_llama):
     """Of a Hugging Face model as it computes them eagerly, of a reference model as its maps."""
     llama = load_model(tiny_llama)
     prompts = prompts_of(llama)
@@ -63,14 +60,14 @@ def test_attention_and_mixing_are_the_models_own(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(3), Prefix(4), Full()])
-def test_masks_are_recognised(mask: object) -> None:
+def test_masks_are_recognised(mask):
     model = ReferenceTransformer(ReferenceConfig(Architecture(2, mask=mask), residual="none"))
     assert run_model(model, prompts_of(model)).mask == mask
     mixed = ReferenceTransformer(Architecture(2, mask=["causal", "sliding_window(width=3)"]))
     assert run_model(mixed, prompts_of(mixed)).mask is None
 
 
-def test_uniform_attention_alone_has_the_exact_numbers() -> None:
+def test_uniform_attention_alone_has_the_exact_numbers():
     """Two layers of uniform causal attention: the last of N keeps 1 - H_N / N outside the first."""
     model = ReferenceTransformer(ReferenceConfig(Architecture(2), residual="none"))
     found = verdicts(model)
@@ -90,7 +87,7 @@ def test_uniform_attention_alone_has_the_exact_numbers() -> None:
 
 
 @pytest.mark.parametrize(("mask", "theorem"), [("sliding_window(width=3)", "2"), ("prefix(length=3)", "3")])
-def test_other_masks_have_theorems_of_their_own(mask: str, theorem: str) -> None:
+def test_other_masks_have_theorems_of_their_own(mask, theorem):
     model = ReferenceTransformer(ReferenceConfig(Architecture(3, mask=mask), residual="none"))
     found = verdicts(model)
     assert found[WU + theorem].verdict == "holds"
@@ -99,14 +96,14 @@ def test_other_masks_have_theorems_of_their_own(mask: str, theorem: str) -> None
     assert [premise.met for premise in found[WU + "1"].premises] == [False, True, True]
 
 
-def test_centre_nodes_gather_mass_once_there_are_layers_enough() -> None:
+def test_centre_nodes_gather_mass_once_there_are_layers_enough():
     model = ReferenceTransformer(ReferenceConfig(Architecture(N - 1, mask="sliding_window(width=2)"), residual="none"))
     found = verdicts(model)["wu2025/centre-nodes"]
     assert found.verdict == "holds"
     assert found.finding.value == pytest.approx(1 - 2.0 ** (1 - N))
 
 
-def test_a_prefix_keeps_what_it_has() -> None:
+def test_a_prefix_keeps_what_it_has():
     """Uniform attention, prefix of 3: query i has (i - 2) / (i + 1) outside after one layer, the last one most."""
     model = ReferenceTransformer(ReferenceConfig(Architecture(1, mask="prefix(length=3)"), residual="none"))
     found = verdicts(model)
@@ -114,7 +111,7 @@ def test_a_prefix_keeps_what_it_has() -> None:
     assert found[WU + "3"].finding.numbers["outside_worst_query"] == pytest.approx((N - 3) / N)
 
 
-def test_with_a_residual_theorem_5_5_takes_the_place_of_theorem_4_1() -> None:
+def test_with_a_residual_theorem_5_5_takes_the_place_of_theorem_4_1():
     architecture = Architecture(3, mixing=0.4)
     model = ReferenceTransformer(architecture)
     found = verdicts(model)
@@ -127,7 +124,7 @@ def test_with_a_residual_theorem_5_5_takes_the_place_of_theorem_4_1() -> None:
     assert kept.finding.numbers["product"] == pytest.approx((1 - run.mixing).prod(axis=1).mean())
 
 
-def test_order_needs_ordered_kernels_and_can_fail_without() -> None:
+def test_order_needs_ordered_kernels_and_can_fail_without():
     """A last query that looks at the query which alone keeps to itself becomes more recent with a second layer."""
     visible = Causal().visible(3)
     first = np.array([[1, 0, 0], [0, 1, 0], [0.9, 0, 0.1]])
@@ -146,7 +143,7 @@ def test_order_needs_ordered_kernels_and_can_fail_without() -> None:
         assert MODEL_CLAIMS[ROLLOUT + f"proposition-4.{name}"]().check(run).verdict == "holds"
 
 
-def test_bounds_fail_where_attention_looks_ahead() -> None:
+def test_bounds_fail_where_attention_looks_ahead():
     """Everything is handed to the last position: nothing collapses onto the first."""
     kernels = np.zeros((3, N, N))
     kernels[:, :, -1] = 1
@@ -157,7 +154,7 @@ def test_bounds_fail_where_attention_looks_ahead() -> None:
     assert not MODEL_CLAIMS[ROLLOUT + "theorem-5.5-finite"]().check(run).premises[0].met
 
 
-def test_trained_like_networks_of_the_published_experiment() -> None:
+def test_trained_like_networks_of_the_published_experiment():
     """Vectors in, single heads, rotary positions; every prompt keeps every bound."""
     items = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     config = retrieval_network(Architecture(4, encoding="rope"), width=16, residual=True)
@@ -169,12 +166,12 @@ def test_trained_like_networks_of_the_published_experiment() -> None:
 
 
 @pytest.mark.parametrize("n_positions", [2, 3])
-def test_shortest_prompts(n_positions: int) -> None:
+def test_shortest_prompts(n_positions):
     model = ReferenceTransformer(Architecture(1, mixing=0.5))
     assert all(np.isfinite(each.finding.value) for each in verdicts(model, n_positions).values())
 
 
-def test_what_cannot_be_examined_is_said() -> None:
+def test_what_cannot_be_examined_is_said():
     model = ReferenceTransformer(Architecture(1))
     with pytest.raises(UsageError, match="2 to 256 positions, got 300"):
         verify_model(model, prompts_of(model, 300, 1))

@@ -5,25 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from posbias.architecture import Causal, SlidingWindow
 from posbias_papers import PAPERS
 from posbias_papers.findings import Outcome, Outcomes
 from posbias_papers.reproduction import SIZES, StudySettings
-from posbias_papers.wu2025.icl import PLAIN, Cells, icl_findings, icl_reproduction, reached
+from posbias_papers.wu2025.icl import PLAIN, Cells, icl_findings, icl_reproduction, reached, sink_scores
 
 PAPER = "icl-2502.01951"
-STUDIES = (
-    "depth",
-    "ends",
-    "fixed-depth",
-    "fixed-ends",
-    "fixed-places",
-    "fixed-residual",
-    "fixed-sinks",
-    "places",
-    "residual",
-    "sinks",
-)
+STUDIES = ("depth", "ends", "places", "residual", "sinks")
 ENDS_U = (0.3, 0.05, -0.25)
 PEAK = {"first": (0.4, 0.5, 0.02), "middle": (-0.3, 0.0, 0.3), "last": (-0.02, -0.5, -0.4)}
 
@@ -94,8 +85,7 @@ def test_the_opposite_signs_contradict_them():
 
 
 def test_what_was_not_trained_is_not_run():
-    empty = Cells(Outcomes([]), {})
-    assert {finding.verdict for finding in icl_findings(empty, "mixture")} == {"not run"}
+    assert {finding.verdict for finding in icl_findings(Cells(Outcomes([]), {}), "mixture")} == {"not run"}
 
 
 def test_the_whole_reproduction_says_how_far_training_came():
@@ -114,7 +104,7 @@ def test_the_whole_reproduction_says_how_far_training_came():
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_has_the_sources_networks(size):
     studies = PAPERS[PAPER]().studies(StudySettings(size))
-    assert tuple(studies) == STUDIES
+    assert set(studies) == {*STUDIES, *(f"fixed-{name}" for name in STUDIES)}
     for name, study in studies.items():
         for member in replace(study, seeds=(0,)).members():
             assert (member.config.width, member.config.architecture.heads, member.task.pairs) == (64, 1, 8)
@@ -124,3 +114,16 @@ def test_every_size_has_the_sources_networks(size):
     if size == "full":
         assert {(s.schedule.steps, s.schedule.batch) for s in studies.values()} == {(100_000, 128)}
     assert size == "smoke" or all(len(study.seeds) >= 6 for study in studies.values())
+
+
+@pytest.mark.parametrize("mask", [Causal(), SlidingWindow(3)])
+def test_sink_scores_are_the_published_sum_and_none_where_attention_is_not_finite(mask):
+    visible = mask.visible(6)
+    logits = torch.randn(2, 3, 4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    maps = logits.masked_fill(~torch.from_numpy(visible), -torch.inf).softmax(-1)
+    maps[0, 2, 0, 0, 0, 0] = torch.nan
+    expected = np.full((3, 6), np.nan)
+    for member, key in np.ndindex(2, 6):
+        above = (maps[:, member, :, 0, :, key] > 0.2).double().mean((0, 1)).sum().item()
+        expected[member, key] = above / visible[:, key].sum()
+    np.testing.assert_allclose(sink_scores(maps, visible), expected, atol=1e-12)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias import TrainOptions, UsageError, load_model, write_report
-from posbias.runs.records import read_record
-from posbias_papers import PAPERS, Reproduction, reproduce
+from posbias import TrainOptions, UsageError, load_model, load_record, write_report
+from posbias_papers import PAPERS, reproduce
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import (
     CONFIGURATIONS,
@@ -16,9 +15,7 @@ from posbias_papers.liu2026.experiment import (
     ONE,
     PUBLISHED,
     TWO,
-    losses_table,
     orderless_loss,
-    position_copy_figures,
     position_copy_findings,
 )
 from posbias_papers.reproduction import SIZES, StudySettings
@@ -52,12 +49,7 @@ def test_the_published_losses_bear_out_the_published_statements():
 
 def test_blind_networks_bear_out_none():
     draw = np.random.default_rng(1)
-    blind = {
-        configuration: seeded(LN_V + draw.normal(0, 0.001, (6, 10)))
-        for configuration in CONFIGURATIONS
-        if configuration in PUBLISHED
-    }
-    found = verdicts(blind)
+    found = verdicts({each: seeded(LN_V + draw.normal(0, 0.001, (6, 10))) for each in PUBLISHED})
     assert found["Figure 1, right: two layers differ in"] in ("undecided", "not reproduced")
     assert found["Figure 3: residual connections"] in ("undecided", "not reproduced")
     assert all(verdict != "reproduced" for where, verdict in found.items() if where.startswith("Numbers"))
@@ -83,16 +75,6 @@ def test_a_failed_member_shifts_no_pair():
 def test_what_was_not_trained_is_not_run_and_few_seeds_decide_nothing():
     assert set(verdicts({}).values()) == {"not run"}
     assert set(verdicts(planted(seeds=3)).values()) == {"undecided"}
-
-
-def test_figures_and_table_show_seeds_published_values_and_baselines():
-    losses = planted()
-    figures = position_copy_figures(losses)
-    names = [curve.name for curve in figures[0].curves]
-    assert names[:2] == ["1 layer, d 2", "1 layer, d 2, published"]
-    assert figures[0].curves[-1].y[0] == orderless_loss() == pytest.approx(1.7145, abs=5e-5)
-    assert [curve.y[0] for curve in figures[0].curves if curve.name.startswith("ln V")] == [LN_V]
-    assert len(losses_table(losses).cells) == 4 * len(losses)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -127,13 +109,14 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     made = reproduce(PAPER, settings=settings)
     assert torch.get_num_threads() == threads
     assert made.statements[0].startswith("Of 13 published findings:")
-    made.save(tmp_path)
-    record = read_record(tmp_path)
-    assert len(Reproduction.from_record(record).figures) == len(made.figures) == 3
-    assert record.arrays["2 layers, d 10/loss"].shape == (1, 10)
-    assert write_report([record], tmp_path).exists()
-    trained = read_record(tmp_path / "studies" / "study")
-    entry = trained.scalars["members"][20]
+    stored = load_record(made.save(tmp_path))
+    assert len(stored.figures) == len(made.figures) == 3
+    names = [curve.name for curve in stored.figures[0].curves]
+    assert names[:2] == ["1 layer, d 2", "1 layer, d 2, published"]
+    assert stored.figures[0].curves[-1].y[0] == orderless_loss() == pytest.approx(1.7145, abs=5e-5)
+    assert stored.arrays["2 layers, d 10/loss"].shape == (1, 10)
+    assert write_report(stored, tmp_path).exists()
+    entry = load_record(tmp_path / "studies" / "study").record.scalars["members"][20]
     model = load_model(str(tmp_path / "studies" / "study" / entry["model"]))
     assert model.config.architecture.depth == 2
     assert not (tmp_path / "studies" / "study" / "parts").exists()

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posbias import write_report
+from posbias import load_record, write_report
 from posbias.report import report_of, show_report
 from posbias.report.page import html_of
-from posbias.runs.records import read_record
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
-    rollout.save(tmp_path)
-    record = read_record(tmp_path)
+    record = load_record(rollout.save(tmp_path)).record
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
     assert record.arrays["bloom-176b/published/residual"].shape == (256,)
@@ -37,21 +35,8 @@ def test_tables_and_sentences_on_a_pipe(rollout):
 
 
 def test_birth_end_to_end_as_one_json_document_with_record_and_page(posbias, tmp_path):
-    options = (
-        "--size",
-        "tiny",
-        "--length",
-        24,
-        "--initialisations",
-        2,
-        "--probes",
-        1,
-        "--seed",
-        1,
-        "--out",
-        tmp_path / "run",
-    )
-    finished = posbias("reproduce", "birth-2603.10123", *options, "--json")
+    options = "--size tiny --length 24 --initialisations 2 --probes 1 --seed 1 --json"
+    finished = posbias("reproduce", "birth-2603.10123", *options.split(), "--out", tmp_path / "run")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert document["resolved"]["initialisations"] == 2
@@ -59,7 +44,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(posbias, tmp
     assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
     profile = np.array(document["arrays"]["gpt2/random/theories/mean_field"])
     assert profile.sum() == pytest.approx(1)
-    record = read_record(tmp_path / "run")
+    record = load_record(tmp_path / "run").record
     assert record.scalars == document["scalars"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert page == html_of(report_of(record))

@@ -1,7 +1,5 @@
 """In-context retrieval: what contexts hold, and who answers what."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,20 +8,18 @@ from posbias import UsageError
 from posbias.tasks.synthetic import Draws, Purpose, stack_tasks
 from posbias.training import TrainingSchedule, TrainOptions
 from posbias.training.trainer import train_members
-from posbias_papers.wu2025.retrieval import CONTRASTS, InContextRetrieval, RetrievalStack, distinct, ranks
+from posbias_papers.wu2025.retrieval import CONTRASTS, InContextRetrieval, distinct, ranks
 from training_cases import copier, retriever
 
 FIVE_SIGMA = 5.0
 CONTEXTS = 4000
 
 
-def stacked(*tasks: InContextRetrieval, seed: int = 0) -> RetrievalStack:
-    stack = stack_tasks(tasks, [seed] * len(tasks))
-    assert isinstance(stack, RetrievalStack)
-    return stack
+def stacked(*tasks):
+    return stack_tasks(tasks, [0] * len(tasks))
 
 
-def label_numbers(stack: RetrievalStack, vectors: torch.Tensor) -> torch.Tensor:
+def label_numbers(stack, vectors):
     """Which label each label vector of the inputs is."""
     known = stack.vectors[:, stack.tasks[0].classes :]
     return (vectors[:, :, :, None] - known[:, None, None]).abs().sum(-1).argmin(-1)
@@ -32,10 +28,10 @@ def label_numbers(stack: RetrievalStack, vectors: torch.Tensor) -> torch.Tensor:
 class AnswersPlace:
     """A model that names the label at one place, whatever the query."""
 
-    def __init__(self, stack: RetrievalStack, place: int) -> None:
+    def __init__(self, stack, place):
         self.stack, self.place = stack, place
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs):
         labels = label_numbers(self.stack, inputs[:, :, 2 * self.place + 1, None])
         return torch.nn.functional.one_hot(labels, self.stack.tasks[0].labels).float()
 
@@ -43,10 +39,10 @@ class AnswersPlace:
 class AnswersNearest:
     """A model that names the label of the item nearest to the query; of equally near ones the first, or the last."""
 
-    def __init__(self, stack: RetrievalStack, *, latest: bool) -> None:
+    def __init__(self, stack, *, latest):
         self.stack, self.latest = stack, latest
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs):
         distances = (inputs[:, :, :-1:2] - inputs[:, :, -1:]).square().sum(-1)
         tied = torch.arange(distances.shape[-1]) * (-1e-6 if self.latest else 1e-6)
         place = (distances + tied).argmin(-1)
@@ -54,7 +50,7 @@ class AnswersNearest:
         return torch.nn.functional.one_hot(labels, self.stack.tasks[0].labels).float()
 
 
-def test_a_context_holds_each_of_its_classes_as_often_as_burstiness_says() -> None:
+def test_a_context_holds_each_of_its_classes_as_often_as_burstiness_says():
     """17 tokens, burstiness 4: two classes, four items each, and the query is of one of them (noise 0: equal)."""
     stack = stacked(InContextRetrieval(noise=0))
     batch = stack.batch(0, 200)
@@ -66,7 +62,7 @@ def test_a_context_holds_each_of_its_classes_as_often_as_burstiness_says() -> No
 
 @pytest.mark.parametrize("items", ["mixture", "fixed"])
 @pytest.mark.parametrize("answers", ["any", "first", "middle", "last", "first_and_last"])
-def test_answers_come_from_the_places_asked_for_equally_often(answers: str, items: str) -> None:
+def test_answers_come_from_the_places_asked_for_equally_often(answers, items):
     task = InContextRetrieval(answers, burstiness=1, noise=0.0, features=16, classes=400, items=items)
     stack = stacked(task)
     batch = stack.batch(0, CONTEXTS)
@@ -81,7 +77,7 @@ def test_answers_come_from_the_places_asked_for_equally_often(answers: str, item
     assert torch.equal(right, batch.targets)
 
 
-def test_items_of_a_class_correlate_as_the_noise_says() -> None:
+def test_items_of_a_class_correlate_as_the_noise_says():
     """Mixture: <x, x'> = 1 / (1 + noise^2) within a class, 0 between. Fixed: noise^2 / (1 + noise^2) between, |w|=1."""
     noise = 0.75
     mixed = stacked(InContextRetrieval(noise=noise, burstiness=4)).batch(0, 2000).inputs[0]
@@ -96,7 +92,7 @@ def test_items_of_a_class_correlate_as_the_noise_says() -> None:
     assert between[~torch.eye(300, dtype=torch.bool)].mean().item() == pytest.approx(expected.item(), abs=0.01)
 
 
-def test_a_model_that_answers_by_place_has_the_accuracies_and_gaps_of_that_place() -> None:
+def test_a_model_that_answers_by_place_has_the_accuracies_and_gaps_of_that_place():
     """Right at its place always; at a copy of another place's item if that has the same label, by its class or by
     chance: 3 of 7 others are of one class, and one of 32 labels is equal."""
     stack = stacked(InContextRetrieval(features=16, classes=64))
@@ -116,7 +112,7 @@ def test_a_model_that_answers_by_place_has_the_accuracies_and_gaps_of_that_place
 
 
 @pytest.mark.parametrize(("latest", "sign"), [(False, 1), (True, -1)])
-def test_a_model_that_matches_items_is_right_everywhere_and_shows_its_tie_break(latest: bool, sign: int) -> None:
+def test_a_model_that_matches_items_is_right_everywhere_and_shows_its_tie_break(latest, sign):
     """With no within-class noise in doubt (noise .2), matching is always right; a copy is then an even match."""
     stack = stacked(InContextRetrieval(noise=0.2, features=32, classes=64))
     scores = stack.evaluate(AnswersNearest(stack, latest=latest), examples=300)
@@ -125,11 +121,11 @@ def test_a_model_that_matches_items_is_right_everywhere_and_shows_its_tie_break(
     assert (np.sign(scores["gaps"]) == sign).all()
 
 
-def test_novel_items_share_the_trained_direction() -> None:
+def test_novel_items_share_the_trained_direction():
     stack = stacked(InContextRetrieval(items="fixed", classes=64))
-    items: list[torch.Tensor] = []
+    items = []
 
-    def predict(inputs: torch.Tensor) -> torch.Tensor:
+    def predict(inputs):
         items.append(inputs[:, :, -1])
         return torch.zeros(*inputs.shape[:2], 1, 32)
 
@@ -137,12 +133,12 @@ def test_novel_items_share_the_trained_direction() -> None:
     assert torch.nn.functional.cosine_similarity(items[1].mean(1), stack.shared, dim=-1)[0] > 0.95
 
 
-def test_contexts_asked_by_place_keep_their_bursts() -> None:
+def test_contexts_asked_by_place_keep_their_bursts():
     """By place: the query's class once, seven others in bursts of four and three."""
     stack = stacked(InContextRetrieval(noise=0, features=16, classes=64))
-    contexts: list[torch.Tensor] = []
+    contexts = []
 
-    def predict(inputs: torch.Tensor) -> torch.Tensor:
+    def predict(inputs):
         contexts.append(inputs)
         return torch.zeros(*inputs.shape[:2], 1, 32)
 
@@ -156,7 +152,7 @@ def test_contexts_asked_by_place_keep_their_bursts() -> None:
         assert ((labels == labels[:, place, None]).sum(-1) == 1).all()
 
 
-def test_ranks_are_permutations_each_equally_often() -> None:
+def test_ranks_are_permutations_each_equally_often():
     raw = Draws.of("x", [0], torch.device("cpu")).integers(Purpose.TRAINING, 0, (24_000, 4))
     order = ranks(raw)
     assert torch.equal(order.sort(-1).values, torch.arange(4).expand_as(order))
@@ -167,7 +163,7 @@ def test_ranks_are_permutations_each_equally_often() -> None:
     assert torch.equal(ranks(torch.tensor([7, 7, 3])), torch.tensor([1, 2, 0]))
 
 
-def test_distinct_draws_every_ordered_subset_equally_often() -> None:
+def test_distinct_draws_every_ordered_subset_equally_often():
     raw = Draws.of("x", [1], torch.device("cpu")).integers(Purpose.TRAINING, 0, (60_000, 3))
     drawn = distinct(raw, 5)[0]
     codes, counts = (drawn * torch.tensor([25, 5, 1])).sum(-1).unique(return_counts=True)
@@ -188,15 +184,15 @@ def test_distinct_draws_every_ordered_subset_equally_often() -> None:
         ({"answers": "start"}, "answers must be one of any, first, middle, last, first_and_last"),
     ],
 )
-def test_bad_parameters_are_refused_in_one_line(parameters: dict, complaint: str) -> None:
+def test_bad_parameters_are_refused_in_one_line(parameters, complaint):
     with pytest.raises(UsageError) as raised:
         InContextRetrieval(**parameters)
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_its_code_decides_whether_a_checkpoint_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+def test_its_code_decides_whether_a_checkpoint_is_taken_up(tmp_path, monkeypatch):
+    seen = []
     monkeypatch.setattr("posbias.training.trainer.made_by", lambda packages: seen.append(list(packages)) or {})
     for member in (copier(0), retriever(0)):
         schedule, options = TrainingSchedule(steps=2, batch=2, window=1), TrainOptions(directory=tmp_path / member.name)

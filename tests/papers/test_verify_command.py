@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
 
+from posbias import Architecture, load_record
+from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.runs.records import read_record
 from posbias_papers import claims_record, spelled_mask
 from posbias_papers.claims import selected
+from published_networks import retrieval_network
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def test_text_names_statement_source_number_and_verdict(run):
 def test_report_has_every_claim_with_the_numbers_behind_it(run, tmp_path):
     out = tmp_path / "claims"
     assert run("birth-2603.10123", "--out", str(out)).returncode == 0
-    record = read_record(out)
+    record = load_record(out).record
     assert record.verb == "verify"
     assert record.status == "done"
     assert record.seeds == {"claims": 0}
@@ -54,23 +57,9 @@ def test_a_mask_by_its_spelling(run):
     assert "centre nodes: 0)" in document[0]["computed"]
 
 
-def test_a_mask_belongs_to_its_claim(run):
-    assert "centre-nodes" in run("wu2025/theorem-4.1", "--mask", "causal").stderr
-
-
-def test_unknown_claims_exit_as_usage_errors(run):
-    assert "posbias: unknown claim or paper 'nobody2020'; known papers" in run("nobody2020").stderr
-
-
 @pytest.fixture(scope="module")
 def member(tmp_path_factory):
     """A saved model of vector inputs, as training leaves them."""
-    import torch
-
-    from posbias import Architecture
-    from posbias.models.reference.network import ReferenceTransformer, save_reference
-    from published_networks import retrieval_network
-
     config = retrieval_network(Architecture(2), width=8)
     parameters = dict(ReferenceTransformer(config).network.named_parameters())
     return save_reference(
@@ -89,7 +78,7 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "wu2025/theorem-4.1: HOLDS" in done.stdout
     assert "premise NOT MET: mask prefix in every layer (causal)" in done.stdout
-    record = read_record(out)
+    record = load_record(out).record
     assert record.resolved["model"]["provenance"] == {"study": "a study", "member": 0}
     assert len(record.resolved["model"]["weights_sha256"]) == 64
     assert record.resolved["prompts"]["count"] == 2
@@ -102,7 +91,7 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
     double = run("wu2025", *flags, "--device", "cpu", "--dtype", "float64", "--out", str(out), "--overwrite")
     assert double.stderr == "model 0000: float64 on cpu\n"
-    assert read_record(out).resolved["model"]["dtype"] == "float64"
+    assert load_record(out).record.resolved["model"]["dtype"] == "float64"
 
 
 def test_the_page_opens_with_what_fails(verdicts):
@@ -114,17 +103,15 @@ def test_the_page_opens_with_what_fails(verdicts):
     assert report.sections[0].statements[0].startswith("1/(H-1)! is the k = H term alone")
     assert [row[1] for row in report.summary[0].cells] == ["fails as stated", *["holds with a correction"] * 5]
     for entry in record.scalars["verdicts"]:
-        entry["verdict"] = "fails as stated"
-    assert report_of(record).verdict[1].startswith("Fails: ")
-    for entry in record.scalars["verdicts"]:
         entry["verdict"] = "holds"
-    holding = report_of(record)
-    assert holding.verdict == ["All 6 published statements hold."]
+    assert report_of(record).verdict == ["All 6 published statements hold."]
 
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
+        (["wu2025/theorem-4.1", "--mask", "causal"], "centre-nodes"),
+        (["nobody2020"], "posbias: unknown claim or paper 'nobody2020'; known papers"),
         (["--count", "3"], "--count needs --model"),
         (["--model", "demo", "--mask", "causal"], "--mask cannot go with --model"),
         (["--dtype", "float64"], "--dtype needs --model"),

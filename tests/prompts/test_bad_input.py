@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from posbias import UsageError, load_prompts
 from posbias.prompts.prompts import synthetic_prompts
@@ -68,10 +66,10 @@ def test_empty_text(model, tmp_path, bytes_):
         ('{"text": "a"}\n{"body": "b", "id": 1}\n', "line 2: no field 'text'; known: body, id"),
         ('{"body": "b"}\n', "line 1: no field 'text' or 'token_ids'; known: body"),
         ('{"text": "a"}\n{"text": null}\n', "line 2: need text, got NoneType"),
-        ('{"text": 7}\n', "line 1: need text or a list of token ids, got int"),
+        ('{"text": 7}\n', "line 1: need text or one flat list of token ids, got 0 levels"),
         ('{"token_ids": [1, [2]]}\n', "line 1: token ids are ragged"),
         ('{"token_ids": [1.5]}\n', "line 1: token ids must be whole numbers"),
-        ('{"token_ids": [[1]]}\n', "line 1: need one flat list of token ids"),
+        ('{"token_ids": [[1]]}\n', "line 1: need text or one flat list of token ids"),
         ('{"token_ids": [600]}\n', "token id 600 is outside the model's vocabulary 0 ... 599"),
         ('{"token_ids": [-1]}\n', "token id -1 is outside"),
         ("[" * 100_000 + "\n", "line 1: is nested deeper"),
@@ -90,40 +88,13 @@ def test_not_utf8(model, tmp_path):
         refused(path, model, "not UTF-8")
 
 
-def test_parquet(model, tmp_path):
-    path = tmp_path / "bad.parquet"
-    path.write_bytes(b"PAR1 not really")
-    refused(path, model, "cannot read .*bad.parquet.* as Parquet")
-    parquet.write_table(pa.table({"body": ["b"], "size": [1.5]}), path)
-    refused(path, model, "no field 'text' or 'token_ids'; known: body, size")
-    refused(f"{path}#tect", model, "no field 'tect'; known: body, size")
-    refused(f"{path}#size", model, "row 0: need text or a list of token ids, got float")
-    parquet.write_table(pa.table({"text": ["a", None]}), path)
-    refused(path, model, "row 1: need text, got NoneType")
-    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
-    refused(path, model, "holds no records")
-    parquet.write_table(pa.table({"text": pa.array([b"caf\xe9 au lait"] * 3, pa.binary()).view(pa.string())}), path)
-    refused(path, model, "cannot read .*bad.parquet.* as Parquet: 'utf-8' codec can't decode byte 0xe9")
-
-
-def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, monkeypatch):
-    path = tmp_path / "bomb.parquet"
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["a word " * 150_000]))
-    parquet.write_table(pa.table({"text": texts}), path)
-    assert path.stat().st_size < 2_000_000
-    refused(path, model, r"bomb.parquet', decoded: [\d,]+ bytes; at most 134,217,728 are allowed")
-    parquet.write_table(pa.table({"text": texts[:3]}), path)
-    assert load_prompts(path, model, n_positions=8, count=1).count == 1
-    monkeypatch.setattr("posbias.prompts.sources.PARQUET_BYTES", 1_000_000)
-    refused(path, model, "at most 1,000,000 are allowed")
-
-
 def test_paths(model, tmp_path):
     refused(tmp_path / "absent.txt", model, "no such file")
     refused(tmp_path / "absent.jsonl", model, "no such file")
     refused("defualt", model, "prompts 'defualt': need 'default'")
     (tmp_path / "text.csv").write_text("a")
     refused(tmp_path / "text.csv", model, "need 'default'")
+    refused("table.parquet", model, "Parquet files are read by 'hf:DIRECTORY'")
     (tmp_path / "folder.txt").mkdir()
     refused(tmp_path / "folder.txt", model, "cannot read")
 
@@ -139,12 +110,12 @@ def test_text_needs_a_tokenizer(model):
         ([[1.0] * 8], "whole numbers"),
         ([[True] * 8], "whole numbers"),
         ([["a"] * 8], "whole numbers"),
-        ([1] * 8, r"need shape \[count, n_positions\], got \[8\]"),
+        ([1] * 8, r"need shape \[count, n_positions\], both >= 1; got \(8,\)"),
         ([[1] * 7], "have 7 tokens, fewer than the 8 asked for"),
         ([[1] * 9], "have 9 tokens, more than the 8 asked for"),
-        (np.zeros((0, 8), dtype=int), "only 0 were given"),
+        (np.zeros((0, 8), dtype=int), r"both >= 1; got \(0, 8\)"),
         ([[0] * 7 + [600]], "token id 600 is outside the model's vocabulary 0 ... 599"),
-        ([[0] * 7 + [-3]], "token id -3 is outside"),
+        ([[0] * 7 + [-3]], "token ids must be >= 0, got -3"),
         (np.full((1, 8), 2**64 - 1, dtype=np.uint64), "whole numbers below"),
         (None, "whole numbers|shape"),
     ],

@@ -4,10 +4,8 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from pyarrow import parquet
 
 from posbias import UsageError, load_prompts
 from posbias.prompts import sources
@@ -72,13 +70,7 @@ def jsonl_source(folder, texts):
     return path
 
 
-def parquet_source(folder, texts):
-    path = folder / "mine.parquet"
-    parquet.write_table(pa.table({"id": range(len(texts)), "text": texts}), path, row_group_size=7)
-    return path
-
-
-@pytest.mark.parametrize("make", [text_source, jsonl_source, parquet_source])
+@pytest.mark.parametrize("make", [text_source, jsonl_source])
 def test_each_kind_of_file_gives_windows_of_all_its_documents(model, tmp_path, make):
     path = make(tmp_path, TEXTS)
     prompts = load_prompts(str(path), model, n_positions=40, count=30)
@@ -89,7 +81,7 @@ def test_each_kind_of_file_gives_windows_of_all_its_documents(model, tmp_path, m
     assert prompts.sha256 == load_prompts(path, model, n_positions=40, count=30).sha256
 
 
-@pytest.mark.parametrize("make", [text_source, jsonl_source, parquet_source])
+@pytest.mark.parametrize("make", [text_source, jsonl_source])
 def test_large_files_are_tokenised_in_segments(model, tmp_path, monkeypatch, make):
     monkeypatch.setattr("posbias.prompts.sources.WHOLE", 1000)
     monkeypatch.setattr("posbias.prompts.sources.SEGMENT", 5000)
@@ -112,7 +104,7 @@ def test_a_long_text_is_cut_between_words_and_loses_nothing(monkeypatch):
 
 def test_files_that_are_too_large_are_to_be_streamed(model, tmp_path, monkeypatch):
     monkeypatch.setattr("posbias.prompts.sources.READ_BYTES", 1000)
-    for make in (text_source, jsonl_source, parquet_source):
+    for make in (text_source, jsonl_source):
         with pytest.raises(UsageError, match=r"which 'hf:DIRECTORY' would stream: [\d,]+ bytes; at most 1,000 are"):
             load_prompts(make(tmp_path, TEXTS), model, n_positions=8, count=1)
 
@@ -127,9 +119,6 @@ def test_named_field_and_token_id_records(model, tmp_path):
     body = load_prompts(f"{path}#body", model, n_positions=8, count=1)
     assert body.source == "ids.jsonl#body"
     assert "x x" in model.tokenizer.decode(body.token_ids[0])
-    columns = tmp_path / "ids.parquet"
-    parquet.write_table(pa.table({"tokens": [[1, 2, 3, 4]], "n": [1]}), columns)
-    assert load_prompts(f"{columns}#tokens", model, n_positions=4, count=1).token_ids.tolist() == [[1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda rows: np.array(rows, dtype=np.uint16)])

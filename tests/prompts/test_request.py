@@ -3,9 +3,8 @@
 import json
 
 import numpy as np
-import pytest
 
-from posbias import UsageError, load_prompts
+from posbias import load_prompts
 from posbias.prompts.prompts import PromptSource, shuffled, synthetic_prompts
 
 
@@ -35,8 +34,3 @@ def test_shuffling_ready_prompts(model):
     given = load_prompts("default#austen", model, n_positions=32, count=2)
     mixed = load_prompts(PromptSource(given, shuffle=True), model, n_positions=32, count=2, seed=1)
     np.testing.assert_array_equal(mixed.token_ids, shuffled(given, 1).token_ids)
-
-
-def test_a_source_in_a_source_is_refused():
-    with pytest.raises(UsageError, match="not another PromptSource"):
-        PromptSource(PromptSource())

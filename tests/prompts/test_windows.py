@@ -1,6 +1,7 @@
 """Windows as theorems: inside documents, distinct, disjoint while there is room, prefixes of one another."""
 
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from posbias.prompts.loading import WindowDrawer, take_turns
 from posbias.prompts.sources import Group
 
+NO_TEXT = SimpleNamespace(tokenizer=None, vocabulary_size=10**9, max_positions=None)
 document_lengths = st.lists(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=3), min_size=1, max_size=4
 )
@@ -31,7 +33,7 @@ def numbered(lengths):
 
 
 def drawer(groups, length, seed):
-    return WindowDrawer(groups, lambda documents, name: documents, length, seed)
+    return WindowDrawer(groups, NO_TEXT, length, seed)
 
 
 @given(document_lengths, st.integers(1, 12), st.integers(0, 5))

@@ -93,14 +93,10 @@ def test_records_with_different_numbers_of_units_have_the_same_depths(tmp_path: 
     assert places == [0, 2, 3, 0, 2, 5]
 
 
-def test_repeats_change_the_order_of_the_others_and_count_as_one_sample(tmp_path: Path) -> None:
+def test_records_of_one_group_are_one_cluster(tmp_path: Path) -> None:
     file = written(tmp_path / "own.jsonl", RECORD, {**RECORD, "group": "b"}, {**RECORD, "group": "b"})
-    examples = asked(Items(file=file, repeats=3), count=9, positions=[1])
-    clusters = [example.cluster for example in examples]
-    assert clusters == ["own.jsonl, line 1"] * 3 + ["group b"] * 6
-    assert examples[0].text.startswith("[1] Tom owns a van.\n[2] Ann owns a boat.\n[3] Ida")
-    assert len({example.text for example in examples[:3]}) > 1
-    assert {tuple(sorted(example.text)) for example in examples} == {tuple(sorted(examples[0].text))}
+    clusters = [example.cluster for example in asked(Items(file=file), count=3, positions=[1])]
+    assert clusters == ["own.jsonl, line 1", "group b", "group b"]
     assert [example.cluster for example in asked(Items(file=written(tmp_path / "one.jsonl", RECORD)))] == [""] * 4
 
 
@@ -123,33 +119,35 @@ def test_fillers_make_prompts_as_long_as_asked(tokenizer: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"colour": 1}, "unknown field 'colour'; allowed: units, messages, tools, moved, question, answer"),
-        ({"units": None}, "field 'units' must be a list with entries, got None"),
-        ({"units": ["a", {"txt": "b"}]}, "unit 1: a unit must be text, or an object with text, id, moved"),
-        ({"units": ["a", {"role": "user", "content": "b"}]}, "(messages go into 'messages')"),
-        ({"units": ["a", ""]}, "unit 1: field 'text' must be text, got ''"),
+        (
+            {"colour": 1},
+            "field 'colour': Extra inputs are not permitted, got 1; allowed: units, messages, tools, moved",
+        ),
+        ({"units": []}, "field 'units': List should have at least 1 item"),
+        ({"units": ["a", {"txt": "b"}]}, "field 'units.1.text': Field required, got {'txt': 'b'}; allowed: units"),
+        ({"units": ["a", ""]}, "field 'units.1.text': String should have at least 1 character"),
         ({"units": ["a"], "moved": 0}, "the moved one has 1 of at least 2 places"),
         ({"moved": 4}, "field 'moved' must name one unit, by its index (0 ... 3) or 'id'"),
         ({"moved": None}, 'or a unit be marked "moved": true, got None'),
         ({"moved": True}, "field 'moved' must name one unit"),
-        ({"messages": []}, "need one of the fields 'units' and 'messages'"),
-        ({"tools": []}, "field 'tools' goes with 'messages'"),
+        ({"units": None}, "need one of the fields 'units' and 'messages'"),
+        ({"messages": [1]}, "need one of the fields 'units' and 'messages'"),
+        ({"tools": [1]}, "field 'tools' goes with 'messages'"),
         ({"question": None}, "need the field 'question'"),
-        ({"question": 5}, "field 'question' must be text, got 5"),
+        ({"question": 5}, "field 'question': Input should be a valid string, got 5"),
         ({"answer": None}, "need one of the fields 'answer' (a text or number) and 'answers' (a list)"),
         ({"answers": ["a"]}, "need one of the fields 'answer'"),
         ({"answer": True}, "field 'answer' must hold texts or numbers, none empty, got True"),
         ({"answer": " "}, "field 'answer' must hold texts or numbers, none empty"),
         ({"target": "x"}, "field 'target' goes with a rule whose answer is no text; contains scores it"),
-        ({"group": [1]}, "field 'group' must be text or a whole number, got [1]"),
+        ({"group": [1]}, "field 'group.str': Input should be a valid string, got [1]"),
     ],
 )
 def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
     changed: Any, complaint: str, tmp_path: Path
 ) -> None:
-    record = {name: value for name, value in {**RECORD, **changed}.items() if not (name == "units" and value == 0)}
     with pytest.raises(UsageError) as caught:
-        asked(Items(file=written(tmp_path / "own.jsonl", record)))
+        asked(Items(file=written(tmp_path / "own.jsonl", {**RECORD, **changed})))
     assert complaint in str(caught.value)
     assert "own.jsonl, line 1" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -168,8 +166,8 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
             "items(file='x', rule='python(function=\"os.system\")')",
             "function must be module:function or file.py:function",
         ),
-        ("items(file='x', entry='{number}')", "entry must hold {text} once"),
-        ("items(file='x', entry='{text} {number}')", "entry must hold {text} once"),
+        ("items(file='x', entry='{number}')", "entry must hold, in this order, {text} or {number} {text} or {letter}"),
+        ("items(file='x', entry='{text} {number}')", "entry must hold, in this order, {text} or"),
         ("items(file='x', among='all')", "among must be one of alike, "),
         ("items(file='x', among='tools', fillers='y')", "among='tools' takes no fillers"),
         ("items(file='x', filled=2)", "prompts are made longer by a file of further units"),
@@ -183,8 +181,8 @@ def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str)
 
 def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "own.jsonl", RECORD)
-    with pytest.raises(UsageError, match="holds 1 records x 2 repeats; 3 samples are asked"):
-        asked(Items(file=file, repeats=2), count=3)
+    with pytest.raises(UsageError, match="holds 1 records; 3 samples are asked"):
+        asked(Items(file=file), count=3)
     with pytest.raises(UsageError, match="holds no record"):
         asked(Items(file=written(tmp_path / "none.jsonl")))
 

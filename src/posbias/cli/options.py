@@ -103,7 +103,7 @@ class PromptFlags:
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="'default', 'synthetic', a .txt, .jsonl or .parquet file ('file.jsonl#field'), "
+            help="'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), "
             "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations)."
         ),
     ] = "default"

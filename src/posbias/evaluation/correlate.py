@@ -407,7 +407,7 @@ def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> It
     placed = sorted(position for position in around if 0 <= position < task.n_items)
     for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
         if any(example.cluster for example in sample.examples):
-            raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups and repeats")
+            raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
         if any(example.gold_position is None for example in sample.examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
         yield SampleSpans(dict(zip(placed, sample.examples, strict=True)), positions)

@@ -6,7 +6,7 @@ is kept unless it is small or asked for. Sums are float64 whatever the weights' 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -412,25 +412,29 @@ def similarity_of(
     mean: Float[Tensor, "layers heads n_positions n_positions"], first: Int64[Tensor, "layers n_positions"]
 ) -> Similarity:
     """How concentrated the mean content logits are within the range of the whole model; `Similarity` defines it."""
-    from scipy.special import entr
-
     position = torch.arange(mean.shape[-1])
     visible = (position < position[:, None]) & (position >= first[:, :, None])
-    off = [layer[:, seen.to(layer.device)].numpy(force=True) for layer, seen in zip(mean, visible, strict=True)]
-    own = mean.diagonal(dim1=2, dim2=3).numpy(force=True)
-    every = np.concatenate([own.ravel(), *(layer.ravel() for layer in off)])
-    low, high = np.quantile(every, TAILS)
-    largest = float(np.abs(every[[every.argmin(), every.argmax()]]).max())
+    off = [layer[:, seen.to(layer.device)] for layer, seen in zip(mean, visible, strict=True)]
+    own = mean.diagonal(dim1=2, dim2=3)
+    every = torch.cat([own.flatten(), *(layer.flatten() for layer in off)])
+    largest = max(float(every.max()), -float(every.min()))
+    low, high = map(float, np.quantile(every.numpy(force=True), TAILS, overwrite_input=True))
     if high - low <= NARROW * largest:  # all are equal: they fall into the bin in the middle
         low, high = low - (largest or 1.0), high + (largest or 1.0)
 
-    def of(layers: Sequence[Float[np.ndarray, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
-        counts = np.array([[np.histogram(head, BINS, (low, high))[0] for head in layer] for layer in layers])
-        inside = counts.sum(axis=2)
-        entropy = entr(counts / np.maximum(inside, 1)[..., None]).sum(axis=2)
-        # 0 where nothing is inside, as in the published code.
-        similarity = np.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
-        return similarity, 1 - inside / np.array([[layer.shape[1]] for layer in layers])
+    def of(layers: Iterable[Float[Tensor, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
+        similarity, outside = [], []
+        for logits in layers:  # all heads at once, each with bins of its own, and one for what lies outside
+            ends = BINS * torch.arange(len(logits) + 1, device=logits.device)
+            bins = ((logits - low) * (BINS / (high - low))).clamp_(max=BINS - 1).floor_() + ends[:-1, None]
+            bins = torch.where((logits >= low) & (logits <= high), bins, ends[-1])
+            counts = torch.bincount(bins.flatten().long(), minlength=int(ends[-1]) + 1)[:-1].view(-1, BINS)
+            inside = counts.sum(1)
+            entropy = torch.special.entr(counts / inside.clamp_min(1).double()[:, None]).sum(1)
+            # 0 where nothing is inside, as in the published code.
+            similarity.append(torch.where(inside > 0, 1 - entropy / np.log(BINS), 0.0).numpy(force=True))
+            outside.append(1 - inside.numpy(force=True) / logits.shape[1])
+        return np.stack(similarity), np.stack(outside)
 
-    (diagonal, diagonal_outside), (off_diagonal, off_diagonal_outside) = of(list(own)), of(off)
+    (diagonal, diagonal_outside), (off_diagonal, off_diagonal_outside) = of(own), of(off)
     return Similarity(diagonal, off_diagonal, diagonal_outside, off_diagonal_outside)

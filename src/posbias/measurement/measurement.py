@@ -439,23 +439,19 @@ def combine(
 
     `measure` is `measure_prompt` and then this, with the prompts in their order.
 
+    There is at least one prompt, and all of them have the kinds.
+
     Raises:
-        UsageError: no prompt, or one without a kind asked for.
         RunError: a prompt has no influence at all.
     """
     resolved, options = resolve_kinds(kinds), options or MeasureOptions()
-    if not measured:
-        raise UsageError("no measured prompt to combine; give at least 1")
     subject: dict[str, MeasuredKind] = {}
     for kind in resolved:
-        norms = _stack([prompt.norms.get(kind.name) for prompt in measured], kind)
+        norms = np.stack([prompt.norms[kind.name] for prompt in measured])
         for index in np.flatnonzero(norms.sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
-        subject[kind.name] = MeasuredKind(
-            _profile(norms),
-            norms,
-            _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind) if kind.sampled else None,
-        )
+        errors = [prompt.standard_errors[kind.name] for prompt in measured if kind.sampled]
+        subject[kind.name] = MeasuredKind(_profile(norms), norms, np.stack(errors) if errors else None)
     none = "mixing: the model's blocks do not add a branch of attention to their input"
     missing = [] if measured[0].mixing else [none]
     return Measurement(
@@ -490,24 +486,11 @@ def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
     if not layers:
         return None
     per_prompt = np.stack([prompt.depth for prompt in measured if prompt.depth is not None])
-    for index, row in np.argwhere(per_prompt.sum(axis=2) == 0):
-        raise RunError(f"layers: layer {layers[row]} on prompt {index} depends on no position, so it has no profile")
     profiles = [_profile(norms) for norms in per_prompt.swapaxes(0, 1)]
     ends = []
     if len(measured) > 1:  # a single prompt gives no intervals
         ends = [np.stack([getattr(profile, end) for profile in profiles]) for end in ("low", "high")]
     return Depth(np.array(layers), np.stack([profile.influence for profile in profiles]), *ends)
-
-
-def _stack(
-    rows: Sequence[Float64[np.ndarray, "n_positions"] | None], kind: Kind
-) -> Float64[np.ndarray, "count n_positions"]:
-    present = [row for row in rows if row is not None]
-    if len(present) < len(rows):
-        raise UsageError(f"{len(rows) - len(present)} of {len(rows)} prompts were measured without kind {kind}")
-    if len({row.size for row in present}) > 1:
-        raise UsageError(f"prompts of {sorted({row.size for row in present})} positions; all must be equally long")
-    return np.stack(present)
 
 
 def _arrays(numbers: Mapping[str, Sequence[float | None]]) -> dict[str, Float64[np.ndarray, "count"]]:

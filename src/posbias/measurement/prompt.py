@@ -255,7 +255,7 @@ def measure_together(
     mixings: list[dict[str, np.ndarray]] = [{} for _ in keys]
     with suppress(UsageError):  # blocks that add no branches of attention
         norms = watch.norms() if watch is not None and watch.stream else None
-        if norms is None or norms.stream.shape[2] != token_ids.shape[1]:  # a target stands behind the prompts
+        if norms is None or norms.stream.shape[1:] != token_ids.shape:  # a target stood behind them, or other prompts
             norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
         streams, branches = (torch.split(values, 1, dim=1) for values in (norms.stream, norms.branch))
         mixings = [

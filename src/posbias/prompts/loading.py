@@ -7,10 +7,10 @@ any document has room, windows do not overlap; after that, other starts follow.
 import hashlib
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +44,6 @@ from posbias.prompts.sources import (
 )
 from posbias.prompts.tokens import (
     Rendered,
-    check_messages,
     check_template,
     control_pattern,
     opening,
@@ -54,8 +53,6 @@ from posbias.prompts.tokens import (
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
-Tokeniser = Callable[[list[Document], str], list[Int64[np.ndarray, "_"]]]
-"""Token ids of each document; the second argument names the source for messages."""
 
 CHAT_SCHEME = "chat:"
 SHOWN_LENGTHS = 5
@@ -76,12 +73,12 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
 
     Args:
         source: "default" (the corpus in the package; some of its files as "default#austen,jargon_file"); the path of a
-            .txt file (UTF-8; a line that holds only a form feed separates documents), or of a .jsonl or .parquet file
-            (field `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a
-            dataset of Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens;
-            token ids of shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken.
-            Any of these inside a `PromptSource`, for shuffled tokens. "chat:FILE.jsonl": the first
-            `count` distinct conversations of that length.
+            .txt file (UTF-8; a line that holds only a form feed separates documents), or of a .jsonl file (field
+            `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a dataset of
+            Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens; token ids of
+            shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken. Any of these
+            inside a `PromptSource`, for shuffled tokens. "chat:FILE.jsonl": the first `count` distinct conversations of
+            that length.
         model: A loaded model, a hub id, a path, "demo" or a model of transformers; it gives `tokenizer`,
             `vocabulary_size` and `max_positions`. Of one that is named, weights are read for "synthetic" alone.
         n_positions: Tokens in each prompt, 2 ... model.max_positions.
@@ -100,27 +97,21 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
         weights = isinstance(request.source, str) and request.source == "synthetic"
         model = opening_models.as_token_model(model, weights=weights)
     check_request(model, n_positions=n_positions, count=count, seed=seed)
-    prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
+    prompts = _unshuffled(request.source, model, n_positions=n_positions, count=count, seed=seed)
+    if request.shuffle and prompts.conversations:
+        raise UsageError("chat prompts are whole conversations in order; shuffle needs text")
     return shuffled(prompts, seed) if request.shuffle else prompts
 
 
-def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
-    source = request.source
+def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
     if isinstance(source, Prompts) or not isinstance(source, str | os.PathLike):
-        if isinstance(source, Sequence) and any(isinstance(entry, str) for entry in source):
-            raise UsageError(
-                "prompts must be token ids or a source of text, got a list of texts; give the path of a .jsonl file, "
-                'with {"text": ...} on each line'
-            )
-        prompts = source if isinstance(source, Prompts) else None
-        token_ids = as_token_ids(source, "token ids") if prompts is None else prompts.token_ids
-        token_ids = _ready(token_ids, model, n_positions=n_positions, count=count)
-        return Prompts(token_ids) if prompts is None else replace(prompts, token_ids=token_ids)
-    if source == "synthetic":
+        return _given(source, model, n_positions=n_positions, count=count)
+    text = os.fspath(source)
+    if text == "synthetic":
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
-    if isinstance(source, str) and source.startswith(CHAT_SCHEME):
-        return _of_conversations(request, model, n_positions=n_positions, count=count)
-    name, groups = _groups(request, n_positions, seed)
+    if text.startswith(CHAT_SCHEME):
+        return _of_conversations(Path(text.removeprefix(CHAT_SCHEME)), model, n_positions=n_positions, count=count)
+    name, groups = _groups(text, n_positions, seed)
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
         if model.tokenizer is None:
@@ -131,46 +122,55 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
         raise UsageError(
             f"n_positions must exceed the {len(prefix)} special tokens that open a text, got {n_positions}"
         )
-    drawer = _drawer(groups, model, n_positions - len(prefix), seed=seed)
-    windows = drawer.draw()
-    token_ids = np.empty((count, n_positions), dtype=np.int64)
-    token_ids[:, : len(prefix)] = prefix
-    for number in track(range(count), "Prompts"):
-        window = next(windows, None)
-        if window is not None:
-            token_ids[number, len(prefix) :] = window
-        elif drawer.longest == 0:
-            raise UsageError(f"{name} holds no text")
-        elif number == 0:
-            longest = drawer.longest + len(prefix)
-            raise UsageError(f"{name}: no document gives {n_positions} tokens; the longest available gives {longest}")
-        else:
-            raise UsageError(
-                f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} were asked for"
-            )
+    drawer = WindowDrawer(groups, model, n_positions - len(prefix), seed)
+    windows = list(track(islice(drawer.draw(), count), "Prompts", total=count))
+    if drawer.longest == 0:
+        raise UsageError(f"{name} holds no text")
+    if not windows:
+        longest = drawer.longest + len(prefix)
+        raise UsageError(f"{name}: no document gives {n_positions} tokens; the longest available gives {longest}")
+    if len(windows) < count:
+        raise UsageError(
+            f"{name} gives only {len(windows)} distinct prompts of {n_positions} tokens, {count} were asked for"
+        )
+    drawn = np.stack(windows)
     return Prompts(
-        token_ids,
+        np.hstack((np.tile(np.array(prefix, dtype=np.int64), (count, 1)), drawn)),
         source=name,
         seed=seed,
         prefix=prefix,
         duplicates=drawer.duplicates,
-        control_tokens=_spelled(token_ids[:, len(prefix) :], model),
+        control_tokens=_spelled(drawn, model),
     )
 
 
-def _of_conversations(request: PromptSource, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
+def _given(source: Any, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
+    """The first `count` of prompts that are token ids already."""
+    if isinstance(source, Sequence) and any(isinstance(entry, str) for entry in source):
+        raise UsageError(
+            "prompts must be token ids or a source of text, got a list of texts; give the path of a .jsonl file, "
+            'with {"text": ...} on each line'
+        )
+    given = source if isinstance(source, Prompts) else Prompts(as_token_ids(source, "token ids"))
+    if given.n_positions != n_positions:
+        fault = "fewer" if given.n_positions < n_positions else "more"
+        raise UsageError(f"the given prompts have {given.n_positions} tokens, {fault} than the {n_positions} asked for")
+    if given.count < count:
+        raise UsageError(f"{count} prompts were asked for, but only {given.count} were given")
+    check_vocabulary(given.token_ids[:count], model, "token ids")
+    return replace(given, token_ids=given.token_ids[:count])
+
+
+def _of_conversations(path: Path, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
     """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens, each once.
 
     A line of `chat:FILE.jsonl` is an object whose field `messages` holds the conversation, or the conversation itself;
     empty lines are skipped. A text ends with the opening of the assistant's answer, which the last position predicts.
 
     Raises:
-        UsageError: no tokenizer or template, an unreadable line, shuffling, a conversation that the template
-            refuses, or too few of that length; conversations of other lengths do not matter.
+        UsageError: no tokenizer or template, an unreadable line, a conversation that the template refuses, or too few
+            of that length; conversations of other lengths do not matter.
     """
-    if request.shuffle:
-        raise UsageError("chat prompts are whole conversations in order; shuffle needs text")
-    path = Path(request.source.removeprefix(CHAT_SCHEME))
     check_file(path)  # all are rendered, since their lengths are not known before
     if model.tokenizer is None:
         raise UsageError(f"{why_no_tokenizer(model)}, so it cannot render a conversation; give token ids")
@@ -179,10 +179,7 @@ def _of_conversations(request: PromptSource, model: TokenModel, *, n_positions: 
     for place, line in read_lines(path):
         value = parsed_json(line, place)
         messages = value.get("messages") if isinstance(value, dict) else value
-        if not isinstance(messages, list) or not messages:
-            raise UsageError(f"{place} needs a list of messages, or a field 'messages' that holds one")
-        check_messages(messages, place)
-        rendered.append(render_conversation(model.tokenizer, messages, index=len(rendered)))
+        rendered.append(render_conversation(model.tokenizer, messages, name=place))
     encoded = tokenise([chat.text for chat in rendered], model.tokenizer, [chat.spelled for chat in rendered])
     fitting = [index for index, token_ids in enumerate(encoded) if len(token_ids) == n_positions]
     if not fitting:
@@ -221,45 +218,7 @@ def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> t
     return tuple(tuple(control_pattern(model.tokenizer).findall(text)) for text in texts)
 
 
-def _ready(
-    token_ids: Int64[np.ndarray, "..."], model: TokenModel, *, n_positions: int, count: int
-) -> Int64[np.ndarray, "count n_positions"]:
-    if token_ids.ndim != 2:
-        raise UsageError(f"token ids need shape [count, n_positions], got {list(token_ids.shape)}")
-    rows, length = token_ids.shape
-    if length != n_positions:
-        fault = "fewer" if length < n_positions else "more"
-        raise UsageError(f"the given prompts have {length} tokens, {fault} than the {n_positions} asked for")
-    if rows < count:
-        raise UsageError(f"{count} prompts were asked for, but only {rows} were given")
-    check_vocabulary(token_ids[:count], model, "token ids")
-    return token_ids[:count]
-
-
-def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int) -> "WindowDrawer":
-    """Draws windows of checked token ids, no two of them alike.
-
-    Windows are alike if their texts without case and white space are equal, or, without a text, their token ids.
-    """
-
-    def to_token_ids(documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
-        texts = [document for document in documents if isinstance(document, str)]
-        ready = [document for document in documents if not isinstance(document, str)]
-        token_lists = tokenise(texts, model.tokenizer) + ready
-        for token_ids in token_lists:
-            check_vocabulary(token_ids, model, name)
-        return token_lists
-
-    def text_of(window: Int64[np.ndarray, "length"]) -> bytes:
-        text: str = model.tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
-        return "".join(text.split()).casefold().encode() or bytes(window)
-
-    key = bytes if model.tokenizer is None else text_of
-    return WindowDrawer(groups, to_token_ids, length, seed, key)
-
-
-def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
-    text = os.fspath(request.source)
+def _groups(text: str, n_positions: int, seed: int) -> tuple[str, list[Group]]:
     if text.partition("#")[0] == "default":
         return text, default_corpus(text.partition("#")[2])
     if text.startswith(SCHEME):
@@ -272,11 +231,13 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
     suffix = path.suffix.lower()
     if suffix == ".txt" and field is None:
         return path.name, [text_file(path, n_positions)]
-    if suffix in (".jsonl", ".parquet"):
+    if suffix == ".jsonl":
         return text.rpartition(os.sep)[2], [record_file(path, n_positions, field)]
+    if suffix == ".parquet":
+        raise UsageError(f"prompts {text!r}: Parquet files are read by 'hf:DIRECTORY', all those of a directory")
     raise UsageError(
-        f"prompts {text!r}: need 'default', 'synthetic', a .txt, .jsonl or .parquet file[#field], "
-        "'hf:owner/name', or token ids"
+        f"prompts {text!r}: need 'default', 'synthetic', a .txt file, a .jsonl file[#field], 'hf:owner/name', "
+        "'chat:FILE.jsonl', or token ids"
     )
 
 
@@ -286,15 +247,16 @@ _Long = tuple[Int64[np.ndarray, "_"], int]
 
 @dataclass
 class WindowDrawer:
-    """Draws windows from groups of documents."""
+    """Draws windows of checked token ids from groups of documents, no two of them alike.
+
+    Windows are alike if their texts without case and white space are equal, or, without a text, their token ids.
+    """
 
     groups: list[Group]
-    tokenise: Tokeniser
+    model: TokenModel
     length: int
     """Tokens per window, >= 1."""
     seed: int
-    key: Callable[[Window], bytes] = bytes
-    """Windows with an equal key are alike."""
     duplicates: int = 0
     """Windows passed over so far because they were like another one."""
     longest: int = 0
@@ -306,12 +268,25 @@ class WindowDrawer:
         order = self._generator(0).permutation(len(self.groups)).tolist()
         digests: set[bytes] = set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
-            digest = hashlib.blake2b(self.key(window), digest_size=16).digest()
+            digest = hashlib.blake2b(self._key(window), digest_size=16).digest()
             if digest in digests:
                 self.duplicates += 1
                 continue
             digests.add(digest)
             yield window
+
+    def _key(self, window: Window) -> bytes:
+        tokenizer = self.model.tokenizer
+        text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
+        return "".join(text.split()).casefold().encode() or bytes(window)
+
+    def _token_ids(self, documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
+        texts = [document for document in documents if isinstance(document, str)]
+        ready = [document for document in documents if not isinstance(document, str)]
+        token_lists = (tokenise(texts, self.model.tokenizer) if texts else []) + ready
+        for token_ids in token_lists:
+            check_vocabulary(token_ids, self.model, name)
+        return token_lists
 
     def _generator(self, *path: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *path])
@@ -327,7 +302,7 @@ class WindowDrawer:
     def _segment(self, group: int, segment: int, read: list[Document]) -> Iterator[Window]:
         """Non-overlapping windows of one segment, tokenised when the first is asked for."""
         generator = self._generator(2, group, segment)
-        documents = self.tokenise(read, self.groups[group].name)
+        documents = self._token_ids(read, self.groups[group].name)
         self.longest = max([self.longest, *map(len, documents)])
         long = [
             (token_ids, int(generator.integers(len(token_ids) % self.length + 1)))
@@ -356,15 +331,12 @@ class WindowDrawer:
 
 def take_turns(sources: Iterable[Iterator[Item]], limit: int | None = None) -> Iterator[Item]:
     """One item from each source in turn until all are exhausted; at most `limit` of them are open at a time."""
-    waiting = iter(sources)
-    active: deque[Iterator[Item]] = deque()
-    more = True
-    while more or active:
-        source = next(waiting, None) if more and (limit is None or len(active) < limit) else None
+    waiting, active = iter(sources), deque[Iterator[Item]]()
+    while True:
+        source = next(waiting, None) if limit is None or len(active) < limit else None
         if source is None:
-            more = more and limit is not None and len(active) >= limit
             if not active:
-                continue
+                return
             source = active.popleft()
         for item in source:
             yield item

@@ -126,10 +126,6 @@ class PromptSource:
     shuffle: bool = False
     """Put the tokens of each prompt into random order: a control without language but with its token frequencies."""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.source, PromptSource):
-            raise UsageError("a PromptSource holds a source, not another PromptSource")
-
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
     """Prompts of uniform random tokens.

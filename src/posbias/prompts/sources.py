@@ -1,4 +1,4 @@
-"""Sources of prompts: the default corpus, text files, JSON lines, Parquet and data sets, as groups of documents.
+"""Sources of prompts: the default corpus, text files, JSON lines and data sets, as groups of documents.
 
 A file is read whole, within `files.READ_BYTES`; what is larger is streamed as a data set. Documents are tokenised a
 segment at a time, only those that windows are drawn from. In a text file a line that holds only a form feed (U+000C)
@@ -37,10 +37,6 @@ PER_POSITION = 64
 """A segment has so many characters for each token of a window, so that several windows fit (English: 4-5 per token)."""
 DOCUMENT_BORDER = re.compile(r"^[ \t]*\f[ \t]*$", re.MULTILINE)
 DEFAULT_FIELDS = ("text", "token_ids")
-PARQUET_BYTES = 1 << 27
-"""A Parquet file's texts, decoded: 1 MB of text stored once can stand for a million records."""
-BATCH_ROWS = 64
-"""Most Parquet rows decoded at a time."""
 SCHEME = "hf:"
 LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
 BATCH_DOCUMENTS = 16
@@ -132,9 +128,7 @@ def _pieces(document: Document, size: int) -> Iterator[Document]:
 def check_file(path: Path) -> None:
     """Refuse a file that is not there, not readable, empty, or too large to be read whole."""
     if not file_exists(path):
-        raise UsageError(
-            f"no such file: {str(path)!r}; prompts are 'default', a .txt, .jsonl or .parquet file or token ids"
-        )
+        raise UsageError(f"no such file: {str(path)!r}; prompts are 'default', a .txt or .jsonl file or token ids")
     with open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
     if size == 0:
@@ -184,21 +178,17 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
         if not value.isascii():
             check_text(value, where)
         return value
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: need text or a list of token ids, got {type(value).__name__}")
     token_ids = as_token_ids(value, where)
     if token_ids.ndim != 1:
-        raise UsageError(f"{where}: need one flat list of token ids, got {token_ids.ndim} levels")
+        raise UsageError(f"{where}: need text or one flat list of token ids, got {token_ids.ndim} levels")
     return token_ids
 
 
 def record_file(path: Path, n_positions: int, field: str | None) -> Group:
-    """A file of JSON lines, plain or gzip, or of Parquet; every record must have the field, or column."""
+    """A file of JSON lines, plain or gzip; every record must have the field."""
     check_file(path)
-    records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else _json_lines(path)
-    chosen, is_text, records = begun(records, field, repr(str(path)))
-    documents = documents_in(records, chosen, is_text)
-    return Group(path.name, segmented(documents, n_positions), is_text)
+    chosen, is_text, records = begun(_json_lines(path), field, repr(str(path)))
+    return Group(path.name, segmented(documents_in(records, chosen, is_text), n_positions), is_text)
 
 
 def _json_lines(path: Path) -> Records:
@@ -207,25 +197,6 @@ def _json_lines(path: Path) -> Records:
         size += len(line)
         check_most(f"{str(path)!r}, unpacked", size, READ_BYTES, "bytes")
         yield where, json_object(line, where)
-
-
-def _parquet_rows(path: Path, field: str | None) -> Records:
-    """The rows of a Parquet file, of one column alone."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    name, row, size = repr(str(path)), 0, 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            column = choose_field(field, file.schema_arrow.names, name)
-            for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
-                size += batch.nbytes
-                check_most(f"{name}, decoded", size, PARQUET_BYTES, "bytes")
-                for value in batch.column(0).to_pylist():
-                    yield f"{name}, row {row}", {column: value}
-                    row += 1
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # texts are decoded without being checked
-        raise UsageError(f"cannot read {name} as Parquet: {str(error).splitlines()[0]}") from None
 
 
 def dataset_group(text: str, *, seed: int) -> Group:

@@ -154,22 +154,11 @@ def _ordinary(piece: str, tokenizer: Any, *, behind: bool) -> list[int]:
     return token_ids
 
 
-_OPENINGS: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()
-"""Of fast tokenizers, beside what put special tokens around a text then: `opening` is asked for each prompt."""
-
-
 def opening(tokenizer: Any) -> tuple[int, ...]:
     """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    around = None if backend is None else repr(backend.post_processor)
-    if around is not None and _OPENINGS.get(tokenizer, ("",))[0] == around:
-        return _OPENINGS[tokenizer][1]
     full, plain = (list(map(int, tokenizer("a", **how)["input_ids"])) for how in ({}, {"add_special_tokens": False}))
     begins = [begin for begin in range(len(full) - len(plain) + 1) if full[begin : begin + len(plain)] == plain]
-    found = tuple(full[: begins[0]]) if begins else ()
-    if around is not None:
-        _OPENINGS[tokenizer] = around, found
-    return found
+    return tuple(full[: begins[0]]) if begins else ()
 
 
 def tokenise(
@@ -323,16 +312,14 @@ class Rendered(NamedTuple):
         return tuple(self.text[begin:end] for begin, end in self.spelled)
 
 
-def render_conversation(tokenizer: Any, messages: Sequence[Message], *, index: int = 0) -> Rendered:
+def render_conversation(tokenizer: Any, messages: Any, *, name: str = "conversation 0") -> Rendered:
     """Render one conversation by the tokenizer's chat template, up to the opening of the assistant's answer.
 
-    Its `index` names it in errors.
-
     Raises:
-        UsageError: no messages, one without a proper role and content, or the template refuses them.
+        UsageError: no messages, one without a proper role and content, or the template refuses them; `name` says
+            which conversation it is.
     """
-    name = f"conversation {index}"
-    if isinstance(messages, str | Mapping) or not messages:
+    if not isinstance(messages, list | tuple) or not messages:
         raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, name)
     plain = [_with_arguments(message, tokenizer, name) for message in messages]
@@ -419,7 +406,7 @@ def rendered(
     if isinstance(prompt, str):
         return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer)), tuple(opening(tokenizer))
     check_template(tokenizer)
-    return render_conversation(tokenizer, prompt, index=index), ()
+    return render_conversation(tokenizer, prompt, name=f"conversation {index}"), ()
 
 
 def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool = False) -> Encoded:

@@ -5,7 +5,6 @@ that positions are compared on equal terms. Variants are frozen dataclasses, spe
 """
 
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -13,17 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from annotated_types import MinLen
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError, check_most
-from posbias.files import check_text, decoded, json_object, open_file, read_lines, read_whole
-from posbias.prompts.tokens import Message, Span, control_pattern, leaves_thoughts_out, locate, text_of
+from posbias.files import decoded, json_object, open_file, read_lines, read_whole
+from posbias.prompts.tokens import Message, Span, control_pattern, leaves_thoughts_out, locate
 from posbias.registry import Registry
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
 LEFT = {
+    "items(repeats=)": "write the record again, its units in another order, with one 'group' for both",
+    "pairwise(pattern=)": "answer_pattern (--answer-pattern)",
     "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
     "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
     "multiple_choice": "items(file=..., rule='choice') with the options as units",
@@ -35,7 +39,7 @@ LEFT = {
         OF_A_STUDY,
     ),
 }
-"""Tasks that posbias had, and what to do instead."""
+"""Tasks and parameters that posbias had, and what to do instead."""
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task", left=LEFT)
 
 MOST_ITEMS = 100_000
@@ -63,20 +67,43 @@ QUERIES = ("after", "before", "both")
 
 
 @dataclass(frozen=True)
-class Example:
+class Draft:
+    """A prompt as text, before it is rendered and tokenised."""
+
+    text: str
+    """The prompt; of a conversation, the message that holds the moved item."""
+    answers: tuple[str, ...]
+    """Any of these counts as right; at least one."""
+    gold: Span | None
+    """The moved item in `text`, in characters, with its number; None if there is none."""
+    companions: tuple[str, ...] = ()
+    """Further values that the prompt asks for: those of the needles that stay in place."""
+    passages: tuple[Span, ...] = ()
+    """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
+    holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
+    passages can change places. Empty where the prompt lists none, as a needle in running text."""
+    notices: tuple[str, ...] = ()
+    """Oddities of the sample, keys of `NOTICES`."""
+    messages: tuple[Message, ...] = ()
+    """A conversation with roles of its own, of which `text` is message `moved_message`; empty: `text` is the prompt."""
+    moved_message: int = -1
+    """Index of the message that holds the moved item."""
+    target: str | None = None
+    """Text that is scored by teacher forcing; None: the first answer; empty: none is. Of an `Example` it follows the
+    prompt, and begins with a blank as text would."""
+    cluster: str = ""
+    """Name that samples share which are not independent; empty for independent ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(Draft):
     """One prompt with its answer and the exact place of the item that holds it."""
 
     prompt: str | tuple[Message, ...]
     """Text, or a conversation for the model's chat template to render."""
-    answers: tuple[str, ...]
-    """Any of these counts as right; at least one."""
     target: str
-    """The text that follows the prompt when the first answer is teacher-forced; begins with a blank as text would.
-    Empty if there is none to score."""
     gold_position: int | None
     """Index of the moved item among the items, 0 = first; None if there is none (closed book)."""
-    n_items: int
-    """Positions that the moved item can take."""
     sample: str
     """Name of the sample: examples that share it differ only in where the moved item stands."""
     condition: str = "gold"
@@ -87,66 +114,13 @@ class Example:
     """One past the last token of the moved item; None as `gold_token`."""
     n_tokens: int | None = None
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
-    companions: tuple[str, ...] = ()
-    """Further values that the prompt asks for: those of the needles that stay in place."""
     moved_blanks: int = 0
     """Blanks that ended the prompt, and begin the target instead."""
-    passages: tuple[Span, ...] = ()
-    """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
-    holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
-    passages can change places. Empty where the prompt lists none, as a needle in running text."""
     own_control: bool = False
     """True if control tokens that the prompt spells are meant as such, as in a template of one's own; otherwise they
     are ordinary text (`posbias.prompts.tokens`)."""
-    notices: tuple[str, ...] = ()
-    """Oddities of the sample, keys of `NOTICES`."""
     control_tokens: tuple[str, ...] = ()
     """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
-    cluster: str = ""
-    """Name that samples share which are not independent, such as repeats of one record; empty for independent ones."""
-    fixed_order: bool = False
-    """True if the right answer depends on which passage stands where."""
-
-    @property
-    def text(self) -> str:
-        """The text of the prompt in which the passages stand."""
-        return text_of(self.prompt)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A prompt as text, before it is rendered and tokenised."""
-
-    text: str
-    answers: tuple[str, ...]
-    gold: Span | None
-    """The moved item in `text`, in characters, with its number; None if there is none."""
-    companions: tuple[str, ...] = ()
-    passages: tuple[Span, ...] = ()
-    """Passages, see `Example.passages`."""
-    template: str = ""
-    """The words of a template of one's own, in which control tokens are meant as such."""
-    notices: tuple[str, ...] = ()
-    """Oddities, see `Example.notices`."""
-    messages: tuple[Message, ...] = ()
-    """A conversation with roles of its own, of which `text` is message `moved_message`; empty: `text` is the prompt."""
-    moved_message: int = -1
-    """Index of the message that holds the moved item."""
-    target: str | None = None
-    """Text that is scored by teacher forcing instead of the first answer; empty: none is."""
-    cluster: str = ""
-    """See `Example.cluster`."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A text that lists entries, and where they stand in it, in characters."""
-
-    text: str
-    items: tuple[Span, ...]
-    """Every entry with its number."""
-    passages: tuple[Span, ...]
-    """Every entry without."""
 
 
 OWN_FIELD = re.compile(r"\{(?!number\}|letter\})(\w+)\}")
@@ -154,15 +128,21 @@ OWN_FIELD = re.compile(r"\{(?!number\}|letter\})(\w+)\}")
 
 
 def listed(
-    entries: Sequence[str | Mapping[str, str]], *, head: str, between: str, tail: str, form: str = "{text}"
-) -> Listing:
-    """A text that lists entries, texts or fields by name, in a form such as `[{number}] {title}: {text}`.
+    entries: Sequence[str | Mapping[str, str]],
+    gold: int,
+    answers: tuple[str, ...],
+    *,
+    around: tuple[str, str] = ("", ""),
+    between: str = "\n",
+    form: str = "{text}",
+) -> Draft:
+    """A prompt that lists entries, texts or fields by name, in a form such as `[{number}] {title}: {text}`.
 
     What stands before the first field of an entry's own, `{number}` and `{letter}` among it, is its slot's and stays
-    where it is when entries change places.
+    where it is when entries change places. Entry `gold` is the moved one.
     """
     before, *own = OWN_FIELD.split(form)  # text, name, text, name, text ...
-    told, items, passages, begin = [], [], [], len(head)
+    told, items, passages, begin = [], [], [], len(around[0])
     for slot, entry in enumerate(entries):
         fields = {"text": entry} if isinstance(entry, str) else entry
         lead = before.replace("{number}", str(slot + 1)).replace("{letter}", LETTERS[slot : slot + 1])
@@ -170,7 +150,17 @@ def listed(
         items.append((begin, begin + len(told[-1])))
         passages.append((begin + len(lead), begin + len(told[-1])))
         begin += len(told[-1]) + len(between)
-    return Listing(head + between.join(told) + tail, tuple(items), tuple(passages))
+    text = around[0] + between.join(told) + around[1]
+    return Draft(text, answers, items[gold], passages=tuple(passages))
+
+
+def check_form(owner: str, form: str | None, *allowed: str) -> None:
+    """Refuse a form of entries that does not hold one of these lists of fields; other fields are text."""
+    known = {name for fields in allowed for name in fields.split()}
+    fields = " ".join(name for name in re.findall(r"\{(\w+)\}", form or "") if name in known)
+    if form is not None and fields not in allowed:
+        spelled = [" ".join(f"{{{name}}}" for name in fields.split()) for fields in allowed]
+        raise UsageError(f"{owner}: entry must hold, in this order, {' or '.join(spelled)}, got {form!r}")
 
 
 @dataclass(frozen=True)
@@ -192,6 +182,33 @@ class LanguageTask(ABC):
     """The parameter that counts the items among which one is moved."""
     fixed_order: ClassVar[bool] = False
     """True if the right answer depends on which passage stands where, so that nobody else may rearrange them."""
+    slot: ClassVar[str] = ""
+    """The field of a `template` of one's own, if the task takes one, in whose place the items stand."""
+
+    @property
+    def plain(self) -> tuple[str, str]:
+        """Texts before and after the items without a template of one's own, with `{question}` in them."""
+        return "", ""
+
+    @cached_property
+    def words(self) -> tuple[str, str]:
+        """Texts before and after the items, as `plain`, or of one's own template."""
+        template = getattr(self, "template", None)
+        return self.plain if template is None else self._own_words(template)
+
+    def _own_words(self, template: str) -> tuple[str, str]:
+        text = decoded(read_whole(template, "template"), repr(template)).removesuffix("\n")
+        if text.count(f"{{{self.slot}}}") != 1 or "{question}" not in text:
+            raise UsageError(
+                f"{self.name}: template {template!r} must hold {{{self.slot}}} once and {{question}} at least once"
+            )
+        before, _, after = text.partition(f"{{{self.slot}}}")
+        return before, after
+
+    def framed(self, question: str) -> tuple[str, str]:
+        """Texts before and after the items of one sample."""
+        before, after = (part.replace("{question}", question) for part in self.words)
+        return before, after
 
     @property
     def n_items(self) -> int:
@@ -340,7 +357,8 @@ class LanguageTask(ABC):
         text, target = self._joined(draft)
         prompt = draft.messages or self.wrapped(text)
         told = "\n".join(str(message.get("content") or "") for message in draft.messages) or draft.text
-        spelled, meant = (control_pattern(tokenizer).findall(text) for text in (told, draft.template))
+        template = "".join(self.words) if getattr(self, "template", None) else ""
+        spelled, meant = (control_pattern(tokenizer).findall(text) for text in (told, template))
         if meant and (self.chat or len(spelled) > len(meant)):
             second_source = "a chat template" if self.chat else f"sample {sample}"
             raise UsageError(
@@ -352,28 +370,48 @@ class LanguageTask(ABC):
         spans, n_tokens = locate(prompt, gold, tokenizer, own_control=bool(meant), message=draft.moved_message)
         first, end = spans[0] if spans else (None, None)
         return Example(
+            **vars(draft) | {"text": text, "target": target, "notices": draft.notices + left_out},
             prompt=prompt,
-            answers=draft.answers,
-            target=target,
             gold_position=None if draft.gold is None else position,
-            n_items=self.n_items,
             sample=sample,
             condition=getattr(self, "setting", "gold"),
             gold_token=first,
             gold_end=end,
             n_tokens=n_tokens,
-            companions=draft.companions,
             moved_blanks=len(draft.text) - len(text),
-            passages=draft.passages,
             own_control=bool(meant),
-            notices=draft.notices + left_out,
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
-            cluster=draft.cluster,
-            fixed_order=self.fixed_order,
         )
 
     def __str__(self) -> str:
         return LANGUAGE_TASKS.spell(self)
+
+
+Text = Annotated[str, MinLen(1)]
+
+
+class Line(BaseModel):
+    """A line of a file, or an object in one, with its fields; others are passed over unless a line forbids them."""
+
+    model_config = ConfigDict(strict=True)
+
+
+Fields = TypeVar("Fields", bound=Line)
+
+
+def line_of(fields: type[Fields], record: object, where: str) -> Fields:
+    """A record as its fields have it.
+
+    Raises:
+        UsageError: a field is missing or holds something else; the message lists the fields.
+    """
+    try:
+        return fields.model_validate(record)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        named = f", field {'.'.join(map(str, fault['loc']))!r}" if fault["loc"] else ""
+        wrong, allowed = fault["msg"].removeprefix("Value error, "), ", ".join(fields.model_fields)
+        raise UsageError(f"{where}{named}: {wrong}, got {fault['input']!r:.80}; allowed: {allowed}") from None
 
 
 def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -383,24 +421,13 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
     """
     n_read = 0
     for where, line in read_lines(path):
-        record = json_object(line, where)
-        check_text(json.dumps(record, ensure_ascii=False), where)
-        yield where, record
+        yield where, json_object(line, where)
         n_read += 1
         if n_read == count:
             return
         check_most(f"{path!r}: what one file holds", n_read, MOST_EXAMPLES, "examples")
     if count is not None:
         raise UsageError(f"{path!r} holds {n_read} examples; {count} asked")
-
-
-def around(owner: str, template: str, slot: str) -> tuple[str, str]:
-    """Texts before and after what stands in the place of `{slot}`, which a template of one's own must hold once."""
-    text = decoded(read_whole(template, "template"), repr(template)).removesuffix("\n")
-    if text.count(f"{{{slot}}}") != 1 or "{question}" not in text:
-        raise UsageError(f"{owner}: template {template!r} must hold {{{slot}}} once and {{question}} at least once")
-    before, _, after = text.partition(f"{{{slot}}}")
-    return before, after
 
 
 def file_sha256(task: object) -> str | None:
@@ -410,27 +437,3 @@ def file_sha256(task: object) -> str | None:
         return None
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
-    """A field that must be text, and not empty unless `empty` allows it."""
-    value = record.get(name)
-    if not isinstance(value, str) or not (value or empty):
-        raise UsageError(f"{where}: field {name!r} must be text, got {value!r:.80}")
-    return value
-
-
-def group_field(record: dict[str, Any], where: str) -> str:
-    """The field `group`, text or a whole number: records that share it count as one sample; empty if there is none."""
-    group = record.get("group")
-    if group is not None and not isinstance(group, str | int):
-        raise UsageError(f"{where}: field 'group' must be text or a whole number, got {group!r:.80}")
-    return "" if group is None else str(group)
-
-
-def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
-    """A field that must be a list with at least one entry."""
-    value = record.get(name)
-    if not isinstance(value, list) or not value:
-        raise UsageError(f"{where}: field {name!r} must be a list with entries, got {value!r:.80}")
-    return value

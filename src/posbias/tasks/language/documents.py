@@ -19,10 +19,10 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Len, MinLen
+from pydantic import AfterValidator, AliasChoices, Field
 
 from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
@@ -31,11 +31,12 @@ from posbias.tasks.language.base import (
     QUERIES,
     Draft,
     LanguageTask,
-    around,
-    list_field,
+    Line,
+    Text,
+    check_form,
+    line_of,
     listed,
     published_lines,
-    text_field,
 )
 from posbias.tasks.language.rules import normalise_answer
 
@@ -52,13 +53,27 @@ APART = rf"(?<![^\W{UNSPACED}])", rf"(?![^\W{UNSPACED}])"
 """Before and behind words that are no part of a longer one."""
 
 
-@dataclass(frozen=True)
-class Document:
+def _scorable(answer: str) -> str:
+    if not normalise_answer(answer):
+        raise ValueError("Holds nothing but articles and punctuation")
+    return answer
+
+
+class Document(Line):
     """A passage with its title."""
 
-    title: str | None
+    text: Text
+    title: str | None = None
     """Title; None if the file gives none, and then the prompt shows none."""
-    text: str
+    is_gold: bool = Field(default=False, validation_alias=AliasChoices("is_gold", "isgold"))
+
+
+class Question(Line):
+    """A line of a file; for `closed_book` it may go without documents."""
+
+    question: Text
+    answers: Annotated[list[Annotated[Text, AfterValidator(_scorable)]], MinLen(1)]
+    documents: list[Document] = Field(default=[], validation_alias=AliasChoices("documents", "ctxs"))
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,7 @@ INSTRUCTION = (
 )
 CONDITIONS = ("gold", "oracle", "closed_book")
 AS_PUBLISHED = "Document [{number}]{published}"
+FORMS = ("text", "number text", "title text", "number title text")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
 FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", "gor", "pel", "zan", "wick", "hol")
@@ -119,16 +135,12 @@ class Documents(LanguageTask):
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "documents"
+    slot: ClassVar[str] = "documents"
 
     def __post_init__(self) -> None:
         if self.template is not None and self.query != "after":
             raise UsageError(f"{self.name}: query is for the published prompt, not for a template")
-        fields = re.findall(r"\{(number|title|text)\}", "{text}" if self.entry is None else self.entry)
-        if fields not in (["text"], ["number", "text"], ["title", "text"], ["number", "title", "text"]):
-            raise UsageError(
-                f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
-                f"got {self.entry!r}"
-            )
+        check_form(self.name, self.entry, *FORMS)
         if self.documents is None:
             # Resolved at once, so that a record says how many they were.
             numbers = [GENERATED]
@@ -157,54 +169,44 @@ class Documents(LanguageTask):
         if self.file is None:
             documents = super().n_items
             return (drawn_documents(documents, seed, index) for index in range(count))
-        lines = list(published_lines(self.file, count))
-        if self.setting == "closed_book":  # lines need not have documents
-            return iter([DocumentSet(*_question_of(*line), Document(None, ""), ()) for line in lines])
-        return iter([self._cut(_set_of(*line), line[0]) for line in lines])
+        return iter([self._cut(where, record) for where, record in published_lines(self.file, count)])
 
-    def _cut(self, found: DocumentSet, where: str) -> DocumentSet:
+    def _cut(self, where: str, record: dict[str, Any]) -> DocumentSet:
         """A line's question with the first of its documents, the gold one among them, and what is odd about them."""
+        if self.setting == "closed_book":
+            line = line_of(Question, record, where)
+            return DocumentSet(line.question, tuple(line.answers), Document(text=line.question), ())
+        found = _set_of(where, record)
         there = 1 + len(found.distractors)
         if there < self.n_items:
             raise UsageError(f"{where} has {there} documents; {self.n_items} were asked (documents={there} takes all)")
         return noticed(replace(found, distractors=found.distractors[: self.n_items - 1]))
 
-    @cached_property
-    def _own_words(self) -> tuple[str, str]:
-        """Texts before and after the documents in one's own prompt."""
-        return around(self.name, str(self.template), "documents")
-
-    def _around(self, question: str) -> tuple[str, str]:
-        """Texts before and after the documents."""
-        if self.template is not None:
-            before, after = (part.replace("{question}", question) for part in self._own_words)
-            return before, after
-        question_line = f"Question: {question}\n"
+    @property
+    def plain(self) -> tuple[str, str]:
+        """The published wording."""
         if self.setting == "closed_book":
-            return "", f"{question_line}Answer:"
-        head = f"{INSTRUCTION}\n\n"
-        head += f"{question_line}\n" if self.query != "after" else ""
-        return head, "\n\n" + (question_line if self.query != "before" else "") + "Answer:"
+            return "", "Question: {question}\nAnswer:"
+        before = "Question: {question}\n\n" if self.query != "after" else ""
+        after = "Question: {question}\n" if self.query != "before" else ""
+        return f"{INSTRUCTION}\n\n{before}", f"\n\n{after}Answer:"
 
     def draft(self, sample: DocumentSet, position: int) -> Draft:
         """The published wording, or one's own."""
-        head, tail = self._around(sample.question)
-        template = "".join(self._own_words) if self.template is not None else ""
+        around = self.framed(sample.question)
         if self.setting == "closed_book":
-            return Draft(head + tail, sample.answers, None, template=template)
+            return Draft("".join(around), sample.answers, None)
         others = sample.distractors if self.setting == "gold" else ()
-        documents = [*others[:position], sample.gold, *others[position:]]
         entries = [
             {
                 "title": document.title or "",
                 "text": document.text,
                 "published": ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}",
             }
-            for document in documents
+            for document in [*others[:position], sample.gold, *others[position:]]
         ]
-        listing = listed(entries, head=head, between="\n", tail=tail, form=self.entry or AS_PUBLISHED)
-        place, passages = listing.items[position], listing.passages
-        return Draft(listing.text, sample.answers, place, passages=passages, template=template, notices=sample.notices)
+        told = listed(entries, position, sample.answers, around=around, form=self.entry or AS_PUBLISHED)
+        return replace(told, notices=sample.notices)
 
 
 def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
@@ -214,7 +216,7 @@ def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
     names: dict[str, None] = {}
     while len(names) < documents:
         names[f"{source.choice(GIVEN)} {''.join(source.sample(FAMILY, 2)).capitalize()}"] = None
-    people = []
+    people: list[Document] = []
     for name, town in zip(names, towns, strict=True):  # the same words for all: names and values tell them apart
         craft, animal, instrument = (source.choice(words) for words in (CRAFTS, ANIMALS, INSTRUMENTS))
         year = source.randrange(1820, 1960)
@@ -223,32 +225,9 @@ def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
             f"and grew up there with {source.randrange(2, 9)} siblings. After work {name} played the {instrument} and "
             f"kept a {animal}."
         )
-        people.append(Document(name, text))
+        people.append(Document(title=name, text=text, is_gold=not people))
     question = f"in which city was {people[0].title} born"
     return DocumentSet(question, (towns[0],), people[0], tuple(people[1:]))
-
-
-OWN, PUBLISHED = "documents", "ctxs"
-"""Fields that list the documents, of which a line has one."""
-FLAGS = {OWN: "is_gold", PUBLISHED: "isgold"}
-"""Field of a document that is true for the gold one; published lines may leave it out of others."""
-LINES = {
-    OWN: "question, answers [text ...], documents [{text, title (may be left out), is_gold (true or false)} ...]",
-    PUBLISHED: "question, answers [text ...], ctxs [{title, text, isgold} ...]",
-}
-"""What a line holds, for messages."""
-
-
-def _question_of(where: str, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """A question and its accepted answers."""
-    question = text_field(record, "question", where)
-    answers = list_field(record, "answers", where)
-    if not all(isinstance(answer, str) and answer for answer in answers):
-        raise UsageError(f"{where}: field 'answers' must hold texts, got {answers!r:.80}")
-    empty = [answer for answer in answers if not normalise_answer(answer)]
-    if empty:
-        raise UsageError(f"{where}: answer {empty[0]!r:.80} holds nothing but articles and punctuation")
-    return question, tuple(answers)
 
 
 def noticed(document_set: DocumentSet) -> DocumentSet:
@@ -271,36 +250,27 @@ def noticed(document_set: DocumentSet) -> DocumentSet:
 
 
 def _set_of(where: str, record: dict[str, Any]) -> DocumentSet:
-    """A line with all its documents; messages end with the schema that it was read by."""
-    there = [schema for schema in LINES if schema in record]
-    if len(there) != 1:
-        fields = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
-        raise UsageError(f"{where} has {fields}; a line holds either {LINES[OWN]}, or as published {LINES[PUBLISHED]}")
-    schema, gold, distractors = there[0], list[Document](), list[Document]()
-    try:
-        question, answers = _question_of(where, record)
-        for number, entry in enumerate(list_field(record, schema, where), start=1):
-            of_document = f"{where}, document {number}"
-            if not isinstance(entry, dict):
-                raise UsageError(f"{of_document}: an entry of {schema!r} must be an object, got {entry!r:.80}")
-            flag = entry.get(FLAGS[schema])
-            if schema == OWN and not isinstance(flag, bool):
-                raise UsageError(f"{of_document}: field {FLAGS[schema]!r} must be true or false, got {flag!r:.80}")
-            titled = schema == PUBLISHED or entry.get("title") is not None
-            title = text_field(entry, "title", of_document, empty=True) if titled else None
-            (gold if flag is True else distractors).append(Document(title, text_field(entry, "text", of_document)))
-        if len(gold) != 1:
-            raise UsageError(
-                f"{where}: {len(gold) or 'no'} documents are gold ({FLAGS[schema]} true); exactly 1 is needed"
-            )
-    except UsageError as error:
-        raise UsageError(f"{error}; a line holds {LINES[schema]}") from None
-    return DocumentSet(question, answers, gold[0], tuple(distractors))
+    """A line with all its documents."""
+    if ("documents" in record) == ("ctxs" in record):
+        raise UsageError(f"{where}: need one of the fields 'documents' and, as published, 'ctxs'")
+    line = line_of(Question, record, where)
+    gold, distractors = ([d for d in line.documents if d.is_gold is flag] for flag in (True, False))
+    if len(gold) != 1:
+        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold (is_gold true, as published isgold); need 1")
+    return DocumentSet(line.question, tuple(line.answers), gold[0], tuple(distractors))
 
 
 EXTRACT = "Extract the value corresponding to the specified key in the JSON object below."
 
 Pair = tuple[str, str]
+
+
+class PairsLine(Line):
+    """A line of the published files."""
+
+    ordered_kv_records: Annotated[list[Annotated[list[str], Len(2, 2)]], MinLen(1)]
+    key: Text
+    value: Text
 
 
 @LANGUAGE_TASKS.register("key_value")
@@ -323,6 +293,13 @@ class KeyValue(LanguageTask):
     counted: ClassVar[str] = "pairs"
 
     @property
+    def plain(self) -> tuple[str, str]:
+        """The published wording, in which the question is a key."""
+        before = 'Key: "{question}"\n\n' if self.query != "after" else ""
+        after = 'Key: "{question}"\n' if self.query != "before" else ""
+        return f"{EXTRACT}\n\n{before}JSON data:\n{{", f"}}\n\n{after}Corresponding value:"
+
+    @property
     def short_forms(self) -> tuple[LanguageTask, ...]:
         """Two pairs, if they are generated."""
         return (replace(self, pairs=2),) if self.file is None and self.pairs > 2 else ()
@@ -334,32 +311,23 @@ class KeyValue(LanguageTask):
         return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
 
     def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
-        records = list_field(record, "ordered_kv_records", where)
-        key, value = text_field(record, "key", where), text_field(record, "value", where)
-        for entry in records:
-            if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
-                raise UsageError(
-                    f"{where}: an entry of 'ordered_kv_records' must be a [key, value] pair, got {entry!r}"
-                )
-        if len(records) != self.pairs:
-            raise UsageError(f"{where} has {len(records)} pairs; {self.name}(pairs={self.pairs}) was asked")
-        if len({entry[0] for entry in records}) < len(records):
+        line = line_of(PairsLine, record, where)
+        pairs = [(key, value) for key, value in line.ordered_kv_records]
+        if len(pairs) != self.pairs:
+            raise UsageError(f"{where} has {len(pairs)} pairs; {self.name}(pairs={self.pairs}) was asked")
+        if len(dict(pairs)) < len(pairs):
             raise UsageError(f"{where}: a key occurs twice")
-        if [key, value] not in records:
-            raise UsageError(f"{where}: no gold: the asked key {key!r} with its value is not among the pairs")
-        return (key, value), [(entry[0], entry[1]) for entry in records if entry[0] != key]
+        if (line.key, line.value) not in pairs:
+            raise UsageError(f"{where}: no gold: the asked key {line.key!r} with its value is not among the pairs")
+        return (line.key, line.value), [pair for pair in pairs if pair[0] != line.key]
 
     def draft(self, sample: tuple[Pair, list[Pair]], position: int) -> Draft:
         """The published wording."""
         gold, distractors = sample
         entries = [f'"{key}": "{value}"' for key, value in [*distractors[:position], gold, *distractors[position:]]]
-        key_line = f'Key: "{gold[0]}"\n'
-        head = f"{EXTRACT}\n\n" + (f"{key_line}\n" if self.query != "after" else "") + "JSON data:\n{"
-        tail = "}\n\n" + (key_line if self.query != "before" else "") + "Corresponding value:"
-        listing = listed(entries, head=head, between=",\n ", tail=tail)
+        told = listed(entries, position, (gold[1],), around=self.framed(gold[0]), between=",\n ")
         twice = self.file is not None and any(gold[1].lower() in value.lower() for _, value in distractors)
-        notices = ("answer_elsewhere",) if twice else ()
-        return Draft(listing.text, (gold[1],), listing.items[position], passages=listing.passages, notices=notices)
+        return replace(told, notices=("answer_elsewhere",)) if twice else told
 
 
 def _drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:

@@ -12,15 +12,14 @@ pattern), `group` (records of one group count as one sample in intervals) and `i
 """
 
 import json
-import math
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
+from pydantic import ConfigDict, model_validator
 
 from posbias.checks import Count, CountOrZero, FileName, OneOf
 from posbias.errors import UsageError, check_most
@@ -31,12 +30,12 @@ from posbias.tasks.language.base import (
     MOST_EXAMPLES,
     Draft,
     LanguageTask,
-    around,
-    group_field,
-    list_field,
+    Line,
+    Text,
+    check_form,
+    line_of,
     listed,
     published_lines,
-    text_field,
 )
 from posbias.tasks.language.calls import AMONG, Placed, as_text, movable_blocks, read_messages
 from posbias.tasks.language.rules import LETTERS, RULES, Call, Choice, Rule
@@ -44,13 +43,43 @@ from posbias.tasks.language.rules import LETTERS, RULES, Call, Choice, Rule
 CLOSING = "\nAnswer with one letter."
 CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
-FIELDS = ("units", "messages", "tools", "moved", "question", "answer", "answers", "target", "group", "id")
-UNIT_FIELDS = ("text", "id", "moved")
 TOOLS = "tools"
 """Descriptions of tools, where these are what is moved among."""
 
 Unit = str | tuple[Message, ...]
 """A text, or messages that stay together."""
+
+
+class OwnUnit(Line):
+    """A unit that is a text, alone or with a name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Text
+    id: str | int | None = None
+    moved: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, unit: object) -> object:
+        return {"text": unit} if isinstance(unit, str) else unit
+
+
+class OwnRecord(Line):
+    """A record of a file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    units: Annotated[list[OwnUnit], MinLen(1)] | None = None
+    messages: Annotated[list[Any], MinLen(1)] | None = None
+    tools: Annotated[list[Any], MinLen(1)] | None = None
+    moved: Any = None
+    question: Text | None = None
+    answer: Any = None
+    answers: Annotated[list[Any], MinLen(1)] | None = None
+    target: Text | None = None
+    group: str | int | None = None
+    id: Any = None
 
 
 @dataclass(frozen=True)
@@ -92,107 +121,89 @@ class ItemRecord:
         return units, places[slot]
 
 
-def _read_record(record: dict[str, Any], where: str, rule: Rule, among: str) -> ItemRecord:
+def _read_record(given: dict[str, Any], where: str, rule: Rule, among: str) -> ItemRecord:
     """A record, checked.
 
     Raises:
         UsageError: a field that is not known, is missing or holds something else.
     """
-    if unknown := sorted(set(record) - set(FIELDS)):
-        raise UsageError(f"{where}: unknown field {unknown[0]!r}; allowed: {', '.join(FIELDS)}")
-    if ("units" in record) == ("messages" in record):
+    record = line_of(OwnRecord, given, where)
+    if (record.units is None) == (record.messages is None):
         raise UsageError(f"{where}: need one of the fields 'units' and 'messages'")
-    question = text_field(record, "question", where) if record.get("question") is not None else None
-    target = record.get("target")
-    if target is not None and rule.text:
+    if record.target is not None and rule.text:
         raise UsageError(f"{where}: field 'target' goes with a rule whose answer is no text; {rule.name} scores it")
-    if not rule.text:
-        target = "" if target is None else text_field(record, "target", where)
-    read = _of_texts(record, where) if "units" in record else _of_messages(record, where, among)
-    answers = _answers(record, where, rule)
-    return replace(read, question=question, answers=answers, target=target, group=group_field(record, where))
+    if record.units is not None:
+        if record.tools is not None:
+            raise UsageError(f"{where}: field 'tools' goes with 'messages'")
+        allowed = f"unit, by its index (0 ... {len(record.units) - 1}) or 'id', or a unit be marked \"moved\": true"
+        fields = [unit.model_dump() for unit in record.units]
+        texts = tuple(unit.text for unit in record.units)
+        read = ItemRecord(where, texts, tuple(range(len(texts))), _moved(record, fields, "id", where, allowed))
+    else:
+        read = _of_messages(record, where, among)
+    return replace(
+        read,
+        question=record.question,
+        answers=_answers(record, where, rule),
+        target=None if rule.text else record.target or "",
+        group="" if record.group is None else str(record.group),
+    )
 
 
-def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
-    given = [name for name in ("answer", "answers") if record.get(name) is not None]
+def _answers(record: OwnRecord, where: str, rule: Rule) -> tuple[str, ...]:
+    given = [name for name in ("answer", "answers") if getattr(record, name) is not None]
     if isinstance(rule, Choice):
         if given:
-            raise UsageError(
-                f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter"
-            )
+            raise UsageError(f"{where}: field {given[0]!r} goes without choice, which takes the moved one's letter")
         return ()
     if len(given) != 1:
         raise UsageError(f"{where}: need one of the fields 'answer' (a text or number) and 'answers' (a list)")
-    answers = list_field(record, "answers", where) if given == ["answers"] else [record["answer"]]
-    if isinstance(rule, Call):
-        answers = [json.dumps(answer) if isinstance(answer, Mapping) else answer for answer in answers]
-    for answer in answers:
-        if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
+    answers = []
+    for answer in record.answers or [record.answer]:
+        text = json.dumps(answer) if isinstance(rule, Call) and isinstance(answer, Mapping) else answer
+        if isinstance(text, bool) or not isinstance(text, str | int | float) or not str(text).strip():
             raise UsageError(f"{where}: field {given[0]!r} must hold texts or numbers, none empty, got {answer!r:.80}")
         try:
-            rule.check(str(answer))
+            rule.check(str(text))
         except UsageError as error:
             raise UsageError(f"{where}: field {given[0]!r}: {error}") from None
-    return tuple(map(str, answers))
+        answers.append(str(text))
+    return tuple(answers)
 
 
-def _moved(record: dict[str, Any], entries: Sequence[Any], key: str, where: str, allowed: str) -> int:
+def _moved(record: OwnRecord, entries: Sequence[Mapping[str, Any]], key: str, where: str, allowed: str) -> int:
     """Index of the one entry that is marked, or that `moved` names by its key or index."""
-    moved, fields = record.get("moved"), [entry if isinstance(entry, Mapping) else {} for entry in entries]
-    found = [index for index, entry in enumerate(fields) if entry.get("moved") is True]
+    moved, found = record.moved, [index for index, entry in enumerate(entries) if entry.get("moved") is True]
     if moved is not None and not isinstance(moved, bool):
         by_index = [moved] if isinstance(moved, int) and 0 <= moved < len(entries) else []
-        found += [index for index, entry in enumerate(fields) if entry.get(key) == moved] or by_index
+        found += [index for index, entry in enumerate(entries) if entry.get(key) == moved] or by_index
     if len(found) != 1:
         raise UsageError(f"{where}: field 'moved' must name one {allowed}, got {moved!r:.80}")
     return found[0]
 
 
-def _of_texts(record: dict[str, Any], where: str) -> ItemRecord:
-    if "tools" in record:
-        raise UsageError(f"{where}: field 'tools' goes with 'messages'")
-    units = list_field(record, "units", where)
-    texts = [_text_of(unit, f"{where}, unit {index}") for index, unit in enumerate(units)]
-    allowed = f"unit, by its index (0 ... {len(units) - 1}) or 'id', or a unit be marked \"moved\": true"
-    return ItemRecord(where, tuple(texts), tuple(range(len(texts))), _moved(record, units, "id", where, allowed))
-
-
-def _text_of(unit: Any, where: str) -> str:
-    if isinstance(unit, str):
-        unit = {"text": unit}
-    if not isinstance(unit, Mapping) or set(unit) - set(UNIT_FIELDS):
-        raise UsageError(
-            f"{where}: a unit must be text, or an object with {', '.join(UNIT_FIELDS)} (messages go into 'messages'), "
-            f"got {unit!r:.80}"
-        )
-    return text_field(dict(unit), "text", where)
-
-
-def _of_messages(record: dict[str, Any], where: str, among: str) -> ItemRecord:
+def _of_messages(record: OwnRecord, where: str, among: str) -> ItemRecord:
     """Units that are messages, or descriptions of tools beside a conversation."""
-    asked = record.get("question") is not None
-    given = list_field(record, "messages", where)
-    messages = read_messages(given, where)
-    tools = list_field(record, "tools", where) if record.get("tools") is not None else []
-    described = [_described(tool, f"{where}, tool {index}") for index, tool in enumerate(tools)]
+    messages = read_messages(record.messages or (), where)
+    tools = [_described(tool, f"{where}, tool {index}") for index, tool in enumerate(record.tools or ())]
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-    if not asked and (not users or messages[-1]["role"] not in ("user", "tool")):
+    if record.question is None and (not users or messages[-1]["role"] not in ("user", "tool")):
         raise UsageError(
             f"{where}: field 'messages' must end with a message of the user or a result, for the model to answer; or "
             "give a 'question'"
         )
-    lines = tuple(json.dumps(tool, ensure_ascii=False) for tool in described)
+    lines = tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
     if among == TOOLS:
-        functions = [tool["function"] for tool in described]
+        functions = [tool["function"] for tool in tools]
         allowed = f"of the tools {', '.join(function['name'] for function in functions)}"
         moved = _moved(record, functions, "name", where, allowed)
         return ItemRecord(where, lines, tuple(range(len(lines))), moved, messages=tuple(messages))
-    question = None if asked else users[-1]  # the message that is answered
+    question = users[-1] if record.question is None else None  # the message that is answered
     allowed = (
-        f"message, by its index (0 ... {len(given) - 1}) or the 'tool_call_id' of its result, or a message be marked "
-        '"moved": true'
+        f"message, by its index (0 ... {len(messages) - 1}) or the 'tool_call_id' of its result, or a message be "
+        'marked "moved": true'
     )
-    index = _moved(record, given, "tool_call_id", where, allowed)
+    index = _moved(record, record.messages or (), "tool_call_id", where, allowed)
     if index == question:
         raise UsageError(f"{where}: message {index} is the question; move another, or give a 'question'")
     blocks, slots = movable_blocks(messages, among, index, question)
@@ -207,15 +218,13 @@ def _of_messages(record: dict[str, Any], where: str, among: str) -> ItemRecord:
 
 def _described(tool: Any, where: str) -> dict[str, Any]:
     """A tool's description in the format of OpenAI's API."""
-    described = {
-        "type": "function",
-        **(tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool}),
-    }
-    fields = dict(described["function"]) if isinstance(described["function"], Mapping) else {}
-    text_field(fields, "name", where)
-    if fields.get("description") is not None:
-        text_field(fields, "description", where, empty=True)
-    return described
+    wrapped = tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool}
+    function = wrapped["function"]
+    if not isinstance(function, Mapping) or not (function.get("name") and isinstance(function["name"], str)):
+        raise UsageError(f"{where}: a description of a tool must be an object with a 'name', got {tool!r:.80}")
+    if not isinstance(function.get("description") or "", str):
+        raise UsageError(f"{where}: field 'description' must be text, got {function['description']!r:.80}")
+    return {"type": "function", **wrapped}
 
 
 Asked = tuple[ItemRecord, list[Unit], str]
@@ -252,24 +261,17 @@ class Items(LanguageTask):
     """A .jsonl file of further units, which `filled` and lengths draw from."""
     filled: CountOrZero = 0
     """Fillers among the other units of every record, drawn by the seed."""
-    repeats: Count = 1
-    """Times that each record is asked, from the second on with the other units in another order (>= 1); what is said
-    of positions counts records then."""
 
     max_tokens: ClassVar[int] = 64
     counted: ClassVar[str] = "filled"
+    slot: ClassVar[str] = "units"
 
     def __post_init__(self) -> None:
         if self.filled and self.fillers is None:
             raise UsageError(f"{self.name}: {LONGER}")
         if self.among == TOOLS and self.fillers is not None:
             raise UsageError(f"{self.name}: among='tools' takes no fillers")
-        fields = re.findall(r"\{(number|letter|text)\}", "{text}" if self.entry is None else self.entry)
-        if fields not in (["text"], ["number", "text"], ["letter", "text"]):
-            raise UsageError(
-                f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
-                f"got {self.entry!r}"
-            )
+        check_form(self.name, self.entry, "text", "number text", "letter text")
         self.answer_rule  # noqa: B018  a rule that is none is refused at once
 
     @cached_property
@@ -297,23 +299,17 @@ class Items(LanguageTask):
             value = parsed_json(line, where)
             if isinstance(value, Mapping) and "role" in value:
                 value = [value]
-            fillers.append(tuple(read_messages(value, where)) if isinstance(value, list) else _text_of(value, where))
+            is_text = not isinstance(value, list)
+            fillers.append(line_of(OwnUnit, value, where).text if is_text else tuple(read_messages(value, where)))
             check_most(f"{self.fillers!r}: what one file holds", len(fillers), MOST_EXAMPLES, "examples")
         return fillers
 
-    @cached_property
-    def _around(self) -> tuple[str, str]:
-        """Texts before and after the units."""
-        if self.template is None and self._letters:
-            return "{question}\n", CLOSING if self.chat else "\nAnswer:"
-        if self.template is None:
-            return "", "\n\nQuestion: {question}\nAnswer:"
-        return around(self.name, self.template, "units")
-
     @property
-    def samples_there(self) -> int:
-        """Records of the file, each as often as it is asked."""
-        return len(self._raw) * self.repeats
+    def plain(self) -> tuple[str, str]:
+        """The units, then the question, which comes first if letters are asked for."""
+        if self._letters:
+            return "{question}\n", CLOSING if self.chat else "\nAnswer:"
+        return "", "\n\nQuestion: {question}\nAnswer:"
 
     @cached_property
     def n_items(self) -> int:
@@ -342,14 +338,13 @@ class Items(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
         """Records with the units around the moved one in order."""
-        if self.samples_there < count:
-            times = f" x {self.repeats} repeats" if self.repeats > 1 else ""
-            raise UsageError(f"{self.file!r} holds {len(self._raw)} records{times}; {count} samples are asked")
-        records = [self._checked(index) for index in range(math.ceil(count / self.repeats))]
-        clustered = self.repeats > 1 or any(record.get("group") is not None for _, record in self._raw)
+        if len(self._raw) < count:
+            raise UsageError(f"{self.file!r} holds {len(self._raw)} records; {count} samples are asked")
+        records = [self._checked(index) for index in range(count)]
+        clustered = any(record.get("group") is not None for _, record in self._raw)
         if len(self._fillers) < self.filled:
             raise UsageError(f"{self.fillers!r} holds {len(self._fillers)} fillers; {self.filled} are asked")
-        return (self._asked(records[index // self.repeats], seed, index, clustered=clustered) for index in range(count))
+        return (self._asked(record, seed, index, clustered=clustered) for index, record in enumerate(records))
 
     def _checked(self, index: int) -> ItemRecord:
         record = self._record(index)
@@ -375,8 +370,6 @@ class Items(LanguageTask):
     def _asked(self, record: ItemRecord, seed: int, index: int, *, clustered: bool) -> Asked:
         source = random.Random(f"items {seed} {index}")
         others = [record.units[slot] for slot in record.slots if slot != record.moved]
-        if index % self.repeats:
-            source.shuffle(others)
         total = len(others) + self.filled
         for number, filler in enumerate(source.sample(self._fillers, self.filled)):  # evenly spread
             others.insert(int((number + 0.5) * total / self.filled), filler)
@@ -390,20 +383,14 @@ class Items(LanguageTask):
         units, moved = record.at(slot, others)
         answers = (LETTERS[slot],) if self._letters else record.answers
         if record.texts:
-            told = self._text(str(record.question), [str(unit) for unit in units], moved, answers)
+            form = self.entry or ("{letter}. {text}" if self._letters else "[{number}] {text}")
+            told = listed(list(map(str, units)), moved, answers, around=self.framed(str(record.question)), form=form)
+            # With letters the order of passages decides which one is right.
+            told = replace(told, passages=()) if self._letters else told
         else:
             messages, index, span = self._conversation(record, units, moved)
             told = Draft(str(messages[index]["content"]), answers, span, messages=messages, moved_message=index)
         return replace(told, target=record.target, cluster=cluster)
-
-    def _text(self, question: str, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
-        letters = self._letters
-        before, after = (part.replace("{question}", question) for part in self._around)
-        form = self.entry or ("{letter}. {text}" if letters else "[{number}] {text}")
-        listing = listed(units, head=before, between="\n", tail=after, form=form)
-        template = "".join(self._around) if self.template else ""
-        passages = () if letters else listing.passages  # whose order decides which letter is right
-        return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)
 
     def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
         told = record.messages

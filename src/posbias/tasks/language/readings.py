@@ -285,21 +285,9 @@ def letter_in(text: str, letters: str, *, judged: bool = False) -> str | None:
     return _certain(_plain(text).replace("$", ""), levels, forms.mention.findall)
 
 
-def verdict_of(text: str, pattern: str | None = None) -> str | None:
-    """The response that a judge names, "A" or "B"; `TIE`; or None: there is no verdict that can be read.
-
-    Args:
-        text: What the judge wrote, thoughts left out.
-        pattern: A regular expression of one's own with one group, the only form then; its last match counts, and the
-            group must say A, B or tie (or C).
-
-    Raises:
-        UsageError: searching for the pattern takes too long.
-    """
-    if pattern is None:
-        return letter_in(text, "AB", judged=True)
-    matches = search_own(pattern, text)
-    return _alone(_plain(matches[-1]), "AB", judged=True, mark=True) if matches else None
+def verdict_of(text: str) -> str | None:
+    """The response that a judge names, "A" or "B"; `TIE`; or None: there is no verdict that can be read."""
+    return letter_in(text, "AB", judged=True)
 
 
 def check_own(owner: str, pattern: object, *, groups: int | None = None) -> None:

@@ -96,11 +96,8 @@ class Rule(ABC):
     """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
     one_line: ClassVar[bool] = False
     """True if the first line alone is judged."""
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
-        return None
+    schema: ClassVar[Mapping[str, Any] | None] = None
+    """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
 
     def check(self, answer: str) -> None:
         """Refuse an accepted answer that cannot be judged by this rule."""
@@ -258,11 +255,7 @@ class Number(ReadingRule):
     """Largest difference that still counts as right, >= 0."""
 
     wanted: ClassVar[str] = "a number"
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        """A number."""
-        return {"type": "number"}
+    schema: ClassVar[Mapping[str, Any]] = {"type": "number"}
 
     def read(self, text: str) -> Any | None:
         """The number (`number_in`)."""
@@ -275,35 +268,30 @@ class Number(ReadingRule):
 
 @RULES.register("call")
 @dataclass(frozen=True)
-class Call(Rule):
+class Call(ReadingRule):
     """The first tool that is called is the accepted one: a name or, as JSON, a name and the arguments that must be so.
 
     Calls are those that a server tells of, or what the text holds in the forms of `calls_in`.
     """
 
     text: ClassVar[bool] = False
-    begins: ClassVar[bool] = False
+    wanted: ClassVar[str] = "a tool's name, or an object with name and arguments"
 
-    def readable(self, text: str) -> bool:
-        """True if there is a call."""
-        return bool(calls_in(text))
+    def read(self, text: str) -> Called | None:
+        """The first call."""
+        return next(iter(calls_in(text)), None)
+
+    def accepted(self, answer: str) -> Called | None:
+        """A call, or a tool's name alone."""
+        return self.read(answer) or (None if answer.lstrip().startswith("{") else Called(answer, {}))
+
+    def same(self, told: Called, accepted: Called) -> bool:
+        """True if the tool is called with all that is accepted."""
+        return told.meets(accepted.name, accepted.arguments)
 
     def settled(self, text: str) -> bool:
         """True if there is a call: the first one counts."""
         return self.readable(text)
-
-    def check(self, answer: str) -> None:
-        """Refuse an object that is no call."""
-        if answer.lstrip().startswith("{") and not calls_in(answer):
-            raise UsageError(
-                f"the answer must be a tool's name, or an object with name and arguments, got {answer!r:.80}"
-            )
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 or 0."""
-        called = calls_in(text)[:1]
-        accepted = [(calls_in(answer) or [Called(answer, {})])[0] for answer in checked_answers(answers)]
-        return float(any(call.meets(right.name, right.arguments) for call in called for right in accepted))
 
 
 @RULES.register("choice")
@@ -315,7 +303,7 @@ class Choice(ReadingRule):
     """Options among which one is named."""
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> Mapping[str, Any]:  # type: ignore[override]  # read-only, as all of a frozen class
         """One of the letters."""
         return {"type": "string", "enum": [*LETTERS[: self.options]]}
 
@@ -329,23 +317,11 @@ class Choice(ReadingRule):
 class Verdict(ReadingRule):
     """The text says which of two responses, A or B, is better (`verdict_of`)."""
 
-    pattern: str | None = None
-    """A regular expression of one's own with one group, which holds the verdict."""
-
-    begins: ClassVar[bool] = False
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """A letter, or a tie."""
-        return None if self.pattern else {"type": "string", "enum": ["A", "B", TIE]}
+    schema: ClassVar[Mapping[str, Any]] = {"type": "string", "enum": ["A", "B", TIE]}
 
     def read(self, text: str) -> str | None:
         """A, B, `TIE`, or None."""
-        return verdict_of(text, self.pattern)
-
-    def accepted(self, answer: str) -> str:
-        """The letter itself."""
-        return answer
+        return verdict_of(text)
 
 
 @RULES.register("python")
