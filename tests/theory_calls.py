@@ -2,7 +2,7 @@
 
 from posbias import predict
 from posbias.models.model import Model
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory import ModelTheory, Prediction
 from posbias.theory.power_rollout import PowerRollout
 

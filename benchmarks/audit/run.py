@@ -49,7 +49,7 @@ class Interleaved(Local):
 def floor(model: Any, workload: Any, unit: int) -> dict[str, float]:
     """Processor seconds of the passes that the kinds of a unit take at least."""
     token_ids = workload.token_ids[workload.units[unit].prompt]
-    covectors = sum(kind.passes(model.width) for kind in workload.kinds)
+    covectors = sum(getattr(kind, "probes", 1) for kind in workload.kinds)
     begun = time.process_time()
     inputs = model.embed(model.token_tensor([token_ids.tolist()])).detach().requires_grad_()
     logits = model.network(inputs_embeds=inputs, use_cache=False, logits_to_keep=1).logits[0, -1]

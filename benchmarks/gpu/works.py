@@ -22,7 +22,7 @@ from posbias.measurement.outputs import checkpointed
 from posbias.mitigation.fitting import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.weights import converted
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.runs.engines import Local
 from posbias.tasks.language import Example, KeyValue
 

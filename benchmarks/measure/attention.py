@@ -13,7 +13,7 @@ from subject import tokens_of
 import posbias as pb
 from posbias.measurement.attention import AttentionOptions
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt
 
 MIXING = 0.3

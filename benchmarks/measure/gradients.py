@@ -16,7 +16,7 @@ from torch import Tensor
 
 import posbias as pb
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 Method = Callable[[], np.ndarray]
 """Norm of the gradient at every position, not normalised."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import posbias as pb
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 Method = Callable[[], np.ndarray]
 PROBES = (4, 16, 64)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 VOCABULARY = 32_000

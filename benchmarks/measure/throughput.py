@@ -7,7 +7,7 @@ import numpy as np
 
 import posbias as pb
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 Method = Callable[[], np.ndarray]
 PEER = "captum, one logit row"

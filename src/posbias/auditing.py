@@ -40,8 +40,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
+from posbias.prompts import Prompts, PromptSource
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.registry import split_literals
 from posbias.report import conclude, write_report
 from posbias.runs.engines import Engine, Local

@@ -63,7 +63,7 @@ def verify(
     """
     from posbias.checks import OneOf, checked_value
     from posbias.measurement.measurement import MeasurePlan
-    from posbias.prompts.prompts import PromptSource
+    from posbias.prompts import PromptSource
     from posbias_papers import published as papers  # registers the claims, looked up before a model is loaded
     from posbias_papers.claims import selected
 

@@ -23,7 +23,7 @@ from posbias.models.reference.config import constants_of, stacked
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory.power_rollout.actual_attention import trace_attention
 from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, listed, selected
 from posbias_papers.kernels import (

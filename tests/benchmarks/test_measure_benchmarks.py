@@ -1,32 +1,14 @@
-"""The benchmark of measuring runs: every part on a tiny model, its assertions, its record. Nothing here is timed."""
-
-import importlib
-import sys
-from pathlib import Path
+"""The benchmark of measuring runs: every part, its assertions, its record."""
 
 import pytest
 
 from posbias.runs.records import read_record
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "measure"
-MODULES = [path.stem for path in BENCHMARK.glob("*.py")]
 OWN = ("floor", "posbias", "posbias, checkpointing", "posbias, with mixing")
 PARTS = ("gradients", "demo", "memory", "attention", "attention-memory", "jacobians", "prompts")
 
 # PyTorch warns where it cannot batch an operation; the benchmark's command does not show it.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """A module of the benchmark by its name, forgotten afterwards: other benchmarks have a `run` too."""
-    monkeypatch.syspath_prepend(str(BENCHMARK))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    yield importlib.import_module
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.modules.update(kept)
 
 
 @pytest.fixture

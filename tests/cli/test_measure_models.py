@@ -11,6 +11,7 @@ from conftest import without_notes
 from posbias import UsageError
 from posbias.measurement.measurement import MeasurePlan, directory_names, measure_models
 from posbias.runs.records import read_record
+from posbias.runs.running import held
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
 
@@ -63,28 +64,8 @@ def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llam
     assert first != second
 
 
-def test_resuming_measures_only_what_is_missing(posbias, tiny_llama, other_llama, tmp_path):
-    command = ("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
-    assert posbias(*command).returncode == 0
-    first, second = names_of(tiny_llama, other_llama)
-    before = read_record(tmp_path / first).run_id
-    shutil.rmtree(tmp_path / second)
-    assert posbias(*command, "--resume").returncode == 0
-    assert read_record(tmp_path / first).run_id == before
-    assert read_record(tmp_path / second).status == "done"
-    assert posbias(*command, "--resume", "--seed", "1").returncode == 0  # another measurement: done again
-    after = read_record(tmp_path / first)
-    assert after.run_id != before
-    assert after.seeds == {"measure": 1}
-
-
 def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(tiny_llama, other_llama, tmp_path):
-    plan = MeasurePlan(
-        n_positions=16,
-        count=2,
-        kinds=("logit",),
-        options=pb.MeasureOptions(resume=True),
-    )
+    plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",), options=pb.MeasureOptions(resume=True))
     copy = tmp_path / "model"
     shutil.copytree(tiny_llama, copy)
     runs = [dict(measure_models([str(copy)], plan, out=tmp_path / "out"))["model"] for _ in range(2)]
@@ -95,24 +76,19 @@ def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(tiny_llam
 
 
 def test_a_model_that_fails_costs_its_own_record_only(posbias, tiny_llama, broken_llama, other_llama, tmp_path):
-    result = posbias("measure", tiny_llama, broken_llama, other_llama, *FLAGS, "--out", tmp_path)
+    sources = (tiny_llama, broken_llama, tmp_path / "absent", other_llama)
+    result = posbias("measure", *sources, *FLAGS, "--out", tmp_path / "out")
     assert result.returncode == 1
     assert len(without_notes(result.stderr)) == 1
-    names = names_of(tiny_llama, broken_llama, other_llama)
-    assert f"1 of 3 models failed, first {names[1]}: " in result.stderr
-    assert [read_record(tmp_path / name).status for name in names] == ["done", "failed", "done"]
-    assert "finite" in read_record(tmp_path / names[1]).error
+    names = names_of(*sources)
+    assert f"2 of 4 models failed, first {names[1]}: " in result.stderr
+    records = [read_record(tmp_path / "out" / name) for name in names]
+    assert [record.status for record in records] == ["done", "failed", "failed", "done"]
+    assert "finite" in records[1].error
+    assert records[2].error.startswith("model 'absent' ")
 
 
-def test_a_model_that_is_not_there_has_a_record_that_says_so(posbias, tiny_llama, tmp_path):
-    result = posbias("measure", tiny_llama, tmp_path / "absent", *FLAGS, "--out", tmp_path / "out")
-    assert result.returncode == 1
-    record = read_record(tmp_path / "out" / "absent")
-    assert record.status == "failed"
-    assert record.error.startswith("model 'absent' ")
-
-
-def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
+def test_resuming_measures_what_is_missing_and_a_finished_model_that_is_gone_costs_nothing_but_itself(
     posbias, tiny_llama, other_llama, tmp_path
 ):
     lost, out = tmp_path / "lost", tmp_path / "out"
@@ -128,11 +104,12 @@ def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
     assert f"1 of 3 models failed, first {names[1]}: model '" in result.stderr
     assert [read_record(out / name).status for name in names] == ["done"] * 3  # what was finished stays
     assert [read_record(out / name).run_id == before[name] for name in names] == [True, True, False]
+    assert posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", out, "--resume", "--seed", "1").returncode == 0
+    again = read_record(out / names[0])  # another measurement: done again
+    assert (again.run_id != before[names[0]], again.seeds) == (True, {"measure": 1})
 
 
 def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
-    from posbias.runs.running import held
-
     first, second = names_of(tiny_llama, other_llama)
     plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",))
     (tmp_path / second).mkdir()

@@ -3,17 +3,18 @@
 import json
 
 import numpy as np
-import pytest
 
-from posbias.runs.records import read_record
+from posbias import load_record
 
 
 def test_the_record_holds_output_and_depth(posbias, tiny_llama, tmp_path) -> None:
     arguments = ["measure", tiny_llama, "--length", 20, "--count", 3, "--dtype", "bfloat16", "--out", tmp_path / "run"]
     arguments += ["--kinds", "jacobian(probes=2),integrated_gradients(steps=2),perturbation", "--depth-profiles", "all"]
+    refused = posbias(*arguments, "--output", "first")
+    assert (refused.returncode, "unknown output 'first'" in refused.stderr) == (2, True)
     result = posbias(*arguments, "--output", "at(position=-5)")
     assert result.returncode == 0, result.stderr
-    record = read_record(tmp_path / "run")
+    record = load_record(tmp_path / "run").record
     measurement = record.resolved["measurement"]
     assert measurement["output"] == "at(position=-5)"
     assert measurement["passes"]["layers"] == "all"
@@ -34,19 +35,3 @@ def test_a_target_is_measured(posbias, tiny_llama) -> None:
     document = json.loads(result.stdout)
     assert document["resolved"]["measurement"]["output"] == "target(text=' Paris, France')"
     assert len(document["arrays"]["trained/measured/logprob/influence"]) == 12
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--output", "first"], "unknown output 'first'"),
-        (["--output", "at(position=99)"], "output position 99 is outside the prompt"),
-        (["--output", "target(text='a')"], "jacobian looks at no given tokens"),
-        (["--depth-profiles", "some"], "layers: 'some': allowed are whole numbers"),
-        (["--depth-profiles", "0,7"], "layer 7 is not in the network"),
-    ],
-)
-def test_wrong_flags_are_refused(posbias, tiny_llama, arguments, words) -> None:
-    result = posbias("measure", tiny_llama, "--length", 8, "--count", 1, *arguments)
-    assert result.returncode == 2
-    assert words in result.stderr

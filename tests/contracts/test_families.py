@@ -27,7 +27,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
 from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt
 from tiny_families import (
     BLOOM,

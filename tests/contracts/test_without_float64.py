@@ -14,7 +14,7 @@ from posbias.measurement.kinds import KINDS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.models.devices import check_precision
 from posbias.models.hugging_face import Origin
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.tasks.language import KeyValue
 from posbias.theory.power_rollout import attention_rollout_prompt, attention_rollouts
 from posbias.training.trainer import Stack

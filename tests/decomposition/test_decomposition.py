@@ -14,7 +14,7 @@ from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomp
 from posbias.decomposition.decomposition import Examiner, mean_intervals, scores_of, shifts_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.runs.records import read_record
 from posbias.runs.results import as_stored, result_of
 from posbias.statistics import mean_ends

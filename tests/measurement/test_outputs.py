@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias import MeasureOptions, UsageError, load_model, measure
-from posbias.measurement.outputs import OUTPUTS, resolve_output
+from posbias.measurement.outputs import OUTPUTS
 from posbias.prompts import Prompts
 
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -108,8 +108,8 @@ def test_every_output_is_spelled_as_it_is_parsed():
     spellings = ("last", "at(position=-5)", "mean(positions=[-8, -1])", "target(text=' Paris')")
     assert {spelling.partition("(")[0] for spelling in spellings} == set(OUTPUTS)
     for spelling in spellings:
-        assert str(resolve_output(spelling)) == spelling
-        assert resolve_output(str(resolve_output(spelling))) == resolve_output(spelling)
+        chosen = MeasureOptions(output=spelling)
+        assert chosen.output == str(chosen.read_output) == MeasureOptions(output=chosen.read_output).output == spelling
 
 
 @pytest.mark.parametrize(

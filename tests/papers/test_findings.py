@@ -5,18 +5,7 @@ import pytest
 from scipy import stats
 
 from posbias import RunError, UsageError
-from posbias_papers.findings import (
-    Finding,
-    Outcome,
-    Outcomes,
-    Seeded,
-    combined,
-    difference,
-    findings_tables,
-    paired,
-    tally,
-    weighed,
-)
+from posbias_papers.findings import Outcome, Outcomes, combined, difference
 
 
 def of(values):
@@ -27,7 +16,6 @@ def cases(tests):
     return {f"case {number}": test for number, test in enumerate(tests)}
 
 
-NAME = "under the causal mask the attention sink is the first token."
 REVERSED = of([-0.2, -0.25, -0.3, -0.22, -0.28, -0.24])
 CLEAR, NOISY = of([0.2, 0.25, 0.3, 0.22, 0.28, 0.24]), of([0.2, -0.3, 0.1, -0.2, 0.3, -0.1])
 
@@ -79,22 +67,6 @@ def test_without_any_effect_a_statement_is_decided_as_often_as_claimed(count):
         tests = cases([of(draw.normal(size=6)) for _ in range(count)])
         decided += combined(tests) != "undecided"
     assert decided / 400 < 0.08
-
-
-def test_pairs_are_made_by_seed_and_seeds_without_a_partner_are_counted():
-    first = Seeded((0, 1, 2, 4), np.array([[0.0], [1.0], [2.0], [4.0]]))
-    second = Seeded((1, 2, 3, 4), np.array([[10.0], [20.0], [30.0], [40.0]]))
-    ours, theirs, alone = paired(first, second)
-    assert (10 * ours == theirs).all()
-    assert alone == 2
-
-
-def test_a_statement_nobody_trained_for_is_not_run():
-    finding = weighed("Figure 9", NAME, {})
-    assert finding.verdict == "not run"
-    assert tally([finding, Finding("a", NAME, "", "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
-    assert findings_tables([finding])[0].cells[0][-1] == "not run"
-    assert findings_tables([finding])[1].cells == []
 
 
 def test_no_seed_or_a_value_that_is_not_finite_is_refused():

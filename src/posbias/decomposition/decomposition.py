@@ -48,7 +48,7 @@ from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, as_stored, from_stored

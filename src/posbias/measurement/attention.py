@@ -45,7 +45,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.registry import split_numbers
 from posbias.runs.running import run_directory
 from posbias.theory.power_rollout import attention_rollouts
@@ -425,10 +425,10 @@ def similarity_of(
     def of(layers: Iterable[Float[Tensor, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
         similarity, outside = [], []
         for logits in layers:  # all heads at once, each with bins of its own, and one for what lies outside
-            ends = BINS * torch.arange(len(logits) + 1, device=logits.device)
-            bins = ((logits - low) * (BINS / (high - low))).clamp_(max=BINS - 1).floor_() + ends[:-1, None]
-            bins = torch.where((logits >= low) & (logits <= high), bins, ends[-1])
-            counts = torch.bincount(bins.flatten().long(), minlength=int(ends[-1]) + 1)[:-1].view(-1, BINS)
+            bins = (logits - low).mul_(BINS / (high - low)).clamp_(max=BINS - 1).floor_()
+            bins += BINS * torch.arange(len(logits), device=logits.device)[:, None]
+            bins.masked_fill_((logits < low) | (logits > high), BINS * len(logits))
+            counts = torch.bincount(bins.flatten().long(), minlength=BINS * len(logits) + 1)[:-1].view(-1, BINS)
             inside = counts.sum(1)
             entropy = torch.special.entr(counts / inside.clamp_min(1).double()[:, None]).sum(1)
             # 0 where nothing is inside, as in the published code.

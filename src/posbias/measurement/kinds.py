@@ -61,10 +61,6 @@ class Pullback(Kind):
     site: ClassVar[Site]
     """The place of the covectors: at the hidden states after the final norm, or at the logits."""
 
-    def passes(self, width: int) -> int:
-        """Number of covectors, hence vector-Jacobian products, that a model with `width` features needs."""
-        return 1
-
     @abstractmethod
     def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """The covectors of every prompt of a batch, on the output's device, before the outputs' share.
@@ -110,12 +106,6 @@ class Jacobian(Pullback):
     def sampled(self) -> bool:
         """True with random probes."""
         return not self.exact and self.probe != "ones"
-
-    def passes(self, width: int) -> int:
-        """`probes`, or `width` when exact, or 1 for the fixed vector."""
-        if self.exact:
-            return width
-        return self.probes if self.sampled else 1
 
     def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """Unit vectors, random probes, or the all-ones vector; the same at every output, so that it acts on the sum."""

@@ -59,8 +59,8 @@ from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.weights import REDUCED, converted, dispatched, network_sha256, quantised
 from posbias.profiles import Profile
 from posbias.progress import report
+from posbias.prompts import Prompts, PromptSource
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record, finished_record
 from posbias.runs.results import RESULTS, Result, as_stored

@@ -175,15 +175,6 @@ class Target(Output):
         return targets
 
 
-def resolve_output(output: str | Output) -> Output:
-    """An output from its literal spelling, such as `"at(position=-5)"`, or as it is."""
-    if isinstance(output, Output):
-        return output
-    if not isinstance(output, str):
-        raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, spelled or as an object, got {output!r}")
-    return OUTPUTS.parse(output)
-
-
 def _reading(token_ids: TokenIds, requested: Sequence[int]) -> Reading:
     size = len(token_ids)
     for position in requested:
@@ -215,7 +206,7 @@ class PassOptions:
     """Layers whose own output's influence profile is measured too: "all", or indices, also as "0,5"; None for none."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "output", str(resolve_output(self.output)))
+        object.__setattr__(self, "output", str(self.read_output))
         if isinstance(self.layers, tuple):
             if not self.layers or len(set(self.layers)) < len(self.layers):
                 raise UsageError(f'layers must be "all" or indices, each once, such as "0,5,11", got {self.layers}')
@@ -224,7 +215,7 @@ class PassOptions:
     @property
     def read_output(self) -> Output:
         """The output as an object."""
-        return resolve_output(self.output)
+        return OUTPUTS.parse(self.output) if isinstance(self.output, str) else self.output
 
 
 @dataclass(frozen=True, eq=False)

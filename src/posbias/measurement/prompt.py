@@ -36,7 +36,7 @@ from posbias.models.attention import BranchWatch, named_blocks, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 
 Pulled = tuple[str, Float64[Tensor, "prompts outputs _"]]
 """A covector of every prompt to pull back: where it lives ("hidden", "logits", a layer), its part at every output."""

@@ -19,7 +19,7 @@ from posbias.measurement.prompt import PromptMeasurement
 from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level

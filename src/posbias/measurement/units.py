@@ -29,7 +29,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
-from posbias.prompts.prompts import Prompts
+from posbias.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.theory.power_rollout.rollout import PromptTrace, traced_beside

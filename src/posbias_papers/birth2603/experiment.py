@@ -34,8 +34,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
 from posbias.profiles import Profile
 from posbias.progress import track
+from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.runs.records import plain
 from posbias.statistics import MISSING, jackknife, leave_one_out
