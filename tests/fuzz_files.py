@@ -27,7 +27,7 @@ STUDY: dict[str, Any] = {
     "grid": {"task.target": [0, 5]},
     "seeds": 1,
 }
-PAIRS = {"ordered_kv_records": [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]], "key": "k2", "value": "v2"}
+PAIRS = {"question": "who", "response_A": "Ada", "response_B": "Bob", "label": "A>B"}
 DOCUMENTS = {
     "question": "who",
     "answers": ["Ada"],

@@ -62,7 +62,9 @@ Errors:
     UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbias.published import published_work
@@ -111,41 +113,10 @@ if TYPE_CHECKING:
     from posbias.training import TrainOptions as TrainOptions
     from posbias.training import train as train
 
-_HOMES = {
-    name: home
-    for home, names in {
-        "architecture": "Architecture",
-        "auditing": "AuditOptions audit",
-        "comparison.compare": "CompareOptions compare",
-        "decomposition": "DecomposeOptions decompose",
-        "designing": "DesignOptions design",
-        "errors": "RunError UsageError",
-        "evaluation.correlate": "CorrelateOptions correlate",
-        "evaluation.samples": "EvaluateOptions",
-        "evaluation.place": "PlaceOptions place",
-        "evaluation.responders": "LocalResponder ServerResponder",
-        "exporting": "export",
-        "interventions": "intervened",
-        "measurement.attention": "AttentionOptions attention",
-        "measurement.measurement": "measure",
-        "measurement.units": "MeasureOptions",
-        "mitigation.fitting": "FitOptions fit",
-        "mitigation.methods.applying": "mitigated",
-        "mitigation.plan": "MitigateOptions",
-        "mitigation.run": "mitigate",
-        "mitigation.subjects": "evaluate",
-        "models.loading": "load_model",
-        "profiles": "Profile",
-        "prompts.loading": "load_prompts",
-        "report": "load_record write_report",
-        "report.paper": "cite",
-        "runs.records": "Record",
-        "theory": "closed_form predict",
-        "training": "TrainOptions train",
-    }.items()
-    for name in names.split()
-}
-"""Where each public name lives. No package bears the name of a function here, so none can hide one."""
+_IMPORTS = re.compile(r"^    from (posbias[\w.]*) import (\w+) as ", re.MULTILINE)
+_HOMES = {name: home for home, name in _IMPORTS.findall(Path(__file__).read_text(encoding="utf-8"))}
+"""Where each public name lives, read off the imports above, which none but type checkers run. No package bears the name
+of a function here, so none can hide one."""
 _READERS = "load_record write_report"
 """Functions that meet finished runs of every verb."""
 
@@ -155,7 +126,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     if name in _READERS.split():
         published_work("published")  # has the words of published claims and experiments
-    return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

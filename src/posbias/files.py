@@ -97,52 +97,31 @@ def decoded(content: bytes, where: str) -> str:
         raise UsageError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def read_json(path: Path, *, most_bytes: int) -> Any:
-    """The value that a file of JSON holds; OSError if there is no such file, ValueError if it is refused.
-
-    A pipe or device, which may never end, is not read.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.name} is no file")
-    with open(path, "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"is larger than {most_bytes:,} bytes")
-    return strict_json(content)
-
-
-def strict_json(content: bytes) -> Any:
+def parsed_json(content: bytes, where: str) -> Any:
     """A JSON value, held to more than Python's parser asks for, so that later code does not stumble over it.
 
     Raises:
-        ValueError: a number of 400 digits, half a surrogate pair, a thousand brackets, a key twice, or no JSON at all;
-            one line that says what the document is or holds.
+        UsageError: a number of 400 digits, half a surrogate pair, a thousand brackets, a key twice, or no JSON at all.
     """
     try:
         text = content.decode("utf-8-sig")
         value = json.loads(text, parse_int=_whole, parse_float=_real, object_pairs_hook=_unrepeated)
+        _check_levels(value)
+        if SURROGATE.search(text):  # pairs of escapes were joined by the parser; what is left is half a character
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        fault = f"is not UTF-8 text ({error.reason} at byte {error.start})"
+    except UnicodeEncodeError as error:
+        fault = f"holds text with half a character ({error.object[error.start]!r})"
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}" if "\n" in text.strip() else f"character {error.pos + 1}"
-        raise ValueError(f"is not JSON ({place}: {error.msg})") from None
+        fault = f"is not JSON ({place}: {error.msg})"
     except RecursionError:
-        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels") from None
-    _check_levels(value)
-    if SURROGATE.search(text):  # pairs of escapes were joined by the parser; what is left of them is half a character
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"holds text with half a character ({error.object[error.start]!r})") from None
-    return value
-
-
-def parsed_json(content: bytes, where: str) -> Any:
-    """A JSON value, as `strict_json`."""
-    try:
-        return strict_json(content)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from None
+        fault = f"is nested deeper than {MOST_LEVELS} levels"
+    except ValueError as error:  # of the readers below
+        fault = str(error)
+    raise UsageError(f"{where}: {fault}")
 
 
 def json_object(content: bytes, where: str) -> dict[str, Any]:

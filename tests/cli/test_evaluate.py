@@ -277,14 +277,14 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
 
 def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):
     lines = tmp_path / "pairs.jsonl"
-    good = {"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}
-    lines.write_text(json.dumps(good) + "\n" + json.dumps({**good, "key": "c"}) + "\n{\n")
-    file = f"key_value(pairs=2, file={str(lines)!r})"
+    good = {"question": "q", "answers": ["a"], "documents": [{"text": "a", "is_gold": True}, {"text": "b"}]}
+    lines.write_text(json.dumps(good) + "\n" + json.dumps({**good, "answers": [1]}) + "\n{\n")
+    file = f"documents(documents=2, file={str(lines)!r})"
     for flags, message in (
         (["--task", "key_valu"], "unknown task 'key_valu'"),
         (["--task", "key_value(pairs=1)"], "pairs must be a whole number >= 2"),
         (["--positions", "99"], "positions must be whole numbers"),
-        (["--task", file, "--count", 2, "--positions", "all"], "pairs.jsonl, line 2: no gold"),
+        (["--task", file, "--count", 2, "--positions", "all"], "pairs.jsonl, line 2, field 'answers.0'"),
         (["--task", "key_value(pairs=4, chat=True)"], "no chat template"),
         (["--server", "http://localhost:1/v1"], "not both"),
         (["--no-generate", "--no-score"], "nothing to do"),

@@ -81,7 +81,7 @@ COMMANDS = (
     "measure {model} --prompts chat:{chat} --length 12 --count 1 --kinds probability",
     "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3",
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",
-    UNASKED + " --task key_value(pairs=3,file='{pairs}') --count 2 --positions spread(2)",
+    UNASKED + " --task pairwise(file='{pairs}') --count 2 --positions spread(2)",
     UNASKED + " --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",
     "evaluate {model} --task key_value(pairs=4) --count 1 --max-tokens 1 --positions 0",
     UNASKED + " --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",

@@ -43,7 +43,7 @@ def refused(result, *said, code=2):
 def test_gzip_that_holds_far_more_than_it_takes(posbias, tmp_path, byte, said):
     packed = tmp_path / "bomb.jsonl.gz"
     packed.write_bytes(gzip.compress(byte * 5 * 10**7, compresslevel=1))
-    for task in (f"key_value(pairs=3, file='{packed}')", f"documents(file='{packed}')"):
+    for task in (f"pairwise(file='{packed}')", f"documents(file='{packed}')"):
         refused(posbias("evaluate", *UNASKED.split(), "--task", task), said)
 
 
@@ -68,7 +68,7 @@ def endless(path: Path, sort: str) -> Path:
         (".jsonl", "measure {model} --length 8 --prompts chat:{}"),
         (".yaml", "train {}"),
         (".jsonl", "place --run x --scores {}"),
-        (".jsonl", f"evaluate {UNASKED} --task key_value(pairs=3,file='{{}}')"),
+        (".jsonl", f"evaluate {UNASKED} --task pairwise(file='{{}}')"),
         (".jsonl.gz", f"evaluate {UNASKED} --task documents(file='{{}}')"),
         (".txt", f"evaluate {UNASKED} --tokenizer {{model}} --task needle(tokens=64,corpus='{{}}')"),
     ],

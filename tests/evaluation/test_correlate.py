@@ -39,7 +39,7 @@ def test_one_model_and_task_is_read_once(again):
 
 
 def test_runs_share_samples_by_task_file_and_seed():
-    def source(data=None, task="key_value(pairs=5, file='pairs.jsonl')", **given):
+    def source(data=None, task="documents(documents=5, file='pairs.jsonl')", **given):
         return source_of(replace(saved(task=task, **given), file_sha256=data))
 
     assert source("a") == source("a", seed=1, model="other") != source("b"), "lines are the same whatever the seed"
@@ -53,9 +53,10 @@ def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
     for folder, value in (("one", "1"), ("two", "1"), ("three", "3")):
         (tmp_path / folder).mkdir()
         path = tmp_path / folder / "pairs.jsonl"
-        path.write_text(json.dumps({"ordered_kv_records": [["a", value], ["b", "2"]], "key": "a", "value": value}))
+        documents = [{"text": value, "is_gold": True}, {"text": "2"}]
+        path.write_text(json.dumps({"question": "q", "answers": [value], "documents": documents}))
         options = pb.EvaluateOptions(count=1, generate=False)
-        evaluation = pb.evaluate(long_model, f"key_value(pairs=2, file={str(path)!r})", options=options)
+        evaluation = pb.evaluate(long_model, f"documents(documents=2, file={str(path)!r})", options=options)
         found.append(pb.load_record(evaluation.save(tmp_path / folder / "run")))
     assert len({run.task for run in found}) == 1
     assert found[0].file_sha256 == hashlib.sha256((tmp_path / "two" / "pairs.jsonl").read_bytes()).hexdigest()

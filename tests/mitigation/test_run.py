@@ -160,16 +160,19 @@ def test_a_record_with_what_is_no_longer_measured_is_read_and_shown():
 
 
 def test_calibration_and_test_must_not_overlap(tmp_path):
-    record = {"ordered_kv_records": [["a", "one"], ["b", "two"]], "key": "a", "value": "one"}
-    other = {"ordered_kv_records": [["c", "six"], ["d", "ten"]], "key": "c", "value": "six"}
+    def line(*texts):
+        documents = [{"text": text, "is_gold": text == texts[0]} for text in texts]
+        return {"question": texts[0], "answers": [texts[0]], "documents": documents}
+
+    record, other = line("one", "two"), line("six", "ten")
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(map(json.dumps, [record, other, other, other, record])))
     given = MitigateOptions(methods=[PlantedMethod()], calibration=1, evaluation=EvaluateOptions(count=4))
     with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
-        trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
+        trial_record(f"documents(documents=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
     more = MitigateOptions(methods=[PlantedMethod()], calibration=3, evaluation=EvaluateOptions(count=9))
     with pytest.raises(UsageError, match=r"holds 5 examples; 12 asked$"):
-        trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
+        trial_record(f"documents(documents=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
 
 
 def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(tmp_path):

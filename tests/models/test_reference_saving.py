@@ -115,7 +115,7 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"weights\.safetensors is missing or damaged"):
         load_model(directory)
     (directory / "reference.json").write_text("[")
-    with pytest.raises(UsageError, match=r"reference\.json is not JSON"):
+    with pytest.raises(UsageError, match=r"reference\.json: is not JSON"):
         load_model(directory)
 
 

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from posbias import UsageError
-from posbias.tasks.language import Documents, KeyValue
+from posbias.tasks.language import Documents
 
-PAIRS = [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]]
-RECORD = {"ordered_kv_records": PAIRS, "key": "k3", "value": "v3"}
 CONTEXTS = [{"title": "T", "text": "gold", "isgold": True}, {"title": "U", "text": "other", "isgold": False}]
 QUESTION = {"question": "q", "answers": ["x"], "ctxs": CONTEXTS}
 
@@ -26,42 +24,23 @@ def written(path: Path, lines: list[Any]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["kv.jsonl.gz", "kv.jsonl"])
-def test_pairs_keep_their_order_and_the_asked_one_moves(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path / name, [RECORD, "", {**RECORD, "key": "k1", "value": "v1"}])
-    examples = list(KeyValue(pairs=3, file=path).examples(None, count=2))
-    orders = [
-        list(json.loads(str(e.prompt)[str(e.prompt).index("{") : str(e.prompt).index("}") + 1])) for e in examples
-    ]
-    assert orders[:3] == [["k3", "k1", "k2"], ["k1", "k3", "k2"], ["k1", "k2", "k3"]]
-    assert orders[3:] == [["k1", "k2", "k3"], ["k2", "k1", "k3"], ["k2", "k3", "k1"]]
-    assert [example.answers for example in examples] == [("v3",)] * 3 + [("v1",)] * 3
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{not json", "kv.jsonl, line 2: is not JSON"),
+        ("{not json", "qa.jsonl, line 2: is not JSON"),
         ('{"key": "\\ud800"}', "line 2: holds text with half a character"),
         ("[1, 2]", "line 2: need a JSON object, got list"),
-        ({"key": "k", "value": "v"}, "line 2, field 'ordered_kv_records': Field required"),
-        ({**RECORD, "key": 3}, "line 2, field 'key': Input should be a valid string, got 3"),
-        ({**RECORD, "value": "v1"}, "line 2: no gold: the asked key 'k3'"),
-        ({**RECORD, "ordered_kv_records": PAIRS[:2]}, "line 2 has 2 pairs; key_value(pairs=3) was asked"),
-        ({**RECORD, "ordered_kv_records": [*PAIRS[:2], ["k1", "v"]]}, "line 2: a key occurs twice"),
-        (
-            {**RECORD, "ordered_kv_records": [*PAIRS[:2], ["k3"]]},
-            "line 2, field 'ordered_kv_records.2': List should have",
-        ),
     ],
 )
-def test_wrong_lines_of_pairs_are_named(tmp_path: Path, line: Any, complaint: str) -> None:
-    path = written(tmp_path / "kv.jsonl", [RECORD, line])
+def test_wrong_lines_are_named(tmp_path: Path, line: Any, complaint: str) -> None:
+    path = written(tmp_path / "qa.jsonl", [QUESTION, line])
     with pytest.raises(UsageError) as caught:
-        KeyValue(pairs=3, file=path).examples(None, count=2)
+        Documents(documents=2, file=path).examples(None, count=2)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(list(KeyValue(pairs=3, file=path).examples(None, count=1))) == 3, "lines not asked for do not matter"
+    assert len(list(Documents(documents=2, file=path).examples(None, count=1))) == 2, (
+        "lines not asked for do not matter"
+    )
 
 
 def test_too_few_documents_are_named_with_what_is_there(tmp_path: Path) -> None:
@@ -179,14 +158,6 @@ def test_what_is_odd_about_a_question_is_noticed(
     assert closed.notices == ()
 
 
-def test_a_value_under_two_keys_is_noticed(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "kv.jsonl", [RECORD, {**RECORD, "ordered_kv_records": [*PAIRS[:1], ["k2", "V3"], PAIRS[2]]}]
-    )
-    found = list(KeyValue(pairs=3, file=path).examples(None, count=2))
-    assert [example.notices for example in found] == [()] * 3 + [("answer_elsewhere",)] * 3
-
-
 def test_a_title_may_be_empty(tmp_path: Path) -> None:
     untitled = [{**entry, "title": ""} for entry in CONTEXTS[:2]]
     path = written(tmp_path / "qa.jsonl", [{**QUESTION, "ctxs": untitled}])
@@ -207,18 +178,18 @@ def test_oracle_and_closed_book_need_less(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*none\.jsonl.*No such file"):
-        KeyValue(pairs=3, file=str(tmp_path / "none.jsonl")).examples(None, count=1)
+        Documents(documents=2, file=str(tmp_path / "none.jsonl")).examples(None, count=1)
     with pytest.raises(UsageError, match="cannot read"):
-        KeyValue(pairs=3, file=str(tmp_path)).examples(None, count=1)
-    whole = gzip.compress("".join(json.dumps(RECORD) + "\n" for _ in range(500)).encode())
+        Documents(documents=2, file=str(tmp_path)).examples(None, count=1)
+    whole = gzip.compress("".join(json.dumps(QUESTION) + "\n" for _ in range(500)).encode())
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match="is a broken gzip file"):
-        KeyValue(pairs=3, file=str(cut)).examples(None, count=500)
-    short = written(tmp_path / "short.jsonl", [RECORD])
+        Documents(documents=2, file=str(cut)).examples(None, count=500)
+    short = written(tmp_path / "short.jsonl", [QUESTION])
     with pytest.raises(UsageError, match="holds 1 examples; 2 asked"):
-        KeyValue(pairs=3, file=short).examples(None, count=2)
+        Documents(documents=2, file=short).examples(None, count=2)
     binary = tmp_path / "binary.jsonl"
     binary.write_bytes(b"\xff\xfe\n")
     with pytest.raises(UsageError, match="line 1: "):
-        KeyValue(pairs=3, file=str(binary)).examples(None, count=1)
+        Documents(documents=2, file=str(binary)).examples(None, count=1)

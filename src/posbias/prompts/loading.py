@@ -139,7 +139,6 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
         source=name,
         seed=seed,
         prefix=prefix,
-        duplicates=drawer.duplicates,
         control_tokens=_spelled(drawn, model),
     )
 
@@ -186,23 +185,19 @@ def _of_conversations(path: Path, model: TokenModel, *, n_positions: int, count:
         sizes = Counter(sorted(map(len, encoded))).most_common(SHOWN_LENGTHS)
         lengths = ", ".join(f"{length} tokens ({number})" for length, number in sizes)
         raise UsageError(f"{path.name}: no conversation has {n_positions} tokens; there are {lengths}")
-    chosen: dict[bytes, int] = {}
-    passed = 0
-    for index in fitting:
-        if len(chosen) == count:
-            break
-        check_vocabulary(encoded[index], model, f"conversation {index}")
-        passed += chosen.setdefault(encoded[index].tobytes(), index) != index
+    distinct = {encoded[index].tobytes(): index for index in reversed(fitting)}  # the first of each
+    chosen = sorted(distinct.values())[:count]
     if len(chosen) < count:
         raise UsageError(
             f"{path.name}: only {len(chosen)} distinct conversations have {n_positions} tokens, {count} were asked for"
         )
+    token_ids = np.stack([encoded[index] for index in chosen])
+    check_vocabulary(token_ids, model, path.name)
     return Prompts(
-        np.stack([encoded[index] for index in chosen.values()]),
+        token_ids,
         source=f"{CHAT_SCHEME}{path.name}",
-        duplicates=passed,
-        conversations=tuple(chosen.values()),
-        control_tokens=tuple(rendered[index].spellings for index in chosen.values()),
+        conversations=tuple(chosen),
+        control_tokens=tuple(rendered[index].spellings for index in chosen),
     )
 
 
@@ -257,8 +252,6 @@ class WindowDrawer:
     length: int
     """Tokens per window, >= 1."""
     seed: int
-    duplicates: int = 0
-    """Windows passed over so far because they were like another one."""
     longest: int = 0
     """Tokens of the longest document seen so far; all have been seen when the drawing ends."""
     _long: dict[int, list[_Long]] = field(default_factory=dict)
@@ -269,11 +262,9 @@ class WindowDrawer:
         digests: set[bytes] = set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
             digest = hashlib.blake2b(self._key(window), digest_size=16).digest()
-            if digest in digests:
-                self.duplicates += 1
-                continue
-            digests.add(digest)
-            yield window
+            if digest not in digests:
+                digests.add(digest)
+                yield window
 
     def _key(self, window: Window) -> bytes:
         tokenizer = self.model.tokenizer

@@ -69,9 +69,6 @@ class Prompts:
     """The seed that chose the windows; None if nothing was drawn."""
     prefix: tuple[int, ...] = ()
     """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
-    duplicates: int = 0
-    """Windows passed over while drawing because their text was there already, but for case and white space; or, from a
-    file of conversations, those whose rendered text was there already."""
     control_tokens: tuple[tuple[str, ...], ...] = ()
     """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
     conversations: tuple[int, ...] = ()
@@ -109,7 +106,6 @@ class Prompts:
             "count": self.count,
             "n_positions": self.n_positions,
             "prefix": list(self.prefix),
-            "duplicates": self.duplicates,
             "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
             **({"conversations": list(self.conversations[: self.count])} if self.conversations else {}),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding
 from posbias.errors import RunError, UsageError, one_line
-from posbias.files import read_json, write_atomically
+from posbias.files import parsed_json, read_whole, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import (
@@ -275,12 +275,10 @@ def load_reference(
         RunError: weights damaged, missing, of the wrong shape, or not finite.
     """
     path = Path(directory)
-    try:
-        document = read_json(path / CONFIG_FILE, most_bytes=CONFIG_BYTES)
-    except OSError:
-        raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
-    except ValueError as error:
-        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
+    if not (path / CONFIG_FILE).is_file():
+        raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)")
+    content = read_whole(path / CONFIG_FILE, f"model {path.name!r}:", CONFIG_BYTES)
+    document = parsed_json(content, f"model {path.name!r}: {CONFIG_FILE}")
     version = document.get("format") if isinstance(document, dict) else None
     if version != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
         raise UsageError(f"model {path.name!r} has format {str(version)[:80]}; this version reads {FORMAT}")

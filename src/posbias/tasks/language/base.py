@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -27,6 +27,7 @@ from posbias.tasks.language.rules import LETTERS, RULES, Rule
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
 LEFT = {
     "items(repeats=)": "write the record again, its units in another order, with one 'group' for both",
+    "key_value(file=)": "pairs are drawn as the published ones were, random UUIDs; for others take items(file=...)",
     "pairwise(pattern=)": "answer_pattern (--answer-pattern)",
     "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
     "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
@@ -279,19 +280,17 @@ class LanguageTask(ABC):
             why = "has a fixed number of items" if tokenizer is not None else "counts no tokens without a tokenizer"
             raise UsageError(f"{self.name} {why}, so its prompts cannot be made {tokens} tokens long")
         measured = min(MEASURED_SAMPLES, self.samples_there or MEASURED_SAMPLES)
-        lengths: dict[int, int | None] = {}
         reasons: list[str] = []
 
+        @cache
         def length(items: int) -> int | None:
             """Tokens of the longest prompt; None if there are not so many items."""
-            if items not in lengths:
-                try:
-                    prompts = self.with_items(items).examples(tokenizer, count=measured, positions=[0], seed=seed)
-                    lengths[items] = max(int(prompt.n_tokens or 0) for prompt in prompts)
-                except UsageError as error:
-                    lengths[items] = None
-                    reasons.append(str(error))
-            return lengths[items]
+            try:
+                prompts = self.with_items(items).examples(tokenizer, count=measured, positions=[0], seed=seed)
+                return max(int(prompt.n_tokens or 0) for prompt in prompts)
+            except UsageError as error:
+                reasons.append(str(error))
+                return None
 
         least = next((items for items in range(FEWEST_ITEMS) if length(items) is not None), None)
         if least is None:

@@ -11,7 +11,7 @@ where `title` may be left out and documents stand in the order of retrieval; or 
 Generated documents are about people who do not exist, so that no model knows an answer: each says five facts of one
 person, and no two of a set share an answer. A prompt of one's own may take the place of the published words.
 
-Key-value pairs of random UUIDs are generated, or read from the published files (`ordered_kv_records`, `key`, `value`).
+Key-value pairs of random UUIDs are generated as the published ones were.
 """
 
 import random
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Len, MinLen
+from annotated_types import Ge, MinLen
 from pydantic import AfterValidator, AliasChoices, Field
 
 from posbias.checks import Count, FileName, OneOf
@@ -265,14 +265,6 @@ EXTRACT = "Extract the value corresponding to the specified key in the JSON obje
 Pair = tuple[str, str]
 
 
-class PairsLine(Line):
-    """A line of the published files."""
-
-    ordered_kv_records: Annotated[list[Annotated[list[str], Len(2, 2)]], MinLen(1)]
-    key: Text
-    value: Text
-
-
 @LANGUAGE_TASKS.register("key_value")
 @dataclass(frozen=True)
 class KeyValue(LanguageTask):
@@ -283,8 +275,6 @@ class KeyValue(LanguageTask):
 
     pairs: Annotated[Count, Ge(2)] = 75
     """Pairs in the object, >= 2; each is a position for the asked one."""
-    file: FileName | None = None
-    """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
     query: Annotated[str, OneOf(*QUERIES)] = "after"
     """Place of the key: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
 
@@ -301,33 +291,18 @@ class KeyValue(LanguageTask):
 
     @property
     def short_forms(self) -> tuple[LanguageTask, ...]:
-        """Two pairs, if they are generated."""
-        return (replace(self, pairs=2),) if self.file is None and self.pairs > 2 else ()
+        """Two pairs."""
+        return (replace(self, pairs=2),) if self.pairs > 2 else ()
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
         """The asked pair and the others."""
-        if self.file is None:
-            return (_drawn_pairs(self.pairs, seed, index) for index in range(count))
-        return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
-
-    def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
-        line = line_of(PairsLine, record, where)
-        pairs = [(key, value) for key, value in line.ordered_kv_records]
-        if len(pairs) != self.pairs:
-            raise UsageError(f"{where} has {len(pairs)} pairs; {self.name}(pairs={self.pairs}) was asked")
-        if len(dict(pairs)) < len(pairs):
-            raise UsageError(f"{where}: a key occurs twice")
-        if (line.key, line.value) not in pairs:
-            raise UsageError(f"{where}: no gold: the asked key {line.key!r} with its value is not among the pairs")
-        return (line.key, line.value), [pair for pair in pairs if pair[0] != line.key]
+        return (_drawn_pairs(self.pairs, seed, index) for index in range(count))
 
     def draft(self, sample: tuple[Pair, list[Pair]], position: int) -> Draft:
         """The published wording."""
         gold, distractors = sample
         entries = [f'"{key}": "{value}"' for key, value in [*distractors[:position], gold, *distractors[position:]]]
-        told = listed(entries, position, (gold[1],), around=self.framed(gold[0]), between=",\n ")
-        twice = self.file is not None and any(gold[1].lower() in value.lower() for _, value in distractors)
-        return replace(told, notices=("answer_elsewhere",)) if twice else told
+        return listed(entries, position, (gold[1],), around=self.framed(gold[0]), between=",\n ")
 
 
 def _drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:

@@ -95,7 +95,7 @@ class Rule(ABC):
     begins: ClassVar[bool] = True
     """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
     one_line: ClassVar[bool] = False
-    """True if the first line alone is judged."""
+    """True if the first line alone that is not blank is judged."""
     schema: ClassVar[Mapping[str, Any] | None] = None
     """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
 
@@ -111,24 +111,13 @@ class Rule(ABC):
         return self.one_line and "\n" in unfenced(text)
 
     @abstractmethod
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """The score of a text, 0 ... 1."""
-
-
-@dataclass(frozen=True)
-class LineRule(Rule):
-    """A rule that holds the first line that is not blank against every accepted answer."""
-
-    one_line: ClassVar[bool] = True
-
-    @abstractmethod
-    def accepts(self, line: str, answer: str) -> bool:
-        """True if a line says an accepted answer."""
+    def accepts(self, said: str, answer: str) -> bool:
+        """True if a text, or its first line if that alone is judged, says an accepted answer."""
 
     def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the line says one of the answers, else 0."""
-        line = first_line(text)
-        return float(any(self.accepts(line, answer) for answer in checked_answers(answers)))
+        """The score of a text, 0 ... 1: 1 if it says one of the answers."""
+        said = first_line(text) if self.one_line else text
+        return float(any(self.accepts(said, answer) for answer in checked_answers(answers)))
 
 
 @dataclass(frozen=True)
@@ -165,10 +154,10 @@ class ReadingRule(Rule):
         told = self.read(text)
         return told is not None and explicit(text) and self.read(text.rstrip().rpartition(" ")[0]) == told
 
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the value is an accepted one, else 0."""
-        told, accepted = self.read(text), [self.accepted(answer) for answer in checked_answers(answers)]
-        return float(told is not None and any(self.same(told, value) for value in accepted))
+    def accepts(self, said: str, answer: str) -> bool:
+        """True if the value is the accepted one."""
+        told = self.read(said)
+        return told is not None and self.same(told, self.accepted(answer))
 
 
 @RULES.register("contains")
@@ -179,14 +168,14 @@ class Contains(Rule):
     Source: Liu et al. 2024, section 3.1, key-value retrieval.
     """
 
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 or 0."""
-        return float(any(answer.lower() in text.lower() for answer in checked_answers(answers)))
+    def accepts(self, said: str, answer: str) -> bool:
+        """True if it occurs."""
+        return answer.lower() in said.lower()
 
 
 @RULES.register("best_subspan_em")
 @dataclass(frozen=True)
-class BestSubspan(LineRule):
+class BestSubspan(Rule):
     """An accepted answer occurs in the first line that is not blank, both normalised (`normalise_answer`).
 
     Only the text before that line's end counts: the answer stands in the context, so that a model which copies
@@ -196,36 +185,42 @@ class BestSubspan(LineRule):
     blank lines before an answer, with which it is always wrong there.
     """
 
+    one_line: ClassVar[bool] = True
+
     def check(self, answer: str) -> None:
         """Refuse an answer that normalises to nothing and so would occur everywhere."""
         if not normalise_answer(answer):
             raise UsageError(f"answer {answer!r} holds nothing but articles and punctuation, so it cannot be scored")
 
-    def accepts(self, line: str, answer: str) -> bool:
+    def accepts(self, said: str, answer: str) -> bool:
         """True if the answer is a span of the line."""
         self.check(answer)
-        return normalise_answer(answer) in normalise_answer(line)
+        return normalise_answer(answer) in normalise_answer(said)
 
 
 @RULES.register("whole_words")
 @dataclass(frozen=True)
-class WholeWords(LineRule):
+class WholeWords(Rule):
     """The first sentence of the first line holds an accepted answer as whole words, both normalised."""
 
-    def accepts(self, line: str, answer: str) -> bool:
+    one_line: ClassVar[bool] = True
+
+    def accepts(self, said: str, answer: str) -> bool:
         """True if the answer's words stand together in the sentence."""
-        sentence = re.split(r"(?<=[.!?]) ", line)[0]
+        sentence = re.split(r"(?<=[.!?]) ", said)[0]
         return f" {normalise_answer(answer)} " in f" {normalise_answer(sentence)} "
 
 
 @RULES.register("equals")
 @dataclass(frozen=True)
-class Equals(LineRule):
+class Equals(Rule):
     """The first line that is not blank is an accepted answer, but for case, and quotes or a full stop around it."""
 
-    def accepts(self, line: str, answer: str) -> bool:
+    one_line: ClassVar[bool] = True
+
+    def accepts(self, said: str, answer: str) -> bool:
         """True if they are the same."""
-        bare, accepted = (" ".join(text.split()).strip("\"'`*“”.").casefold() for text in (line, answer))
+        bare, accepted = (" ".join(text.split()).strip("\"'`*“”.").casefold() for text in (said, answer))
         return bare == accepted
 
 
@@ -241,9 +236,9 @@ class Matches(Rule):
         """Refuse what is no regular expression."""
         check_own("the answer", answer)
 
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 or 0."""
-        return float(any(search_own(answer, text) for answer in answers))
+    def accepts(self, said: str, answer: str) -> bool:
+        """True if it is found."""
+        return bool(search_own(answer, said))
 
 
 @RULES.register("number")
@@ -338,6 +333,10 @@ class Python(Rule):
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
             raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
+
+    def accepts(self, said: str, answer: str) -> bool:
+        """True if the function gives 1."""
+        return self.right(said, [answer]) == 1
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """What the function returns."""
