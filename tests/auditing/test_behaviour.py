@@ -17,7 +17,8 @@ from posbias.evaluation.correlate import (
     corrected,
     elsewhere,
     encoded_prompt,
-    spans_of,
+    placed_samples,
+    spans_in,
 )
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -55,15 +56,15 @@ def record(behaviour):
 def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
     task = LANGUAGE_TASKS.parse(spelled)
     places = tuple(range(task.n_items))
-    (sample,) = spans_of(task, model.tokenizer, pb.EvaluateOptions(count=1, positions=places, seed=3))
+    (sample,) = placed_samples(task, model.tokenizer, pb.EvaluateOptions(count=1, positions=places, seed=3))
     texts = {}
     for gold in places:
-        token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)
-        spans = sample.spans(gold)
+        token_ids, answer = encoded_prompt(sample[gold], model.tokenizer)
+        spans = spans_in(sample, places, gold)
         assert all(begin < end for begin, end in spans)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         texts[gold] = [model.tokenizer.decode(token_ids[begin:end]).strip(" ,\n") for begin, end in spans]
-        assert model.tokenizer.decode([answer]) == sample.examples[gold].target[:1]
+        assert model.tokenizer.decode([answer]) == sample[gold].target[:1]
     moved = texts[0][0]
     others = texts[0][1:]
     if spelled.startswith("documents"):  # their numbers stay in place while the documents move
@@ -74,14 +75,14 @@ def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
 
 def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
     task = LANGUAGE_TASKS.parse(TASK)
-    sample = list(spans_of(task, model.tokenizer, pb.EvaluateOptions(count=2, positions=PLACES)))[1]
+    sample = list(placed_samples(task, model.tokenizer, pb.EvaluateOptions(count=2, positions=PLACES)))[1]
     matrix = []
     for gold in PLACES:
-        token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)
+        token_ids, answer = encoded_prompt(sample[gold], model.tokenizer)
         options = PassOptions(output=f"target(tokens=[{answer}])")
         norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
         profile = norms.norms["logprob"] / norms.norms["logprob"].sum()
-        matrix.append([profile[begin:end].sum() for begin, end in sample.spans(gold)])
+        matrix.append([profile[begin:end].sum() for begin, end in spans_in(sample, PLACES, gold)])
     np.testing.assert_allclose(record.arrays["influence/measured/logprob/gold"][1], np.diag(matrix), rtol=1e-5)
     expected = elsewhere(np.array(matrix))
     np.testing.assert_allclose(record.arrays["influence/measured/logprob/place"][1], expected, rtol=1e-5)

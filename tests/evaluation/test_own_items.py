@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import posbias as pb
 from conftest import Run
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
@@ -57,6 +58,27 @@ def test_a_server_gets_transcripts_as_they_are() -> None:
         called = [message["tool_calls"][0]["id"] for message in body["messages"] if "tool_calls" in message]
         assert called == [message["tool_call_id"] for message in body["messages"] if message["role"] == "tool"]
         assert isinstance(body["messages"][2]["tool_calls"][0]["function"]["arguments"], str)
+
+
+def test_entries_of_ones_own_are_put_through_a_models_chat_template(long_llama: Path, tmp_path: Path) -> None:
+    """Which the title and the record say; what papers published, own templates and `chat=False` stay text."""
+    model = pb.load_model(long_llama)
+    file, template = written(tmp_path / "own.jsonl", 2), tmp_path / "own.txt"
+    template.write_text("{units} {question}")
+
+    def asked(parameters: str, name: str = "items") -> tuple[str, float]:
+        options = EvaluateOptions(count=2, positions=(0,), max_tokens=1, score=False)
+        result = evaluate(model, f"{name}({parameters})", options=options)
+        assert result.title.endswith(result.task)
+        return result.task, float(result.tables["prompt_tokens"].sum())
+
+    plain = asked(f"file={file!r}")
+    model.tokenizer.chat_template = "{% for m in messages %}<u>{{ m.content }}{% endfor %}<a>"
+    assert asked(f"file={file!r}") == asked(f"file={file!r}, chat=True")
+    assert "chat=True" in asked(f"file={file!r}")[0]
+    assert asked(f"file={file!r}, chat=False")[1] == plain[1] != asked(f"file={file!r}")[1]
+    for parameters, name in ((f"file={file!r}, template={str(template)!r}", "items"), ("pairs=3", "key_value")):
+        assert "chat=True" not in asked(parameters, name)[0]
 
 
 def test_samples_of_one_group_count_once(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_if_padding_overflows_prompts_are_answered_one_at_a_time(name: str) -> N
     model = tiny(name)  # they take the softmax in float32, which has no room for the mask of float64
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
-    assert responder.describe()["together"] == "nothing"
+    assert responder.learnt()["together"] == "nothing"
 
 
 def test_padding_that_overflows_after_the_trial_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
     together = answering_under(method, LocalResponder(model))
     monkeypatch.setattr(passes, "FIXED", 0)  # so that beginnings are shared where keys allow it
     replies = together.respond(REQUESTS, score=True)
-    assert together.describe()["together"] == ("nothing" if method.name in ALONE else "all lengths")
+    assert together.learnt()["together"] == ("nothing" if method.name in ALONE else "all lengths")
     for request, reply in zip(REQUESTS, replies, strict=True):
         (alone,) = answering_under(method, LocalResponder(model)).respond([request], score=True)
         assert reply.response == alone.response

@@ -208,5 +208,5 @@ def test_a_message_that_cannot_be_moved_is_refused(tmp_path: Path) -> None:
 def test_a_template_that_passes_calls_over_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     plain = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(UsageError, match="the model's chat template passes calls of tools over; write them as text"):
+    with pytest.raises(UsageError, match=r"template passes calls of tools over; items\(calls='text'\) writes them out"):
         list(Items(file=without_tools(tmp_path / "t.jsonl")).examples(plain, count=1))

@@ -114,7 +114,7 @@ def audit(
         resume=resume,
         overwrite=overwrite,
         passes=PassOptions(checkpointing=checkpointing),
-        **loading.settings(prompts.prompts, chat_task=task is not None and task.chat),
+        **loading.settings(prompts.prompts, chat_task=task is not None and task.by_template),
         engine=engine.made(),
         command=options.command_line(context),
     )

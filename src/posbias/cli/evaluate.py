@@ -103,7 +103,7 @@ class TaskFlags:
     def for_template(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
         """Parse the options of the chat template; a chat server renders every request as a conversation."""
         return options.parse_template_options(
-            self.template_options, rendered=task.chat or served, by="chat=True in the task"
+            self.template_options, rendered=task.by_template or served, by="chat=True in the task"
         )
 
 

@@ -156,7 +156,7 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
 def _without_wording(task: str) -> str:
     """A task without what only changes the words in which its samples are put, such as a judge's rubric."""
     parsed: Any = LANGUAGE_TASKS.parse(task)
-    return str(replace(parsed, **dict.fromkeys(getattr(parsed, "wording", ()))))
+    return str(replace(parsed, **dict.fromkeys((*getattr(parsed, "wording", ()), "chat"))))
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -369,48 +369,43 @@ def _coefficients(first_groups: Sequence[Rows], second_groups: Sequence[Rows]) -
     return np.where(defined, np.clip((first * second).sum(axis=1) / scale, -1, 1), np.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class SampleSpans:
-    """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
+Placed = dict[int, Example]
+"""The prompts of one sample by the position of the answer: at each of the chosen positions, and at their neighbours."""
 
-    examples: dict[int, Example]
-    """Prompts by position of the answer."""
-    positions: tuple[int, ...]
-    """The chosen positions, ascending."""
 
-    def spans(self, gold: int) -> list[tuple[int, int]]:
-        """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
+def spans_in(sample: Placed, positions: Sequence[int], gold: int) -> list[tuple[int, int]]:
+    """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
 
-        def place(position: int) -> tuple[int, int]:
-            example = self.examples[position]
-            if example.gold_token is None or example.gold_end is None:
-                raise UsageError(
-                    "the places of items in tokens are not known: they need a tokenizer with character offsets and a "
-                    "task with a moved item"
-                )
-            return example.gold_token, example.gold_end
-
-        # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
-        return [
-            (
-                place(position - 1)[1] if position > gold else place(position)[0],
-                place(position + 1)[0] if position < gold else place(position)[1],
+    def place(position: int) -> tuple[int, int]:
+        example = sample[position]
+        if example.gold_token is None or example.gold_end is None:
+            raise UsageError(
+                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
+                "with a moved item"
             )
-            for position in self.positions
-        ]
+        return example.gold_token, example.gold_end
+
+    # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
+    return [
+        (
+            place(position - 1)[1] if position > gold else place(position)[0],
+            place(position + 1)[0] if position < gold else place(position)[1],
+        )
+        for position in positions
+    ]
 
 
-def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
-    """Every sample of a task, located."""
-    positions = options.positions_of(task)
-    around = {position + step for position in positions for step in (-1, 0, 1)}
+def placed_samples(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Placed]:
+    """Every sample of a task, with the answer also at the neighbours of the chosen positions."""
+    task = task.asked_of(tokenizer)
+    around = {position + step for position in options.positions_of(task) for step in (-1, 0, 1)}
     placed = sorted(position for position in around if 0 <= position < task.n_items)
     for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
         if any(example.cluster for example in sample.examples):
             raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
         if any(example.gold_position is None for example in sample.examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-        yield SampleSpans(dict(zip(placed, sample.examples, strict=True)), positions)
+        yield dict(zip(placed, sample.examples, strict=True))
 
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
@@ -465,19 +460,19 @@ def _shares(
     }
     # Beside the answers, which were already taken over or begun anew.
     store, positions = PartStore(directory, settings), evaluation.positions
-    samples = list(spans_of(plan.task, model.tokenizer, plan.evaluation))
+    samples = list(placed_samples(plan.task, model.tokenizer, plan.evaluation))
     fits = evaluation.tables["too_long"].sum(axis=1) == 0
     tables: dict[tuple[str, str | None, str], Scores] = {}
     left_out: list[str] = []
     for row in track(np.flatnonzero(fits).tolist(), "influence"):
         shares: list[dict[str, np.ndarray]] = []  # of every position, by profile, for each place of the answer
         for column, gold in enumerate(positions):
-            token_ids, answer = encoded_prompt(samples[row].examples[gold], model.tokenizer)
+            token_ids, answer = encoded_prompt(samples[row][gold], model.tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(_measured, model, plan, token_ids, answer, row * len(positions) + column)
             piece = unpacked(store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute))
             left_out += piece["left_out"]
-            spans = samples[row].spans(gold)
+            spans = spans_in(samples[row], positions, gold)
             profiles = piece["profiles"].items()
             shares.append({name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles})
         for name in shares[0]:
@@ -524,8 +519,9 @@ def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
 
 def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
     """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
-    samples = spans_of(plan.task, model.tokenizer, plan.evaluation)
-    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
+    samples = placed_samples(plan.task, model.tokenizer, plan.evaluation)
+    chosen = plan.evaluation.positions_of(plan.task)
+    lengths = [sample[position].n_tokens or 0 for sample in samples for position in chosen]
     if fitting := [length for length in lengths if model.max_positions is None or length <= model.max_positions]:
         check_passes(model, max(fitting))
 

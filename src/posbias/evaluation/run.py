@@ -28,7 +28,7 @@ from posbias.evaluation.evaluation import (
 )
 from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
-from posbias.evaluation.samples import EvaluateOptions, Sample, notices_of, requests_of, samples_of, tables_of
+from posbias.evaluation.samples import EvaluateOptions, Sample, notices_of, requests_of, samples_of, tables_of, task_for
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
@@ -61,6 +61,7 @@ def evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluate
                 f"evaluate: prompts of {length} tokens and {following} of an answer do not fit into the model's "
                 f"{responder.max_positions}; lengths up to {responder.max_positions - following} do"
             )
+    task = task_for(responder, task)
     tasks = {length: task.at_length(length, responder.tokenizer, seed=options.seed) for length in options.lengths}
     depths = depths_of(tasks, options)
     evaluations: dict[int, Evaluation] = {}
@@ -92,6 +93,7 @@ def evaluate_responder(
         responder, task, options: As for `evaluate`, which opens its subject first.
         beside: What else the record depends on.
     """
+    task = task_for(responder, task)
     samples = list(samples_of(task, responder.tokenizer, options))
     positions = list(options.positions_of(task))
     asked = {
@@ -101,7 +103,8 @@ def evaluate_responder(
         "thinking_tokens": options.thinking_tokens,
         "answer_pattern": options.answer_pattern,
     }
-    deciding = {name: value for name, value in responder.describe().items() if name in DECIDING}
+    described = responder.describe()
+    deciding = {name: value for name, value in described.items() if name in DECIDING}
     done = {"generate": options.generate, "score": options.score, "responder": deciding, "made_by": made_by()}
     settings = {"verb": "evaluate", **asked, **done}  # what a reply depends on, beside the prompts that name it
     whole = {**settings, "samples": [sample.piece for sample in samples], "seed": options.seed}  # draws have a seed
@@ -113,8 +116,9 @@ def evaluate_responder(
     if options.directory is not None and options.overwrite and not options.resume:
         clear_parts(options.directory)  # of one among several subjects, whose name the run's directory does not know
     store = PartStore(options.directory, settings)
-    replies, described, seconds = _replies(samples, task, options, responder, store)
+    replies, learnt, work = _replies(samples, task, options, responder, store)
     tables, outputs = tables_of(task, samples, replies)
+    described |= {**learnt, **{name: work.get(name, 0) for name in responder.counts()}}
     _check_scored(tables, outputs, options, described)
     resolved = {
         "title": _title(described, task),
@@ -134,7 +138,7 @@ def evaluate_responder(
         **_scored(tables, outputs, positions, options),
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         "reused": store.reused,
-        "seconds": seconds,
+        "seconds": work["seconds"],
         "notices": notices_of(samples),
     }
     if "first_pick" in tables and len(positions) == task.n_items and options.generate:
@@ -160,8 +164,8 @@ def _title(described: Mapping[str, Any], task: LanguageTask) -> str:
 
 def _replies(
     samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder, store: PartStore
-) -> tuple[list[Reply], dict[str, Any], float]:
-    """The replies to all examples, in order; the responder as it was in the end, with all its work; and the seconds.
+) -> tuple[list[Reply], dict[str, Any], dict[str, float]]:
+    """The replies to all examples, in order, what they showed of the responder, and the work they took.
 
     What is not finished is asked now, and kept as soon as it is.
 
@@ -185,18 +189,17 @@ def _replies(
         work["seconds"] = time.perf_counter() - since
         answered = {sample.piece: [next(replies) for _ in sample.examples] for sample in chunk}
         _check_refused(samples, {**kept, **answered})
-        described = responder.describe()
         for name, of_sample in answered.items():
-            pieces[name] = {"replies": of_sample, "described": described, "work": work}
+            pieces[name] = {"replies": of_sample, "learnt": responder.learnt(), "work": work}
             store.keep(name, packed(pieces[name]))
             kept[name], work = of_sample, {}  # what the samples took together is stored with the first one
     total = Counter[str]()
     for sample in samples:
         total.update(pieces[sample.piece]["work"])
-    described = pieces[samples[-1].piece]["described"] | {name: total[name] for name in responder.counts()}
     every = [reply for sample in samples for reply in kept[sample.piece]]
     # Of a local model's prompts it is known whether they open thoughts.
-    return every if described["kind"] == "local" else _with_unmarked_thoughts(every), described, total["seconds"]
+    told = every if responder.renders else _with_unmarked_thoughts(every)
+    return told, pieces[samples[-1].piece]["learnt"], dict(total)
 
 
 def _check_refused(samples: Sequence[Sample], kept: Mapping[str, Sequence[Reply]]) -> None:

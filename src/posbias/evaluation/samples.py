@@ -22,7 +22,7 @@ from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, chec
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS, Requirement
-from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request
+from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.readings import check_own
@@ -179,6 +179,11 @@ class Sample:
         """Name of its stored piece: changes with every prompt and answer."""
         text = json.dumps([[str(example.prompt), list(example.answers), example.target] for example in self.examples])
         return f"sample-{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def task_for(responder: Responder, task: LanguageTask) -> LanguageTask:
+    """The task as a responder is asked it: through the chat template of a local model (`LanguageTask.asked_of`)."""
+    return task.asked_of(responder.tokenizer) if responder.renders else task
 
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:

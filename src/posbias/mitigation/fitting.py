@@ -188,7 +188,7 @@ def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibrati
     replies = responder.respond(requests, generate=False, score=True)
     scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
     if not scores:
-        why = responder.describe().get("no_scores_because") or "no calibration prompt fits into the model"
+        why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
         raise RunError(f"fit: {why}")
     return float(np.mean(scores))
 

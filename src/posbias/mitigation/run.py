@@ -32,7 +32,7 @@ from posbias.evaluation.levels import ALPHA, check_requirement
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import DECIDING, NothingAnsweredError
-from posbias.evaluation.samples import Sample, requests_of, samples_of
+from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
 from posbias.interventions.base import check_model
 from posbias.measurement.measurement import directory_names
 from posbias.mitigation.fitting import (
@@ -267,6 +267,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
     entries = options.entries
     check_files(entries)
+    task = task_for(responder, task)
     calibration, test = _split_samples(responder, task, options)
     recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
     names = {path: name for name, path in directory_names(list(recipes)).items()} if recipes else {}

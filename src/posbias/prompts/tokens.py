@@ -344,7 +344,9 @@ def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> di
     if not calls:
         return dict(message)
     if "tool_calls" not in str(tokenizer.chat_template):
-        raise UsageError(f"{name}: the model's chat template passes calls of tools over; write them as text")
+        raise UsageError(
+            f"{name}: the model's chat template passes calls of tools over; items(calls='text') writes them out"
+        )
     try:
         parsed = [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls]
     except (TypeError, KeyError, ValueError):
@@ -371,7 +373,10 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
             **template_options_of(tokenizer),
         )
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
-        raise UsageError(f"{name}: the chat template refuses it ({' '.join(str(error).split())})") from None
+        said = " ".join(str(error).split())
+        called = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
+        remedy = "; items(calls='text') writes calls and results as text" if called else ""
+        raise UsageError(f"{name}: the chat template refuses it ({said}){remedy}") from None
     if not text:
         raise UsageError(f"{name} renders to an empty text")
     check_most(f"{name}, rendered by the chat template", len(text), READ_BYTES, "bytes")

@@ -163,7 +163,7 @@ def packed(tree: Any) -> dict[str, np.ndarray]:
             return {name: told(entry, f"{place}/{name}") for name, entry in value.items()}
         if isinstance(value, list | tuple):
             return [told(entry, f"{place}/{index}") for index, entry in enumerate(value)]
-        return value
+        return value.item() if isinstance(value, np.generic) else value
 
     text = json.dumps(told(tree, ""))
     return {**arrays, DOCUMENT: np.frombuffer(text.encode(), dtype=np.uint8)}

@@ -168,6 +168,8 @@ class Responder(ABC):
     """The model's own, or None if it is on a server."""
     max_positions: int | None = None
     """Longest context in tokens, the answer included; None if unknown or unbounded."""
+    renders: bool = False
+    """True if conversations are rendered here, by the chat template of a model in this process."""
 
     @abstractmethod
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
@@ -181,6 +183,10 @@ class Responder(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Plain values for a record: the model, how requests are put to it, what they took so far. Never a key."""
+
+    def learnt(self) -> dict[str, Any]:
+        """Facts that only requests show, such as whether there are scores; `describe`, which takes longer, has them."""
+        return {}
 
     def counts(self) -> dict[str, float]:
         """Costs of the requests so far, as numbers that add up over the sittings of a run; also part of `describe`."""

@@ -69,8 +69,8 @@ SHOWN = 200
 MASKED = "***"
 ATTEMPT, RETRY, RETRY_AFTER = "x-stainless-retry-count", "x-should-retry", ("retry-after", "retry-after-ms")
 """Headers by which the client counts its retries, and by which servers steer them."""
-SAID, MEANING, LATER = "posbias.said", "posbias.meaning", "posbias.later"
-"""What is kept with a response: the server's words, their meaning, and for how long it asks to wait."""
+SAID, MEANING = "posbias.said", "posbias.meaning"
+"""What is kept with a response: the server's words, and their meaning."""
 FILTER = "content_filter"
 """Code of an error: this prompt is refused."""
 Meaning = Literal["passes", "too_long", "refused", "final"]
@@ -237,9 +237,7 @@ class Client:
             failed, said = error.response, error.response.extensions[SAID]
             if (meaning := failed.extensions[MEANING]) != "passes":
                 raise RefusedError(failed.status_code, said, meaning) from None
-            attempts, later = _attempts(failed.request), failed.extensions[LATER]
-            if later:
-                said += f"; it asks to wait (Retry-After {later})"
+            attempts = _attempts(failed.request)
         except openai.APIConnectionError as error:
             attempts, said = _attempts(error.request), self._missed(error)
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
@@ -299,12 +297,13 @@ class _Transport(httpx2.AsyncClient):
             content = content.replace(self._key.encode(), MASKED.encode())
         status, said = said_in(response.status_code, content, response.headers.get("Location"))
         headers = {name: response.headers[name] for name in (RETRY, *RETRY_AFTER) if name in response.headers}
-        meaning = meaning_of(status, said)
+        meaning, kept = meaning_of(status, said), line(said, self._key)
         if meaning != "passes":
             headers[RETRY] = "false"  # such as 429 for a quota that is used up
-        later = line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]
-        kept = {SAID: line(said, self._key), MEANING: meaning, LATER: later}
-        return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=kept)
+        elif later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
+            kept += f"; it asks to wait (Retry-After {later})"
+        known = {SAID: kept, MEANING: meaning}
+        return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=known)
 
 
 def key_in_clear(address: str, options: ServerOptions) -> bool:

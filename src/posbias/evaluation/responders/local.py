@@ -65,6 +65,8 @@ class LocalOptions:
 class LocalResponder(Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
 
+    renders = True
+
     def __init__(self, model: Model | str | Path | nn.Module, options: LocalOptions | None = None) -> None:
         model = as_model(model)
         if model.tokenizer is None or not isinstance(model, HuggingFaceModel):

@@ -17,10 +17,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 from pydantic_core import from_json
@@ -79,38 +79,21 @@ not count."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
+Read = TypeVar("Read")
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """Errors of reading an answer that is not what the interface promises."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a server answered: a prompt's continuation, a message, or a repeated prompt with log-probabilities."""
-
-    prompt_tokens: int | None
-    tokens: int | None
-    """Generated tokens, as the server counts them."""
-    text: str = ""
-    """The text; calls of tools stand in it, as text."""
-    finish: str = UNKNOWN
-    thoughts: str | None = None
-    """Thoughts that the server told apart from the answer; None if it told none apart."""
-    repeated: bool = False
-    """True if the server repeats log-probabilities of the prompt."""
-    score: AnswerScore | None = None
-    """Score of the right answer at the end of the repeated prompt."""
-
-
-def read_text(document: Any) -> Answer:
+def read_text(document: Any) -> Response:
     """The continuation of a text."""
     choice = document["choices"][0]
     if not isinstance(choice.get("text"), str):
         raise ValueError("choices.0.text: no text")
-    return Answer(*_usage(document), choice["text"], _finish(choice))
+    return Response(choice["text"], _finish(choice), *_usage(document), continues=True)
 
 
-def read_message(document: Any) -> Answer:
-    """The answer in a conversation."""
+def read_message(document: Any) -> Response:
+    """The answer in a conversation, calls of tools among it as text, and the thoughts that the server told apart."""
     choice = document["choices"][0]
     message = choice.get("message")
     # Some servers leave an empty content out, such as of an answer that never came out of its thoughts.
@@ -120,29 +103,29 @@ def read_message(document: Any) -> Answer:
     named = _as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")) or ""
     calls = _calls(message.get("tool_calls"))
     whole = "\n".join(part for part in (text, calls) if part) if calls else text
-    return Answer(*_usage(document), whole, _finish(choice), named + parts or None)
+    return Response(whole, _finish(choice), *_usage(document), thoughts=named + parts or None)
 
 
-def read_score(document: Any, answer: str, n_listed: int) -> Answer:
-    """The score of the answer at the end of a repeated prompt, before what was generated after it."""
-    counts = _usage(document)
+def read_score(document: Any, answer: str, n_listed: int) -> tuple[bool, AnswerScore | None]:
+    """Whether a server repeats log-probabilities of the prompt; and the score of the answer at its end, before what was
+    generated after it."""
     logprobs = document["choices"][0].get("logprobs")
     tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
     if not tokens:
-        return Answer(*counts)
+        return False, None
     values, listed = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or [None] * len(tokens)
     if not all(isinstance(part, list) and len(part) == len(tokens) for part in (tokens, values, listed)):
         raise ValueError("lists of log-probabilities have different lengths")
     if not all(isinstance(token, str) for token in tokens):
         raise ValueError("choices.0.logprobs.tokens: no texts")
-    place = _place(tokens, answer, 1 if counts[1] is None else counts[1])
+    _, generated = _usage(document)
+    place = _place(tokens, answer, 1 if generated is None else generated)
     found = [_logprob(value) for value in values[place]] if place else [None]
     if place is None or None in found:
-        return Answer(*counts, repeated=True)
+        return True, None
     given = [value for value in found if value is not None]
     ranks = tuple(_rank(value, others, n_listed) for value, others in zip(given, listed[place], strict=True))
-    score = AnswerScore(tuple(min(0.0, value) for value in given), ranks)
-    return Answer(*counts, repeated=True, score=score)
+    return True, AnswerScore(tuple(min(0.0, value) for value in given), ranks)
 
 
 def _place(tokens: list[str], answer: str, n_generated: int) -> slice | None:
@@ -308,9 +291,12 @@ class ServerResponder(Responder):
             **{name: value for name, value in asdict(self.options).items() if name not in ("cache", "reuse")},
             "key_in_clear": self._key_in_clear,
             **self.counts(),
-            "scores": self.scores,
-            "no_scores_because": self._no_scores,
+            **self.learnt(),
         }
+
+    def learnt(self) -> dict[str, Any]:
+        """Does the server score answers, and if not, why?"""
+        return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens and retries."""
@@ -385,32 +371,25 @@ class ServerResponder(Responder):
     async def _told(self, body: dict[str, Any], request: Request) -> Response:
         """An answer with the thoughts told from it, by the server or by marks."""
         continues = self.options.kind == "text"
-        answer = await self._answer(body, read_text if continues else read_message)
-        finish, pattern = answer.finish, request.answer_pattern
+        said = await self._answer(body, read_text if continues else read_message)
+        finish, pattern = said.finish, request.answer_pattern
         # Some servers call every end a stop, or give no reason: then the count of tokens tells.
-        if finish in (STOPPED, UNKNOWN) and (answer.tokens or 0) >= body["max_tokens"]:
+        if finish in (STOPPED, UNKNOWN) and (said.tokens or 0) >= body["max_tokens"]:
             finish = CUT_OFF
-        if answer.thoughts is not None and pattern is None:
-            told = told_apart(answer.text)
+        if said.thoughts is not None and pattern is None:
+            told = told_apart(said.text)
             thinking = MARKED if told.answer.strip() else UNFINISHED
-            told = replace(told, thoughts=answer.thoughts + (told.thoughts or ""), thinking=thinking)
+            told = replace(told, thoughts=said.thoughts + (told.thoughts or ""), thinking=thinking)
         else:
             # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
             opened = False
             if finish == CUT_OFF and self.tokenizer is not None and (continues or self.tokenizer.chat_template):
                 (text, _), _ = rendered(self._conversation(request), self.tokenizer)
                 opened = opens_thoughts(text)
-            told = told_apart(answer.text, opened=opened, pattern=pattern)
+            told = told_apart(said.text, opened=opened, pattern=pattern)
         told = told.cut(request.stop)
-        return Response(
-            told.answer,
-            STOPPED if told.stopped else finish,
-            prompt_tokens=answer.prompt_tokens,
-            tokens=answer.tokens,
-            continues=continues,
-            thoughts=told.thoughts,
-            thinking=told.thinking,
-        )
+        finish = STOPPED if told.stopped else finish
+        return replace(said, text=told.answer, finish=finish, thoughts=told.thoughts, thinking=told.thinking)
 
     def _asked(self, request: Request) -> dict[str, Any]:
         """The fields that hold the prompt: the text, or the messages, and the tools that they begin with."""
@@ -435,17 +414,17 @@ class ServerResponder(Responder):
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
         try:
             read = partial(read_score, answer=request.answer, n_listed=LISTED)
-            scored = await self._answer({"model": self.model, **body}, read)
+            repeated, score = await self._answer({"model": self.model, **body}, read)
         except RefusedError as refusal:
             of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTER in str(refusal)
             if of_the_prompt or refusal.status not in (400, 404, 422):
                 raise
-            scored, reason = Answer(None, None), str(refusal)
-        if scored.repeated or not self.scores:  # once it has worked, a single refusal does not end it
-            self.scores, self._no_scores = scored.repeated, None if scored.repeated else reason
-        return scored.score
+            repeated, score, reason = False, None, str(refusal)
+        if repeated or not self.scores:  # once it has worked, a single refusal does not end it
+            self.scores, self._no_scores = repeated, None if repeated else reason
+        return score
 
-    async def _answer(self, body: dict[str, Any], read: Callable[[Any], Answer]) -> Answer:
+    async def _answer(self, body: dict[str, Any], read: Callable[[Any], Read]) -> Read:
         """What is read of the answer to a request, which is made unless its answer is kept."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         if self.options.template_options:
@@ -457,13 +436,15 @@ class ServerResponder(Responder):
         in_memory = file is None or not self.options.reuse
         async with self._turns[key]:  # the same request twice at once is made once
             with suppress(OSError, *UNREADABLE):  # damaged, or none
-                found = read(from_json(self._kept.get(key, b"") if file is None or in_memory else file.read_bytes()))
+                kept = from_json(self._kept.get(key, b"") if file is None or in_memory else file.read_bytes())
+                found = read(kept)
                 self._work["reused"] += 1
-                self._work["uncounted"] += found.prompt_tokens is None or found.tokens is None
+                self._work["uncounted"] += None in _usage(kept)
                 return found
             content = await self._client.request(path, whole)
             try:
-                found = read(from_json(content))
+                document = from_json(content)
+                found = read(document)
             except UNREADABLE as error:
                 raise RunError(f"server {self._client.address}: malformed answer ({error})") from None
             if in_memory:
@@ -474,10 +455,11 @@ class ServerResponder(Responder):
                     write_atomically(file, content)
             except OSError as error:
                 raise RunError(f"cannot write to {str(cache)!r}: {error.strerror or error}") from None
+        prompt_tokens, tokens = _usage(document)
         self._work["requests"] += 1
-        if found.prompt_tokens is None or found.tokens is None:
+        if prompt_tokens is None or tokens is None:
             self._work["uncounted"] += 1
         else:
-            self._work["prompt_tokens"] += found.prompt_tokens
-            self._work["generated_tokens"] += found.tokens
+            self._work["prompt_tokens"] += prompt_tokens
+            self._work["generated_tokens"] += tokens
         return found

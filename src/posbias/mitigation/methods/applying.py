@@ -213,10 +213,10 @@ class _Mitigated(Wrapped):
         super().__init__(method, LocalResponder(inner.model, inner.options))
         self.method: Any = resolve_method(method, check_model(inner.model))
 
-    def describe(self) -> dict[str, Any]:
-        """The description of the inner responder, with the method and whether prompts were answered one at a time."""
+    def learnt(self) -> dict[str, Any]:
+        """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
         alone = self.method.needs_passages and not self.method.needs_question
-        return {**super().describe(), **({"together": "nothing"} if alone else {})}
+        return {**self.inner.learnt(), **({"together": "nothing"} if alone else {})}
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """The replies of the model under the method, like those of `Responder.respond`."""

@@ -160,11 +160,15 @@ class Wrapped(Responder):
 
     def __init__(self, method: Method, inner: Responder) -> None:
         self.inner, self.spelling = inner, str(method)
-        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+        self.tokenizer, self.max_positions, self.renders = inner.tokenizer, inner.max_positions, inner.renders
 
     def describe(self) -> dict[str, Any]:
         """The description of the inner responder, with the method."""
         return {**self.inner.describe(), "method": self.spelling}
+
+    def learnt(self) -> dict[str, Any]:
+        """Facts that the inner responder has learnt."""
+        return self.inner.learnt()
 
     def counts(self) -> dict[str, float]:
         """Counts of the inner responder."""

@@ -168,8 +168,11 @@ def check_form(owner: str, form: str | None, *allowed: str) -> None:
 class LanguageTask(ABC):
     """A task that asks for one item of a context, whose position is varied."""
 
-    chat: bool = field(default=False, kw_only=True)
-    """True for conversations (one message of the user) that the model's own chat template renders."""
+    chat: bool | None = field(default=None, kw_only=True)
+    """True for conversations (one message of the user) that the model's own chat template renders, False for text;
+    None: `asked_of` decides."""
+    published: ClassVar[bool] = False
+    """True if files hold published prompts, too."""
 
     name: ClassVar[str]
     scoring: ClassVar[str]
@@ -261,6 +264,22 @@ class LanguageTask(ABC):
         if len(set(positions)) < len(positions):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
+
+    @property
+    def by_template(self) -> bool:
+        """True if a model's chat template, where there is one, renders the prompts.
+
+        Where `chat` leaves it open, it renders entries of one's own file; the prompts of papers are text, and so is a
+        template of one's own, which may hold the marks of a conversation.
+        """
+        own = getattr(self, "file", None) is not None and getattr(self, "template", None) is None
+        return own and not self.published if self.chat is None else self.chat
+
+    def asked_of(self, tokenizer: Any) -> "LanguageTask":
+        """This task as it is put to a model in this process, of which this is the tokenizer."""
+        if self.chat is None and self.by_template and getattr(tokenizer, "chat_template", None):
+            return replace(self, chat=True)
+        return self
 
     def with_items(self, items: int) -> "LanguageTask":
         """This task with another number of items."""
