@@ -211,8 +211,8 @@ def gains(spec: MeanFieldSpec, forward: Forward, setting: Setting) -> Float64[np
     ones = Kernel(np.ones((setting.bins.count,) * 2), np.ones(setting.bins.count))
     values = []
     for step in forward.steps:
-        attention, beside = None, step.residual.stream_factor**2
-        for branch in step.branches:
+        attention, beside = None, step[0].spec.residual.stream_factor ** 2
+        for branch in step:
             part = branch.spec
             norms = through(part.pre_norm, branch.stream.same[-1]) * through(part.post_norm, branch.output.same[-1])
             factor = norms * part.residual.branch_factor**2
@@ -229,7 +229,7 @@ def gains(spec: MeanFieldSpec, forward: Forward, setting: Setting) -> Float64[np
 def mixings(forward: Forward) -> Float64[np.ndarray, "layer"]:
     """|a| / (|x| + |a|) of each attention branch, the mean over positions."""
     values = []
-    for branch in (branch for step in forward.steps for branch in step.branches):
+    for branch in (branch for step in forward.steps for branch in step):
         if isinstance(part := branch.spec, AttentionSpec):
             output = branch.output if part.post_norm is None else part.post_norm.forward(branch.output)
             size = part.residual.branch_factor * np.sqrt(output.same)

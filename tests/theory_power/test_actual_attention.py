@@ -25,7 +25,7 @@ from tiny_families import VOCABULARY, shaken_model
 N_POSITIONS, COUNT = 17, 3
 TOLERANCE = 1e-6
 """float64 models, but transformers takes the softmax in float32."""
-KINDS = ("bloom", "gemma3_text", "gpt2", "llama-biases", "mpt", "olmo2", "opt", "phi", "qwen3-window")
+KINDS = ("bloom", "falcon-new", "gemma3_text", "gpt2", "llama-biases", "mpt", "olmo2", "opt", "phi", "qwen3-window")
 
 
 def _prompts(count: int = COUNT) -> Prompts:

@@ -42,12 +42,12 @@ from posbias.comparison.distances import (
     summarise,
 )
 from posbias.display.naming import Settings, curve_names, differing, names_beside, numbered, setting_text, worded
-from posbias.display.showing import INFLUENCE, Shown
+from posbias.display.showing import Shown
 from posbias.display.wording import KINDS, SUBJECTS, label
 from posbias.display.wording import THEORIES as THEORY_NAMES
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
+from posbias.runs.records import REPORT_FILE, Record
 from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.statistics import CONFIDENCE, Interval, StoredNumber
 
@@ -318,16 +318,6 @@ def store_subjects(
     record.scalars["contrasts"] = as_stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
-
-
-def profile_stems(record: Record) -> list[str]:
-    """Beginnings of the names of a record's profiles, such as `trained/measured/jacobian`.
-
-    Those as trained come before those at initialisation, and the measured ones before the theories.
-    """
-    parts = {name.rpartition("/"): array for name, array in record.arrays.items()}
-    stems = [stem for (stem, _, part), array in parts.items() if part == INFLUENCE and array.ndim == 1]
-    return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED_PART not in stem.split("/")))
 
 
 def shared_settings(resolved: Mapping[str, Any], n_positions: int) -> dict[str, Any]:

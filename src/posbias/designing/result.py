@@ -17,8 +17,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.metrics import wasserstein
-from posbias.comparison.stored import profile_stems
-from posbias.display.showing import Series, Shown
+from posbias.display.showing import INFLUENCE, Series, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
@@ -189,7 +188,8 @@ def _read_csv(path: Path) -> Vector:
 
 def _read_run(directory: Path, chosen: str) -> Vector:
     record = read_record(directory.parent if directory.name == RECORD_FILE else directory)
-    stems = profile_stems(record)
+    parts = {name.rpartition("/"): array for name, array in record.arrays.items()}
+    stems = [stem for (stem, _, part), array in parts.items() if part == INFLUENCE and array.ndim == 1]
     measured = [name for name in stems if MEASURED_PART in name.split("/")]
     allowed = [chosen] if chosen in stems else [] if chosen else measured or stems
     if len(allowed) != 1:

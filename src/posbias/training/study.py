@@ -53,7 +53,6 @@ FIXED_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
 MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
     entry.name for entry in fields(ReferenceConfig) if entry.name not in FIXED_BY_TASK
 )
-TRAIN_FIELDS = tuple(entry.name for entry in fields(TrainingSchedule))
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 
 Settings = dict[str, Any]
@@ -110,8 +109,8 @@ class Study(Showing):
             section, _, setting = key.partition(".")
             sections[section][setting] = value
         try:
-            task = _variant(SYNTHETIC_TASKS, sections["task"])
-            optimiser = _variant(OPTIMISERS, sections["optimiser"])
+            task = SYNTHETIC_TASKS.build(sections["task"].pop("name"), **sections["task"])
+            optimiser = OPTIMISERS.build(sections["optimiser"].pop("name"), **sections["optimiser"])
             config = _config(sections["model"], task)
             member = Member(name, config, task, seed, optimiser, coordinates)
             member.check()
@@ -137,11 +136,9 @@ def study_of(document: Any, *, name: str) -> Study:
     for section in ("task", "train"):
         if section not in document:
             raise UsageError(f"study {name!r} has no section {section!r}; sections: {', '.join(SECTIONS)}")
-    train = _mapping(document["train"], "train", TRAIN_FIELDS)
+    train = _mapping(document["train"], "train", [entry.name for entry in fields(TrainingSchedule)])
     if "stopping" in train:
         train["stopping"] = stopping_rule(str(train["stopping"]))
-    if "steps" not in train:
-        raise UsageError(f"study {name!r}: train has no steps")
     return Study(
         name=name,
         task=_settings(SYNTHETIC_TASKS, document["task"], "task"),
@@ -168,12 +165,6 @@ def _config(model: Settings, task: Any) -> ReferenceConfig:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"model: a value has the wrong type ({error})") from None
-
-
-def _variant(registry: Registry[Any], settings: Settings) -> Any:
-    """The variant that settings stand for."""
-    parameters = {key: value for key, value in settings.items() if key != "name"}
-    return registry.build(settings["name"], **parameters)
 
 
 def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:

@@ -214,7 +214,7 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
 
 
 def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarray, "layer"]:
-    branches = [branch for step in forward.steps for branch in step.branches]
+    branches = [branch for step in forward.steps for branch in step]
     read = [(branch.spec, branch.x) for branch in branches if isinstance(branch.spec, AttentionSpec)]
     return np.array([attention_grams(attention, spec.width, x).logit_variance for attention, x in read])
 

@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
 from annotated_types import Interval
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
 
 from posbias.checks import CELLS
 from posbias.errors import UsageError
+from posbias.models.layout import turned_by
 from posbias.registry import Registry
 from posbias.theory.mean_field.bins import (
     MOST_BINS,
@@ -38,7 +41,7 @@ from posbias.theory.mean_field.bins import (
     smooth,
     symmetric_root,
 )
-from posbias.theory.mean_field.spec import AttentionSpec, BranchSpec, MeanFieldSpec, NormSpec, ResidualSpec
+from posbias.theory.mean_field.spec import AttentionSpec, BranchSpec, MeanFieldSpec, NormSpec
 
 LEVELS: Registry["Level"] = Registry("mean-field level")
 
@@ -260,20 +263,13 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """Branches that read the same stream (two of them with a parallel residual), and how they joined it."""
-
-    branches: tuple[Branch, ...]
-    residual: ResidualSpec
-
-
-@dataclass(frozen=True, eq=False)
 class Forward:
     """All kernels of a forward pass."""
 
     entry: Kernel
     """Input vectors, before an embedding norm."""
-    steps: tuple[Step, ...]
+    steps: tuple[tuple[Branch, ...], ...]
+    """Branches that read the same stream together: two with a parallel residual."""
     final: Kernel
     """Residual stream after the last block."""
 
@@ -283,8 +279,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
     stream, steps = _normed(spec.embedding_norm, entry), []
     for layer in spec.layers:
         for members in layer.steps:
-            residual, branches = members[0].residual, []
-            joined = stream.scaled(residual.stream_factor**2)
+            branches, joined = [], stream.scaled(members[0].residual.stream_factor ** 2)
             for part in members:
                 x = _normed(part.pre_norm, stream)
                 if isinstance(part, AttentionSpec):
@@ -293,7 +288,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
                     output = part.forward(setting.width, x)
                 branches.append(Branch(part, stream, x, output))
                 joined = joined + _normed(part.post_norm, output).scaled(part.residual.branch_factor**2)
-            steps.append(Step(tuple(branches), residual))
+            steps.append(tuple(branches))
             stream = joined
     return Forward(entry, tuple(steps), stream)
 
@@ -305,8 +300,8 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     start[-1, -1] = 1.0
     gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
-        above, gradient = gradient, gradient.scaled(step.residual.stream_factor**2)
-        for branch in step.branches:
+        above, gradient = gradient, gradient.scaled(step[0].spec.residual.stream_factor ** 2)
+        for branch in step:
             part, arriving = branch.spec, above.scaled(branch.spec.residual.branch_factor**2)
             pulled = _pulled(part.post_norm, arriving, branch.output)
             if isinstance(part, AttentionSpec):
@@ -332,26 +327,8 @@ heads both ways the forward pass contributed 0.2 % of noise, the backward pass 5
 BATCH_NUMBERS = 2**20
 """Attention weights held at a time: 4 MB in single precision, several arrays of this size."""
 
-HeadFeatures = Float32[np.ndarray, "head position feature"]
-Weights = Float32[np.ndarray, "head query key"]
-Turns = Float64[np.ndarray, "#head pairs"] | None
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """A few sampled heads."""
-
-    query: HeadFeatures
-    """Queries after norm, before rotation."""
-    key: HeadFeatures
-    query_root: Float32[np.ndarray, "head position 1"]
-    """Divisor of the query norm; 1 without one."""
-    key_root: Float32[np.ndarray, "head position 1"]
-    attention: Weights
-    slope: Weights | float
-    """Derivative of the soft cap at the logits; 1 without one."""
-    turns: Turns
-    """Rotary frequencies of each head."""
+HeadFeatures = Float[Tensor, "head position feature"]
+Weights = Float[Tensor, "head query key"]
 
 
 @LEVELS.register("sampled")
@@ -362,30 +339,32 @@ class SampledHeads(Level):
     heads: Annotated[int, Interval(ge=1, le=CELLS)] = 2000
     """Heads drawn per layer going backwards (>= 1); the noise falls as 1/sqrt(heads), 1.5 % of a value by default."""
 
+    @torch.no_grad()
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """The kernel of the branch's output, by sampling."""
         count = _whole_rounds(attention, -(-self.heads // FORWARD_SHARE))
-        value = attention.value.forward(setting.width, x).block.astype(np.float32)
+        value = _single(attention.value.forward(setting.width, x).block)
         total = np.zeros_like(x.block)
-        for batch in _batches(attention, x, count, setting):
-            total += _outer(batch.attention @ value, batch.attention)
+        for _, _, weights in _batches(attention, x, count, setting):
+            total += _outer(weights @ value, weights)
         factor = attention.output.variance * attention.heads * attention.value_dim / count
         return smooth((total + total.T) / 2).scaled(factor, offset=attention.output.bias)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
-        """The gradient kernel at the branch's input, by sampling."""
+        """The gradient kernel at the branch's input, by sampling; queries and keys by automatic differentiation."""
         count = _whole_rounds(attention, self.heads)
         arriving = gradient.block * (attention.output.variance * setting.width)
-        half = symmetric_root(arriving).astype(np.float32)
-        value = symmetric_root(attention.value.forward(setting.width, x).block).astype(np.float32)
-        single = arriving.astype(np.float32)
+        half, single = _single(symmetric_root(arriving)), _single(arriving)
+        value_half = _single(symmetric_root(attention.value.forward(setting.width, x).block))
         paths = [np.zeros_like(x.block) for _ in range(3)]
-        for batch in _batches(attention, x, count, setting):
-            weights = batch.attention.transpose(0, 2, 1)
-            paths[0] += _outer(weights @ single, weights)
-            queries, keys = _score_gradients(attention, batch, half, value, setting.generator)
-            paths[1] += _outer(queries, queries)
-            paths[2] += _outer(keys, keys)
+        for query, key, weights in _batches(attention, x, count, setting):
+            pulled = weights.detach().transpose(1, 2)
+            paths[0] += _outer(pulled @ single, pulled)
+            shape = (*query.shape[:2], attention.value_dim)
+            outgoing, values = (root @ _normal(setting.generator, shape) for root in (half, value_half))
+            reached = torch.autograd.grad((weights * (outgoing @ values.transpose(1, 2))).sum(), (query, key))
+            for path, features in zip(paths[1:], reached, strict=True):
+                path += _outer(features, features)
         # The score paths carry their features explicitly.
         by_value, by_query, by_key = (smooth((path + path.T) * (attention.heads / count / 2)) for path in paths)
         total = by_value.scaled(attention.value_dim).scaled(attention.value.variance)
@@ -397,115 +376,63 @@ def _whole_rounds(attention: AttentionSpec, heads: int) -> int:
     return -(-heads // attention.heads) * attention.heads
 
 
-def _batches(spec: AttentionSpec, x: Kernel, count: int, setting: Setting) -> Iterator[Batch]:
-    """`count` sampled heads of a layer, as many at a time as memory allows."""
+def _batches(
+    spec: AttentionSpec, x: Kernel, count: int, setting: Setting
+) -> Iterator[tuple[HeadFeatures, HeadFeatures, Weights]]:
+    """`count` sampled heads of a layer, as many at a time as memory allows: raw queries and keys, and attention."""
     if not setting.bins.exact:
         raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
     n_positions = len(x.same)
-    raw_query, raw_key = (linear.forward(setting.width, x) for linear in (spec.query, spec.key))
-    query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
+    raw = [linear.forward(setting.width, x) for linear in (spec.query, spec.key)]
+    halves = [_single(symmetric_root(kernel.block)) for kernel in raw]
     bias, rotation = _head_logits(spec, n_positions), spec.rotation
     alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
     size = max(1, BATCH_NUMBERS // n_positions**2)
     for first in range(0, count, size):
         heads = np.arange(first, min(first + size, count))
         shape = (len(heads), n_positions, spec.head_dim)
-        drawn_query = np.matmul(query_half, _normal(setting.generator, shape))
-        query, query_root = _normed_heads(drawn_query, raw_query, spec.query_norm)
-        key, key_root = _normed_heads(np.matmul(key_half, _normal(setting.generator, shape)), raw_key, spec.key_norm)
-        turns = None if rotation is None else rotation[:1] if alike else rotation[heads % spec.heads]
-        logits = np.matmul(_rotated(query, turns, 1), _rotated(key, turns, 1).transpose(0, 2, 1))
-        logits *= np.float32(spec.scale)
-        slope: Weights | float = 1.0
+        query, key = ((half @ _normal(setting.generator, shape)).requires_grad_() for half in halves)
+        norms = zip((query, key), raw, (spec.query_norm, spec.key_norm), strict=True)
+        turned = [_normed_heads(*parts) for parts in norms]
+        if rotation is not None:
+            turns = rotation[:1] if alike else rotation[heads % spec.heads]
+            angle = torch.from_numpy(np.arange(n_positions)[None, :, None] * turns[:, None, :])
+            turned = [turned_by(features, angle.cos(), angle.sin()) for features in turned]
+        logits = (turned[0] * spec.scale) @ turned[1].transpose(1, 2)
         if spec.softcap is not None:
-            capped = np.tanh(logits / np.float32(spec.softcap))
-            logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
-        logits += bias[heads % len(bias)]
-        yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
+            logits = torch.tanh(logits / spec.softcap) * spec.softcap
+        yield query, key, torch.softmax(logits + bias[heads % len(bias)], dim=-1)
 
 
-def _score_gradients(
-    spec: AttentionSpec,
-    batch: Batch,
-    half: Float32[np.ndarray, "p p"],
-    value: Float32[np.ndarray, "p p"],
-    generator: np.random.Generator,
-) -> tuple[HeadFeatures, HeadFeatures]:
-    """Gradients at the raw queries and keys of each head, for one drawn gradient and one drawn value each."""
-    shape = (*batch.query.shape[:2], spec.value_dim)
-    outgoing = np.matmul(half, _normal(generator, shape))
-    values = np.matmul(value, _normal(generator, shape))
-    pull = batch.attention * np.matmul(outgoing, values.transpose(0, 2, 1))
-    pull -= batch.attention * pull.sum(axis=2, keepdims=True)
-    pull *= np.float32(spec.scale)
-    pull *= batch.slope
-    queries = np.matmul(pull, _rotated(batch.key, batch.turns, 1))
-    keys = np.matmul(pull.transpose(0, 2, 1), _rotated(batch.query, batch.turns, 1))
-    return (
-        _through_norm(_rotated(queries, batch.turns, -1), batch.query, batch.query_root, spec.query_norm),
-        _through_norm(_rotated(keys, batch.turns, -1), batch.key, batch.key_root, spec.key_norm),
-    )
+def _single(values: Float64[np.ndarray, "..."]) -> Float[Tensor, "..."]:
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _normal(generator: np.random.Generator, shape: tuple[int, ...]) -> HeadFeatures:
-    return generator.standard_normal(shape, dtype=np.float32)
+    return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
 
 
-def _normed_heads(
-    features: HeadFeatures, raw: Kernel, norm: NormSpec | None
-) -> tuple[HeadFeatures, Float32[np.ndarray, "head position 1"]]:
-    """Queries or keys after their norm, with its divisor (over its gain)."""
+def _normed_heads(features: HeadFeatures, raw: Kernel, norm: NormSpec | None) -> HeadFeatures:
+    """Queries or keys after their norm; over all heads together its divisor is that of the kernel."""
     if norm is None:
-        return features, np.ones((*features.shape[:2], 1), dtype=np.float32)
-    if norm.per_head:
-        root = np.sqrt((features**2).mean(axis=2, keepdims=True) + np.float32(norm.epsilon))
-    else:  # over all heads together: self-averaging
-        root = np.broadcast_to(norm.scale(raw)[None, :, None], (*features.shape[:2], 1))
-    root = (root / np.sqrt(norm.gain)).astype(np.float32)
-    return features / root, root
-
-
-def _through_norm(
-    gradient: HeadFeatures, normed: HeadFeatures, root: Float32[np.ndarray, "head position 1"], norm: NormSpec | None
-) -> HeadFeatures:
-    """Gradient at the raw features: divided by the norm, without the direction of the features themselves."""
-    if norm is None or not norm.per_head:
-        return np.asarray(gradient / root)
-    along = (gradient * normed).mean(axis=2, keepdims=True) / np.float32(norm.gain)
-    return np.asarray((gradient - along * normed) / root)
-
-
-def _rotated(features: HeadFeatures, turns: Turns, sign: int) -> HeadFeatures:
-    """Queries or keys turned by their position (sign 1) or back (sign -1); features beyond the pairs stay."""
-    if turns is None:
         return features
-    half = turns.shape[1]
-    angle = np.arange(features.shape[1])[None, :, None] * turns[:, None, :]
-    cosine, sine = np.cos(angle).astype(np.float32), np.float32(sign) * np.sin(angle).astype(np.float32)
-    first, second, unturned = features[..., :half], features[..., half : 2 * half], features[..., 2 * half :]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, unturned], axis=2)
+    if not norm.per_head:
+        return features * _single(np.sqrt(norm.gain) / norm.scale(raw))[:, None]
+    size = features.square().mean(-1, keepdim=True) + norm.epsilon
+    return features * float(np.sqrt(norm.gain)) * size.rsqrt()
 
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    ordered = np.empty((attention.heads, n_positions, n_positions), dtype=np.float32)
+    ordered = torch.empty(attention.heads, n_positions, n_positions)
     for group in attention.groups:
-        ordered[group.heads] = group.masked_logits(n_positions)
-    return ordered[:1] if np.all(ordered == ordered[:1]) else ordered
-
-
-def _softmax(logits: Weights) -> Weights:
-    """Row softmax in place."""
-    logits -= logits.max(axis=2, keepdims=True)
-    np.exp(logits, out=logits)
-    logits /= logits.sum(axis=2, keepdims=True)
-    return logits
+        ordered[group.heads] = _single(group.masked_logits(n_positions))
+    return ordered[:1] if bool((ordered == ordered[:1]).all()) else ordered
 
 
 def _outer(
-    rows: Float32[np.ndarray, "head position any"], columns: Float32[np.ndarray, "head position any"]
+    rows: Float[Tensor, "head position any"], columns: Float[Tensor, "head position any"]
 ) -> Float64[np.ndarray, "position position"]:
     """sum_h rows_h columns_h', as one matrix product."""
-    n_positions = rows.shape[1]
-    joined = [side.transpose(1, 0, 2).reshape(n_positions, -1) for side in (rows, columns)]
-    return np.asarray(joined[0] @ joined[1].T, dtype=np.float64)
+    joined = [side.transpose(0, 1).flatten(1) for side in (rows, columns)]
+    return np.asarray((joined[0] @ joined[1].T).double().numpy())

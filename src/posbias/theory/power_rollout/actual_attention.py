@@ -95,17 +95,8 @@ def trace_attention(
     return traced, share.mean(1)
 
 
-Transition = Callable[[AttentionBlock], Shares]
-"""From a block of attention weights to that block of the matrix that moves influence from queries to keys."""
-
-
-def mean_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
-    """A_ij, the mean over heads; rows sum to 1."""
-    return lambda block: block.weights.mean((0, 1))
-
-
-def norm_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
-    """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)).
+def norm_weighted(traced: AttentionTraceLayer, state: AttentionState) -> Callable[[AttentionBlock], Shares]:
+    """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)), by blocks.
 
     `gain` is that of a norm after the branch, whose divisor cancels in a row. The output bias belongs to no position.
     Norms of sums over heads come from the heads' inner products at every key, f_h(x_j) . f_h'(x_j): no vector is formed
@@ -115,7 +106,8 @@ def norm_transition(traced: AttentionTraceLayer, state: AttentionState) -> Trans
     """
     parts = traced.parts
     assert parts is not None, "rules that read weights are left out without a row of the table"
-    value = state.value[..., : parts.value_dim]  # without what a key bias fills up
+    shared = len(state.value) // parts.key_heads  # Falcon repeats its values for every head
+    value = state.value[::shared, :, : parts.value_dim]  # without what a key bias fills up
     output = parts.output.to(value)
     if traced.after is not None:
         output = output * traced.after.gain.to(value).reshape(-1, 1)
@@ -156,8 +148,9 @@ def squares_by_key(
     return squares
 
 
-ROLLOUTS = {"rollout": mean_transition, "attention_only": mean_transition, "norm_weighted": norm_transition}
-"""By name. `rollout` and `norm_weighted` stand still with the share 1 - m, m the layer's measured mixing."""
+ROLLOUTS = ("rollout", "attention_only", "norm_weighted")
+"""By the mean over heads, twice, and by norms. The first and the last stand still with the share 1 - m, m the layer's
+measured mixing."""
 
 
 @checked
@@ -230,12 +223,13 @@ def pull_layer(
 ) -> dict[str, Float64[Tensor, "position"]]:
     """Rows by names of ROLLOUTS pulled through one layer, all by one look at its attention; rows sum to 1."""
     state = traced.state()
-    transitions = {ROLLOUTS[name]: ROLLOUTS[name](traced, state) for name in rows}
+    by_norms = norm_weighted(traced, state) if "norm_weighted" in rows else None
     reached = {name: torch.zeros_like(row) for name, row in rows.items()}
     for block in query_blocks(state):
-        matrices = {rule: in_float64(transition(block)) for rule, transition in transitions.items()}
+        mean = in_float64(block.weights.mean((0, 1)))
         for name, row in rows.items():
-            reached[name][block.keys] += row[block.queries] @ matrices[ROLLOUTS[name]]
+            matrix = in_float64(by_norms(block)) if by_norms and name == "norm_weighted" else mean
+            reached[name][block.keys] += row[block.queries] @ matrix
     shares = {name: 1.0 if name == "attention_only" else mixing for name in rows}
     pulled = {name: (1 - shares[name]) * row + shares[name] * reached[name] for name, row in rows.items()}
     return {name: row / row.sum() for name, row in pulled.items()}
