@@ -329,18 +329,12 @@ def query_blocks(state: AttentionState, *, block: int | None = None) -> Iterator
                 added = state.added[:, queries, keys]
                 logits += added.reshape(*shape, *added.shape[1:]) if len(added) > 1 else added
         hide(logits, queries, keys, first=state.first, value=-torch.inf)
-        yield AttentionBlock(queries, keys, *softmax_with_sinks(logits, state.sinks))
-
-
-def softmax_with_sinks(
-    logits: Float[Tensor, "key_head group query key"], sinks: Float[Tensor, "head"] | None
-) -> tuple[Float[Tensor, "key_head group query key"], Float[Tensor, "key_head group query"] | None]:
-    """Weights of keys, and the share that a learned logit of every head takes; None without any."""
-    if sinks is None:
-        return logits.softmax(-1), None
-    learned = sinks.to(logits).reshape(*logits.shape[:2], 1, 1).expand(*logits.shape[:-1], 1)
-    shares = torch.cat([logits, learned], -1).softmax(-1)
-    return shares[..., :-1], shares[..., -1]
+        if state.sinks is None:
+            yield AttentionBlock(queries, keys, logits.softmax(-1))
+            continue
+        learned = state.sinks.to(logits).reshape(*shape, 1, 1).expand(*logits.shape[:-1], 1)
+        shares = torch.cat([logits, learned], -1).softmax(-1)
+        yield AttentionBlock(queries, keys, shares[..., :-1], shares[..., -1])
 
 
 def hide(

@@ -127,7 +127,7 @@ class HuggingFaceModel(Model):
             UsageError: there is none, this configuration does not fit it, or the model has more than it describes.
         """
         family = None if self._family is None else self.family
-        if family is None or any(map(family.is_mixture, family.blocks(self.network))):
+        if family is None or any(path.endswith(".experts") for path, _ in self.network.named_modules()):
             has = "a layout that is not in the table" if family is None else "mixtures of experts"
             raise UsageError(
                 f"{theory} reads the weights of dense decoders, and this {self.model_type} model has {has}; it can be "

@@ -484,10 +484,6 @@ class Layout:
         """Tell whether queries and keys are normalised, in a family that can."""
         return self.query_key_norm_switch is None or bool(getattr(config, self.query_key_norm_switch))
 
-    def is_mixture(self, block: Block) -> bool:
-        """Tell whether a block has a mixture of experts for its MLP, or beside it."""
-        return any(name.rpartition(".")[2] == "experts" for name, _ in block.module.named_modules())
-
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The linear maps and activation of an MLP that is no mixture, the factor on its branch in the down map."""
         module = block.module if self.mlp == self.up_and_down[1] else block.mlp

@@ -83,7 +83,10 @@ def gguf_configuration(path: Path, name: str) -> Any:
         first, _, rest = key.partition(".")
         if first not in BESIDE and (first != architecture or not _is_read(rest, value, architecture, config)):
             raise UsageError(f"model {name!r}: transformers does not read {key[:80]} = {value!r:.80} of it; {TRY}")
-    _check_scale(config, name)
+    # The logit scale of the 27B models of Gemma 2 and 3 is in no file, and transformers takes the others'.
+    if (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62)):
+        right, taken = config.hidden_size // config.num_attention_heads, config.query_pre_attn_scalar
+        raise UsageError(f"model {name!r}: its logit scale is 1 / sqrt({right}), transformers takes {taken}; {TRY}")
     return config
 
 
@@ -132,14 +135,6 @@ def _is_read(key: str, value: Any, architecture: str, config: Any) -> bool:
     if isinstance(held, float) and isinstance(value, float):
         return math.isclose(held, value, rel_tol=1e-6)  # files hold 32 bits
     return held is not None and bool(held == value)
-
-
-def _check_scale(config: Any, name: str) -> None:
-    """Refuse the 27B models of Gemma 2 and 3: their logit scale is in no file, and transformers takes the others'."""
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    if (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62)):
-        right = config.hidden_size // config.num_attention_heads
-        raise UsageError(f"model {name!r}: its logit scale is 1 / sqrt({right}), transformers takes {scalar}; {TRY}")
 
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
