@@ -101,12 +101,15 @@ class KeyBiased(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Add the bias in every attention module."""
-        heads = model.sizes.get("heads", 0)
-        biases = self.layers(model.sizes["layers"])
-        for bias in biases:
-            bias.check_heads(heads)
-        with biased(model, self, KeyLogits(lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads)))):
+        with biased(model, self, KeyLogits(self.logits(model))):
             yield
+
+    def logits(self, model: HuggingFaceModel, strength: float = 1.0) -> "Logits":
+        """The bias of every layer's keys, times a strength, from the layer and their number."""
+        heads, layers = model.sizes.get("heads", 0), self.layers(model.sizes.get("layers", 0))
+        for bias in layers:
+            bias.check_heads(heads)
+        return lambda layer, n_positions: torch.tensor(strength * layers[layer].key_logits(n_positions, heads))
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """The bias beside the encoding of every layer."""

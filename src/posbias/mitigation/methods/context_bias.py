@@ -34,11 +34,10 @@ class ContextBias(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
-        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
-        check_shape(self.name, self.values, depth, heads)
+        check_shape(self.name, self.values, model)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 
-        added = KeyLogits(lambda layer, _: table[layer], factors(self, self.scales, depth, heads), by_side=True)
+        added = KeyLogits(lambda layer, _: table[layer], factors(self, self.scales, model), by_side=True)
         with (
             question_begins(model, passages, name=self.name) as begins,
             biased(model, str(self), added, first_query=begins),

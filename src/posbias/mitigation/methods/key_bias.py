@@ -23,19 +23,20 @@ BEFORE = torch.tensor([1.0, 0.0], dtype=torch.float64)
 """A bias of the context: 1 for the keys before the question, 0 for those from it on."""
 
 
-def check_shape(method: str, table: Sequence[Sequence[float]], depth: int, heads: int) -> None:
+def check_shape(method: str, table: Sequence[Sequence[float]], model: HuggingFaceModel) -> None:
     """Refuse a table that is not one number for each head of each layer."""
+    heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
     if [len(layer) for layer in table] != [heads] * depth:
         raise UsageError(f"{method}: the model has {depth} layers of {heads} heads; give a value for each")
 
 
 def factors(
-    method: Mitigation, scales: Sequence[Sequence[float]] | None, depth: int, heads: int
+    method: Mitigation, scales: Sequence[Sequence[float]] | None, model: HuggingFaceModel
 ) -> Callable[[int], Float[torch.Tensor, "heads"]] | None:
     """Factors by layer, at the method's strength."""
     if scales is None:
         return None
-    check_shape(method.name, scales, depth, heads)
+    check_shape(method.name, scales, model)
     return (torch.tensor(scales, dtype=torch.float64) ** method.strength).__getitem__
 
 
@@ -70,15 +71,8 @@ class KeyBiasMethod(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b_j in every attention module."""
-        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
-        layers = KeyBiased(self.biases).layers(depth)
-        for bias in layers:
-            bias.check_heads(heads)
-
-        def logits(layer: int, n_positions: int) -> torch.Tensor:
-            return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
-
-        added = KeyLogits(logits, factors(self, self.scales, depth, heads))
+        logits = KeyBiased(self.biases).logits(model, self.strength)
+        added = KeyLogits(logits, factors(self, self.scales, model))
         with (
             question_begins(model, passages if self.from_question else (), name=self.name) as begins,
             biased(model, str(self), added, first_query=begins if self.from_question else 0),
