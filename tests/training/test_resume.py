@@ -104,6 +104,6 @@ def test_a_disk_that_fills_is_one_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("posbias.files.write_atomically", full)
-    with pytest.raises(RunError, match=r"cannot write to .*: No space left on device") as caught:
+    with pytest.raises(RunError, match=r"cannot write .*: No space left on device") as caught:
         train_members(MEMBERS, OPTIONS, options=in_process(tmp_path))
     assert "\n" not in str(caught.value)

@@ -417,16 +417,12 @@ def _told_cells(axes: "list[Axes]", figure: HeatMap) -> Iterator[Told]:
     if rows * columns * len(figure.panels) > TOLD_CELLS:
         return
     for axis, values in zip(axes, figure.panels.values(), strict=False):
-        corner, opposite = np.array(axis.bbox.min), np.array(axis.bbox.max)
-        size = (opposite - corner) / (columns, rows)
+        size = np.array(axis.bbox.size) / (columns, rows)
         for row, column in np.ndindex(rows, columns):
-            x, y = (
-                np.linspace(*ends, count)[at]
-                for ends, count, at in ((figure.x, columns, column), (figure.y, rows, row))
-            )
+            x, y = np.linspace(*figure.x, columns)[column], np.linspace(*figure.y, rows)[row]
             named = figure.rows[row] if figure.rows else f"{y:.4g}"
             value = f"{figure.value_label}: {values[row, column]:.4g}"
-            begin = corner + size * (column, rows - 1 - row)
+            begin = axis.bbox.min + size * (column, rows - 1 - row)
             yield begin, begin + size, f"{figure.x_label}: {x:.4g}\n{figure.y_label}: {named}\n{value}"
 
 

@@ -1,6 +1,8 @@
 """Evaluations side by side in words, tables and a figure: what differs from the first, paired over samples."""
 
-from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from itertools import chain, cycle
+
+from posbias.display.figures import MEASURED, RUNS, Curve, Figure, interval_curves
 from posbias.display.wording import label
 from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.evaluation import MEASURES
@@ -24,11 +26,12 @@ RISES = {
 @REPORTS.register("compare_evaluations")
 def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
+    withheld = [entry for entry in comparison.compared if entry.withheld]
     return Report(
         comparison.record.title,
         kicker="posbias · evaluations compared",
         verdict=[
-            *_withheld(comparison),
+            *(f"No conclusion from the generated answers of {each.name}: {each.withheld}." for each in withheld),
             *(_sentence(comparison, entry) for entry in comparison.compared[1:]),
         ],
         picture=[_figure(comparison)],
@@ -42,15 +45,6 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
 def axis_of(n_items: int) -> str:
     """Label of the axis of positions."""
     return f"position of the answer among {n_items} (0 is the first)"
-
-
-def _withheld(comparison: EvaluationComparison) -> list[str]:
-    """Why nothing is concluded from the generated answers of an evaluation, for each of which that is so."""
-    return [
-        f"No conclusion from the generated answers of {entry.name}: {entry.withheld}."
-        for entry in comparison.compared
-        if entry.withheld
-    ]
 
 
 def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
@@ -73,11 +67,9 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
 
 
 def _figure(comparison: EvaluationComparison) -> Figure:
-    strokes = {comparison.compared[0].name: MEASURED, **run_strokes([entry.name for entry in comparison.compared[1:]])}
     curves: list[Curve] = []
-    for entry in comparison.compared:
-        if entry.means:
-            curves += interval_curves(entry.name, comparison.positions, entry.means, strokes[entry.name])
+    for entry, stroke in zip(comparison.compared, chain([MEASURED], cycle(RUNS)), strict=False):
+        curves += interval_curves(entry.name, comparison.positions, entry.means, stroke)
     measure = label(MEASURES, comparison.measure)
     title = f"{comparison.task}: {measure} by position"
     return Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)

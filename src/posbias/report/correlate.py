@@ -116,16 +116,14 @@ def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> lis
     tables = []
     for measure in dict.fromkeys(measure for entry in series for measure in entry.correlations):
         cells = []
-        for entry in series:
-            if measure in entry.correlations:
-                correlations = entry.correlations[measure]
-                texts = [
-                    MISSING
-                    if np.isnan(correlation.value.value)
-                    else f"{correlation.value} p {correlation.p_value:.2g}{', established' * correlation.established}"
-                    for correlation in correlations.correlations
-                ]
-                cells.append([series_name(entry), *texts, str(correlations.n_positions)])
+        for entry in (entry for entry in series if measure in entry.correlations):
+            found = entry.correlations[measure]
+            texts = [
+                f"{each.value} p {each.p_value:.2g}{', established' * each.established}" for each in found.correlations
+            ]
+            unknown = [np.isnan(each.value.value) for each in found.correlations]
+            told = [MISSING if nothing else text for nothing, text in zip(unknown, texts, strict=True)]
+            cells.append([series_name(entry), *told, str(found.n_positions)])
         title = f"Influence and {label(MEASURES, measure)} over positions{over}"
         tables.append(Table(title, ["influence", *CONTROLLED.values(), "positions"], cells))
     return tables

@@ -98,8 +98,8 @@ def reasons_of(decomposition: Decomposition) -> list[str]:
 
 def _shifts_by_kind(decomposition: Decomposition) -> dict[str, list[Shift]]:
     """Shifts of every kind of influence that has any."""
-    shifts = {kind: [shift for shift in decomposition.shifts if shift.kind == kind] for kind in decomposition.kinds}
-    return {kind: shifts_of_kind for kind, shifts_of_kind in shifts.items() if shifts_of_kind}
+    kinds = {kind: [shift for shift in decomposition.shifts if shift.kind == kind] for kind in decomposition.kinds}
+    return {kind: shifts for kind, shifts in kinds.items() if shifts}
 
 
 def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shift]) -> Figure:
@@ -114,14 +114,9 @@ def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shif
         places = [place for place, row in enumerate(rows, start=1) if row in intervals]
         moved = [intervals[rows[place - 1]] for place in places]
         curves += interval_curves(_source(source), places, moved, strokes[source], unit=0.01)
-    return Figure(
-        slug=f"shifts-{kind}",
-        title=f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})",
-        x_label="",
-        y_label="percentage points",
-        curves=tuple(curves),
-        rows=tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows),
-    )
+    title = f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})"
+    named = tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows)
+    return Figure(f"shifts-{kind}", title, "", "percentage points", tuple(curves), rows=named)
 
 
 def _mass_names(decomposition: Decomposition) -> list[str]:
@@ -130,17 +125,11 @@ def _mass_names(decomposition: Decomposition) -> list[str]:
 
 def _baseline_table(decomposition: Decomposition) -> Table:
     """One row per source and kind, from the first intervention that knows it."""
-    before: dict[tuple[str, str], dict[str, Interval]] = {}
+    before: dict[tuple[str, str], dict[str, str]] = {}
     for shift in decomposition.shifts:
-        before.setdefault((shift.source, shift.kind), {}).setdefault(shift.mass, shift.before)
-    cells = [
-        [
-            _source(source),
-            label(KINDS, kind),
-            *(interval.text(".1f", scale=100, unit=" %") for interval in masses.values()),
-        ]
-        for (source, kind), masses in before.items()
-    ]
+        masses = before.setdefault((shift.source, shift.kind), {})
+        masses.setdefault(shift.mass, shift.before.text(".1f", scale=100, unit=" %"))
+    cells = [[_source(source), label(KINDS, kind), *masses.values()] for (source, kind), masses in before.items()]
     header = ["source", "kind", *_mass_names(decomposition)]
     return Table("Masses with nothing replaced (a flat line: 10 % each)", header, cells)
 
@@ -173,12 +162,8 @@ def _score_table(scores: Sequence[Score]) -> Table:
 
 
 def _divergence_table(decomposition: Decomposition) -> Table:
-    means = decomposition.divergences
-    cells = [
-        [item.ingredient, item.name, means[item.name].text()]
-        for item in decomposition.counterfactuals
-        if item.name in means
-    ]
+    means, items = decomposition.divergences, decomposition.counterfactuals
+    cells = [[item.ingredient, item.name, means[item.name].text()] for item in items if item.name in means]
     header = ["ingredient", "replaced by", "KL of the next token, nats"]
     return Table("How far does the change drive the model?", header, cells)
 

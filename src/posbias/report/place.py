@@ -84,23 +84,15 @@ def _worth(placement: Placement) -> list[str]:
 def _placement_figure(placement: Placement) -> Figure:
     """The curve by which the passages were ordered."""
     curve = np.array(placement.curve)
-    best, worst = int(curve.argmax()), int(curve.argmin())
+    best, worst, places = int(curve.argmax()), int(curve.argmin()), f"place among {curve.size} (0 is the first)"
     title = "No difference between the places is shown"
     if placement.decided:
         title = (
             f"Place {best} is used best and holds passage {placement.order[best]}; "
             f"place {worst} is used worst and holds passage {placement.order[worst]}"
         )
-    places = np.arange(curve.size, dtype=np.float64)
-    curves = (Curve("the curve that the order follows", places, curve, MEASURED),)
-    return Figure(
-        "placement",
-        title,
-        f"place among {curve.size} (0 is the first)",
-        f"expected {PLACED_BY[placement.measure]}",
-        curves,
-        markers=True,
-    )
+    curves = (Curve("the curve that the order follows", np.arange(float(curve.size)), curve, MEASURED),)
+    return Figure("placement", title, places, f"expected {PLACED_BY[placement.measure]}", curves, markers=True)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -158,15 +158,12 @@ def _states(views: Sequence[ProfileRun]) -> list[tuple[ProfileRun, str, Subject]
 def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, KindComparison]]:
     """Every theory beside every measured kind, the nearest first, after what each of the three is called."""
 
-    def kinds(subject: Subject, block: KindComparison) -> int:
-        return list(subject.measured).index(block.kind)
-
     return [
         ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
         for view, state, subject in _states(views)
-        for block in sorted(
-            subject.comparisons, key=lambda block: (kinds(subject, block), block.metrics["wasserstein"])
-        )
+        for kind in subject.measured
+        for block in sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
+        if block.kind == kind
     ]
 
 
@@ -191,22 +188,21 @@ def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
     for names, subject, block in _comparisons(views):
         if first and block.kind != next(iter(subject.measured)):
             continue
-        distance, noise, single, verdict = number_text(block.metrics["wasserstein"]), MISSING, MISSING, MISSING
-        if block.prompts is not None:
-            distance, verdict = str(block.prompts.distance), _against_flat(block, block.prompts.decides)
-            noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
-        cells.append([*names, distance, number_text(block.flat["wasserstein"]), noise, single, verdict])
+        distance, further = number_text(block.metrics["wasserstein"]), [MISSING] * 3
+        if (found := block.prompts) is not None:
+            further = [number_text(found.noise.mean), number_text(found.per_prompt.value), _against_flat(block)]
+            distance = str(found.distance)
+        cells.append([*names, distance, number_text(block.flat["wasserstein"]), *further])
     return Table("How near is each theory? Distances (W1) to what was measured; 0 means identical", header, cells)
 
 
-def _against_flat(block: KindComparison, decides: int) -> str:
+def _against_flat(block: KindComparison) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
-    pairs = {name: (block.metrics[name], block.flat[name]) for name in OTHER_DISTANCES}
-    reverse = [
-        label(METRIC_NAMES, name)
-        for name, (distance, flat) in pairs.items()
-        if math.isfinite(distance) and math.isfinite(flat) and decides * (round(distance, 3) - round(flat, 3)) < 0
-    ]
+    decides, reverse = 0 if block.prompts is None else block.prompts.decides, []
+    for name in OTHER_DISTANCES:
+        distance, flat = block.metrics[name], block.flat[name]
+        if math.isfinite(distance) and math.isfinite(flat) and decides * (round(distance, 3) - round(flat, 3)) < 0:
+            reverse.append(label(METRIC_NAMES, name))
     opposite = f" by W1, {VERDICTS[-decides]} by {', '.join(reverse)}" if reverse else ""
     return f"{VERDICTS[decides]}{opposite}"
 
@@ -253,16 +249,12 @@ def _depth_table(views: Sequence[ProfileRun]) -> Table:
 
 def _detail_table(views: Sequence[ProfileRun]) -> Table:
     """Numbers of kinds with passes of their own: the mean and the range over prompts."""
-    rows = [
-        ([view.label, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
-        for view in views
-        for kind, of_kind in view.details.items()
-        for name, values in of_kind.items()
-    ]
-    cells = [
-        [*about, *(f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max()))]
-        for about, numbers in rows
-    ]
+    cells = []
+    for run, (kind, of_kind) in ((view, entry) for view in views for entry in view.details.items()):
+        for name, values in of_kind.items():
+            numbers = np.asarray(values, dtype=np.float64)
+            ends = [f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max())]
+            cells.append([run.label, label(KINDS, kind), name.replace("_", " "), *ends])
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
 
 
@@ -276,28 +268,26 @@ def _found_table(views: Sequence[ProfileRun]) -> Table:
 
 def _metric_table(view: ProfileRun) -> Table:
     blocks = _comparisons([view])
-    order = list(METRIC_NAMES)
-    metrics = list(blocks[0][2].metrics) if blocks else []
-    metrics.sort(key=lambda name: order.index(name) if name in order else len(order))
-    digits = {"minimum_shift": 0}
+    known = list(blocks[0][2].metrics) if blocks else []
+    metrics = [*(name for name in METRIC_NAMES if name in known), *(name for name in known if name not in METRIC_NAMES)]
     cells = []
     for names, _, block in blocks:
-        pairs = [(name, block.metrics[name], block.flat[name]) for name in metrics]
-        texts = [[number_text(value, digits.get(name, 3)) for value in pair] for name, *pair in pairs]
-        cells.append([*names, *(f"{distance} ({flat})" for distance, flat in texts)])
+        digits = {name: 0 if name == "minimum_shift" else 3 for name in metrics}
+        pairs = [[number_text(of[name], digits[name]) for of in (block.metrics, block.flat)] for name in metrics]
+        cells.append([*names, *(f"{distance} ({flat})" for distance, flat in pairs)])
     header = ["model", _reference([view]), "theory", *(label(METRIC_NAMES, name) for name in metrics)]
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
 
 def _contrast_table(views: Sequence[ProfileRun]) -> Table:
     """Shares of a model as trained less those at initialisation, or of one run less those of another, and W1."""
-    shares = {"first_tenth": "first tenth", "last_tenth": "last tenth"}
     cells = []
     for view in views:
         between = "trained less initialised" if view.subject.name in SUBJECTS else "first less second"
         for kind, entry in view.contrasts.items():
-            changes = [entry.statistics[share].text("+.1f", scale=100, unit=" points") for share in shares]
+            ends = [entry.statistics[name].text("+.1f", scale=100, unit=" points") for name in (TENTHS[0], TENTHS[2])]
             distances = [str(entry.distance), number_text(entry.flat.value), VERDICTS[entry.decides]]
-            cells.append([view.label, label(KINDS, kind), between, *changes, *distances, str(entry.n_units)])
-    header = ["model", "measured", "difference", *shares.values(), "distance W1 [95 %]", OF_FLAT, AGAINST_FLAT]
+            cells.append([view.label, label(KINDS, kind), between, *ends, *distances, str(entry.n_units)])
+    header = ["model", "measured", "difference", "first tenth", "last tenth"]
+    header += ["distance W1 [95 %]", OF_FLAT, AGAINST_FLAT]
     return Table("What differs between the two?", [*header, "texts or seeds"], cells)
