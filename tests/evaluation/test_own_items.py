@@ -60,8 +60,10 @@ def test_a_server_gets_transcripts_as_they_are() -> None:
         assert isinstance(body["messages"][2]["tool_calls"][0]["function"]["arguments"], str)
 
 
-def test_entries_of_ones_own_are_put_through_a_models_chat_template(long_llama: Path, tmp_path: Path) -> None:
-    """Which the title and the record say; what papers published, own templates and `chat=False` stay text."""
+def test_entries_of_ones_own_are_put_through_a_models_chat_template(
+    long_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which a line, the title and the record say; what papers published, own templates and `chat=False` stay text."""
     model = pb.load_model(long_llama)
     file, template = written(tmp_path / "own.jsonl", 2), tmp_path / "own.txt"
     template.write_text("{units} {question}")
@@ -73,8 +75,10 @@ def test_entries_of_ones_own_are_put_through_a_models_chat_template(long_llama: 
         return result.task, float(result.tables["prompt_tokens"].sum())
 
     plain = asked(f"file={file!r}")
+    assert "chat template" not in capsys.readouterr().err
     model.tokenizer.chat_template = "{% for m in messages %}<u>{{ m.content }}{% endfor %}<a>"
     assert asked(f"file={file!r}") == asked(f"file={file!r}, chat=True")
+    assert capsys.readouterr().err.count("prompts go through the model's chat template (chat=False in the task") == 1
     assert "chat=True" in asked(f"file={file!r}")[0]
     assert asked(f"file={file!r}, chat=False")[1] == plain[1] != asked(f"file={file!r}")[1]
     for parameters, name in ((f"file={file!r}, template={str(template)!r}", "items"), ("pairs=3", "key_value")):

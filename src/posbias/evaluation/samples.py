@@ -23,6 +23,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
+from posbias.progress import report
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.readings import check_own
@@ -183,7 +184,10 @@ class Sample:
 
 def task_for(responder: Responder, task: LanguageTask) -> LanguageTask:
     """The task as a responder is asked it: through the chat template of a local model (`LanguageTask.asked_of`)."""
-    return task.asked_of(responder.tokenizer) if responder.renders else task
+    asked = task.asked_of(responder.tokenizer) if responder.renders else task
+    if asked is not task:
+        report("prompts go through the model's chat template (chat=False in the task: as text)")
+    return asked
 
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
