@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbias import load_prompts
-from posbias.prompts.prompts import shuffled, synthetic_prompts
+from posbias.prompts.prompts import PromptSource, shuffled, synthetic_prompts
 
 
 @given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 3))
@@ -58,3 +58,16 @@ def test_shuffling_keeps_the_tokens_and_the_opening(bos_model):
     assert (mixed.token_ids != prompts.token_ids).mean() > 0.5
     assert mixed.sha256 == shuffled(prompts, seed=1).sha256 != shuffled(prompts, seed=2).sha256
     assert mixed.source == "default (shuffled, seed 1)"
+
+
+def test_shuffled_and_synthetic_by_name(model, tmp_path):
+    plain = load_prompts("default#austen", model, n_positions=64, count=3, seed=5)
+    mixed = load_prompts(PromptSource("default#austen", shuffle=True), model, n_positions=64, count=3, seed=5)
+    np.testing.assert_array_equal(mixed.token_ids, shuffled(plain, 5).token_ids)
+    np.testing.assert_array_equal(np.sort(mixed.token_ids), np.sort(plain.token_ids))
+    assert mixed.source == "default#austen (shuffled, seed 5)"
+    random = load_prompts("synthetic", model, n_positions=64, count=3, seed=5)
+    np.testing.assert_array_equal(random.token_ids, synthetic_prompts(model, n_positions=64, count=3, seed=5).token_ids)
+    assert random.source == "synthetic"
+    ready = load_prompts(PromptSource(plain, shuffle=True), model, n_positions=64, count=3, seed=5)
+    np.testing.assert_array_equal(ready.token_ids, mixed.token_ids)

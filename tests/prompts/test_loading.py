@@ -145,3 +145,13 @@ def test_the_default_corpus_fills_the_longest_context_of_the_demo_model_from_eac
     prompts = load_prompts("default", demo, n_positions=8_192, count=5)
     assert prompts.token_ids.shape == (5, 8_192)
     assert len({row.tobytes() for row in prompts.token_ids}) == 5
+
+
+def test_windows_that_differ_in_case_and_space_only_are_taken_once_and_counted(model, tmp_path):
+    sentence = "It is a truth universally acknowledged, that a single man must be in want of a wife."
+    path = tmp_path / "same.jsonl"
+    texts = [sentence, sentence.upper(), f"  {sentence}", "Document 0. " + " ".join(f"word0x{k}" for k in range(200))]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = [load_prompts(path, model, n_positions=20, count=2, seed=seed) for seed in range(6)]
+    for prompts in found:
+        assert len({"".join(model.tokenizer.decode(row).split()).casefold() for row in prompts.token_ids}) == 2

@@ -192,8 +192,11 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
     [
         ("contains", "boat", ["A Boat, of course"], ["a van"]),
         ("equals", "New  York", ["new york.", "\n New York\nand more"], ["in New York", "New York City"]),
+        ("equals", "candle", ["candle", " Candle.", '"candle"'], ["I say candle", "candles", "paper candle"]),
         ("regex", r"\bboats?\b", ["two boats"], ["boating"]),
         ("number(tolerance=0.5)", "10", ["10.5", "9.5", "= 10"], ["10.6", "-10", "−10"]),
+        ("number", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "5\n412"]),
+        ("number", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight, or 7", "often"]),
         (
             "call",
             "look",
@@ -216,7 +219,8 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
             ['{"name": "look", "arguments": {"at": "1", "in": "2"}}'],
             ['{"name": "look", "arguments": {"at": "2"}}', '{"name": "look", "arguments": {}}'],
         ),
-        ("whole_words", "Nils", ["It is Nils, the cook."], ["Nilsson"]),
+        ("whole_words", "Nils", ["It is Nils, the cook.", "nils"], ["Nilsson", "Olga. Nils is not", "Olga\nNils"]),
+        ("whole_words", "Olga", ["Olga said so"], ["the organ"]),
     ],
 )
 def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong: list[str]) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.published import published_work
+from posbias.published import PACKAGE
 from posbias.registry import Registry
 
 LEFT = dict.fromkeys(
@@ -42,18 +42,9 @@ LEFT = dict.fromkeys(
     "commit 573e2c34 has it; cued_copy and key_value_retrieval are much alike",
 )
 """Tasks that posbias had, and what to do instead."""
-
-
-class SyntheticTasks(Registry["SyntheticTask"]):
-    """Tasks by name; a name that is not known here may be that of a task of published work, which is then loaded."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self and name not in LEFT:
-            published_work("published")
-        return super().__getitem__(name)
-
-
-SYNTHETIC_TASKS = SyntheticTasks("synthetic task", left=LEFT)
+SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry(
+    "synthetic task", left=LEFT, homes={"in_context_retrieval": f"{PACKAGE}.published"}
+)
 INDEX_BITS = 30
 """Bits of an index; with 2 bits of purpose they fill the 32 bits of a seed that torch's CPU generator uses."""
 DRAWS_FOR_THREADS = 200_000
