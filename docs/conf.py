@@ -14,6 +14,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 import posbias
 from posbias.checks import described
+from posbias.cli.options import Take, options_of
 from posbias.display.showing import Showing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,8 +88,10 @@ def allowed_values(app: Any, what: str, name: str, _: Any, options: Any, lines: 
     """Behind an option's meaning what it may be, as its annotation declares it."""
     owner, option = name.rpartition(".")[::2]
     if what == "attribute" and owner.endswith("Options"):
-        hints = get_type_hints(getattr(posbias, owner.rpartition(".")[2]), include_extras=True)
-        lines += ["", f"Allowed: {described(hints[option])}."]
+        kind = getattr(posbias, owner.rpartition(".")[2])
+        flag = options_of(kind, Take()).get(option)
+        shell = "" if flag is None else f" On the command line `--{flag.name.replace('_', '-')}`."
+        lines += ["", f"Allowed: {described(get_type_hints(kind, include_extras=True)[option])}.{shell}"]
 
 
 def plain_text(app: Any, what: str, name: str, _: Any, options: Any, lines: list[str]) -> None:

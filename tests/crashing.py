@@ -158,7 +158,7 @@ def _import_all() -> None:
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     typer.main.get_command = cache(typer.main.get_command)  # the parser is the same for every child
     torch.set_num_threads(1)
-    training: Any = inspect.unwrap(importlib.import_module("posbias.training").TrainOptions.__init__)
+    training: Any = inspect.unwrap(importlib.import_module("posbias.training.options").TrainOptions.__init__)
     minute = 60.0  # between checkpoints; here there is one after every window
     training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):

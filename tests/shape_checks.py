@@ -9,6 +9,7 @@ import types
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
+from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
@@ -16,7 +17,10 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 # Before the hook: typer hands its commands contexts of a class that only it knows, which the checker would refuse.
-import posbias.cli  # noqa: F401
+from posbias.cli.app import VERBS
+
+for function in VERBS.values():
+    resolve_name(function)
 
 # Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))

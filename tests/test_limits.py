@@ -25,9 +25,10 @@ from posbias import (
 )
 from posbias.architecture import ENCODINGS, MASKS, Sinusoidal
 from posbias.checks import checked_value
-from posbias.cli.place import scores_of
-from posbias.designing import TARGETS
-from posbias.evaluation.responders import LocalOptions, ServerOptions
+from posbias.cli.finished import scores_of
+from posbias.designing.result import TARGETS
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import ServerOptions
 from posbias.interventions.base import INTERVENTIONS
 from posbias.measurement.kinds import KINDS
 from posbias.measurement.outputs import OUTPUTS
@@ -38,7 +39,8 @@ from posbias.tasks.language.rules import RULES
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.theory import THEORIES
 from posbias.theory.mean_field.recursion import LEVELS
-from posbias.training import OPTIMISERS, STOPPING, Study, TrainingSchedule
+from posbias.training.members import OPTIMISERS, STOPPING, TrainingSchedule
+from posbias.training.study import Study
 
 MANY = 10**12
 OPTIONS = (AttentionOptions, AuditOptions, CompareOptions, DecomposeOptions, DesignOptions, EvaluateOptions, FitOptions)
@@ -104,7 +106,7 @@ def test_as_many_passages_as_resamples_would_fill_memory_with_are_refused():
 
 
 def test_a_file_of_too_many_scores_is_refused_at_the_first_beyond(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("posbias.cli.place.MOST_SCORES", 3)
+    monkeypatch.setattr("posbias.cli.finished.MOST_SCORES", 3)
     path = tmp_path / "scores.txt"
     path.write_text("0.5\n" * 3)
     assert scores_of(str(path)) == [0.5] * 3

@@ -8,7 +8,7 @@ import torch
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import PositionCopy
-from posbias.training import Adam, AdamW, Member, TrainedMember
+from posbias.training.members import Adam, AdamW, Member, TrainedMember
 from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 

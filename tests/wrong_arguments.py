@@ -17,18 +17,18 @@ import posbias as pb
 from posbias.models.model import Model
 
 OF_PACKAGES = {
-    "auditing": "audit_behaviour",
+    "auditing.run": "audit_behaviour",
     "measurement.measurement": "MeasurePlan measure_models",
-    "decomposition": "DecomposeOptions decompose",
     "evaluation.correlate": "BehaviourPlan correlate_pairs",
-    "evaluation.responders": "LocalOptions ServerOptions",
+    "evaluation.options": "LocalOptions",
+    "evaluation.responders": "ServerOptions",
     "interventions": "intervened",
-    "measurement.attention": "AttentionOptions",
     "models.networks": "reinitialise",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",
     "theory.power_rollout": "attention_rollouts",
-    "training": "Member Study TrainingSchedule TrainOptions load_study train",
+    "training.members": "Member TrainingSchedule",
+    "training.study": "Study load_study",
 }
 """What users call that is not at the top level."""
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}

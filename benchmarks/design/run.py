@@ -11,7 +11,7 @@ import numpy as np
 
 from posbias import design
 from posbias.architecture import Alibi, Architecture, GammaKey
-from posbias.designing import DesignOptions
+from posbias.designing.options import DesignOptions
 from posbias.theory.rollout import profile_gradient, rollout_profile
 
 DEPTH, HEADS, MIXING = 32, 32, 0.1

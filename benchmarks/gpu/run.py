@@ -29,8 +29,9 @@ from clock import now
 from shapes import random_model
 from works import WORKS, Load
 
+from posbias.checks import AUTO
 from posbias.errors import RunError, UsageError, one_line
-from posbias.models.devices import AUTO, CPU, accelerators, check_device
+from posbias.models.devices import CPU, accelerators, check_device
 from posbias.models.hugging_face import HuggingFaceModel
 
 TABLE = Path(__file__).resolve().parent / "table.json"

@@ -17,9 +17,10 @@ from subject import random_prompts
 
 import attention
 import posbias as pb
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.outputs import checkpointed
-from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.weights import converted
 from posbias.prompts import Prompts

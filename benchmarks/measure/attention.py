@@ -11,7 +11,7 @@ import torch
 from subject import tokens_of
 
 import posbias as pb
-from posbias.measurement.attention import AttentionOptions
+from posbias.measurement.options import AttentionOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt

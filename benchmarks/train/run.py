@@ -21,7 +21,7 @@ from peer import PlainTraining, Transformer
 
 from posbias.architecture import Architecture
 from posbias.models.reference.config import ReferenceConfig, draw_parameters
-from posbias.training import AdamW, Member
+from posbias.training.members import AdamW, Member
 from posbias.training.trainer import Stack, crew_for, default_chunk
 from posbias_papers.wu2025.retrieval import InContextRetrieval
 

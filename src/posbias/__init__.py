@@ -67,38 +67,37 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbias.published import published_work
 from posbias.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from posbias.architecture import Architecture as Architecture
-    from posbias.auditing import AuditOptions as AuditOptions
-    from posbias.auditing import audit as audit
-    from posbias.comparison.compare import CompareOptions as CompareOptions
+    from posbias.auditing.options import AuditOptions as AuditOptions
+    from posbias.auditing.run import audit as audit
     from posbias.comparison.compare import compare as compare
-    from posbias.decomposition import DecomposeOptions as DecomposeOptions
-    from posbias.decomposition import decompose as decompose
-    from posbias.designing import DesignOptions as DesignOptions
-    from posbias.designing import design as design
+    from posbias.comparison.options import CompareOptions as CompareOptions
+    from posbias.decomposition.decomposition import decompose as decompose
+    from posbias.decomposition.options import DecomposeOptions as DecomposeOptions
+    from posbias.designing.design import design as design
+    from posbias.designing.options import DesignOptions as DesignOptions
     from posbias.errors import RunError as RunError
     from posbias.errors import UsageError as UsageError
-    from posbias.evaluation.correlate import CorrelateOptions as CorrelateOptions
     from posbias.evaluation.correlate import correlate as correlate
-    from posbias.evaluation.place import PlaceOptions as PlaceOptions
+    from posbias.evaluation.options import CorrelateOptions as CorrelateOptions
+    from posbias.evaluation.options import EvaluateOptions as EvaluateOptions
+    from posbias.evaluation.options import PlaceOptions as PlaceOptions
     from posbias.evaluation.place import place as place
     from posbias.evaluation.responders import LocalResponder as LocalResponder
     from posbias.evaluation.responders import ServerResponder as ServerResponder
-    from posbias.evaluation.samples import EvaluateOptions as EvaluateOptions
     from posbias.exporting import export as export
     from posbias.interventions import intervened as intervened
-    from posbias.measurement.attention import AttentionOptions as AttentionOptions
     from posbias.measurement.attention import attention as attention
     from posbias.measurement.measurement import measure as measure
-    from posbias.measurement.units import MeasureOptions as MeasureOptions
-    from posbias.mitigation.fitting import FitOptions as FitOptions
+    from posbias.measurement.options import AttentionOptions as AttentionOptions
+    from posbias.measurement.options import MeasureOptions as MeasureOptions
     from posbias.mitigation.fitting import fit as fit
     from posbias.mitigation.methods.applying import mitigated as mitigated
-    from posbias.mitigation.plan import MitigateOptions as MitigateOptions
+    from posbias.mitigation.options import FitOptions as FitOptions
+    from posbias.mitigation.options import MitigateOptions as MitigateOptions
     from posbias.mitigation.run import mitigate as mitigate
     from posbias.mitigation.subjects import evaluate as evaluate
     from posbias.models.loading import load_model as load_model
@@ -110,8 +109,8 @@ if TYPE_CHECKING:
     from posbias.runs.records import Record as Record
     from posbias.theory import closed_form as closed_form
     from posbias.theory import predict as predict
-    from posbias.training import TrainOptions as TrainOptions
-    from posbias.training import train as train
+    from posbias.training.options import TrainOptions as TrainOptions
+    from posbias.training.running import train as train
 
 _IMPORTS = re.compile(r"^    from (posbias[\w.]*) import (\w+) as ", re.MULTILINE)
 _HOMES = {name: home for home, name in _IMPORTS.findall(Path(__file__).read_text(encoding="utf-8"))}
@@ -125,6 +124,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     if name in _READERS.split():
+        from posbias.published import published_work
+
         published_work("published")  # has the words of published claims and experiments
     return getattr(import_module(_HOMES[name]), name)
 

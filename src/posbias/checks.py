@@ -2,7 +2,8 @@
 
 `checked` reads the annotations of a function or dataclass, and `Registry.register` those of every variant. A bound
 stands in the annotation (`Annotated[int, Ge(2)]`), the usual ones have names here. What spans several fields is
-refused by a `__post_init__`.
+refused by a `__post_init__`. The command line makes its flags from the same fields (`cli/flags.py`), before anything
+heavy is imported: pydantic and numpy are when something is checked, as are classes that stand there as `Later`.
 """
 
 import inspect
@@ -11,16 +12,20 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen
-from pydantic import AllowInfNan, BeforeValidator, ConfigDict, FailFast, PlainValidator, TypeAdapter, ValidationError
 
 from posbias.errors import UsageError
 
+AUTO = "auto"
+"""Device and precision where none is given."""
+RESIDUAL_MIXING = 0.1
+"""The default mixing, that of a residual network: attention carries a tenth of each layer's update, the
+stream nine tenths. Five published models have .06 to .14 on average (arXiv 2602.16837)."""
 KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
 """Names of variables that hold keys."""
 MACHINE_INTEGERS = 2**63
@@ -76,10 +81,40 @@ class OneOf:
         object.__setattr__(self, "words", words)
 
 
-class FirstFault(FailFast):
-    """In an annotation of a list: the first wrong member ends the check."""
+@dataclass(frozen=True)
+class Flag:
+    """In an annotation of an option: how the command line has it."""
 
-    __hash__ = object.__hash__
+    name: str | None = ""
+    """Name of the flag; empty: the field's; None: there is none."""
+    default: str | None = None
+    """How the default is spelled, where the field makes it when it is needed."""
+
+
+class Later(type):
+    """Class of what stands in annotations for another class, which is imported when a value is held against it."""
+
+    home: str
+    """Module of that class, whose name is this one's."""
+
+    def __new__(cls, name: str, home: str) -> "Later":  # noqa: D102
+        return super().__new__(cls, name, (), {"home": home})
+
+    def __init__(cls, name: str, home: str) -> None:
+        super().__init__(name, (), {})
+
+    @property
+    def real(cls) -> Any:
+        """The class itself."""
+        return getattr(import_module(cls.home), cls.__name__)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):  # asked by libraries that look what it is
+            raise AttributeError(name)
+        return getattr(cls.real, name)
 
 
 def checked(function: Public) -> Public:
@@ -100,6 +135,8 @@ def checked(function: Public) -> Public:
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
+        from pydantic import ValidationError
+
         try:
             bound = signature.bind(*arguments, **keywords)
         except TypeError as error:  # an unknown argument, one too many or too few
@@ -125,13 +162,15 @@ def checked(function: Public) -> Public:
 
 def checked_value(name: str, value: object, hint: Any) -> Any:
     """A single value as its annotation reads it, for what no function or dataclass takes as an argument."""
+    from pydantic import ValidationError
+
     try:
         return _reader(hint)(_python(value))
     except ValidationError as error:
         raise _refusal(name, value, hint, error) from None
 
 
-def _refusal(name: str, value: object, hint: Any, error: ValidationError) -> UsageError:
+def _refusal(name: str, value: object, hint: Any, error: Any) -> UsageError:
     """The one line for what pydantic refuses: name, what is allowed, value; or what a reader of texts says itself."""
     causes = [fault.get("ctx", {}).get("error") for fault in error.errors(include_url=False, include_input=False)]
     told = next((cause for cause in causes if isinstance(cause, UsageError)), None)
@@ -149,11 +188,15 @@ def _owner(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 
 def _reader(hint: Any) -> Callable[[object], Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
     return TypeAdapter(_declared(hint), config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python
 
 
 def _declared(hint: Any, *, reads: bool = True) -> Any:
     """An annotation for pydantic: our classes are recognised, not taken apart; texts become what they spell."""
+    from pydantic import BeforeValidator, PlainValidator
+
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
         if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
@@ -164,7 +207,7 @@ def _declared(hint: Any, *, reads: bool = True) -> Any:
         return Union[tuple(_declared(member, reads=str not in members) for member in members)]  # noqa: UP007
     if origin in (Sequence, list, tuple) and (origin is not tuple or members[-1] is Ellipsis):
         member = _declared(members[0])
-        lists = Annotated[list[member], FirstFault()], Annotated[tuple[member, ...], FirstFault()]  # type: ignore[valid-type]
+        lists = _first_fault(list[member]), _first_fault(tuple[member, ...])  # type: ignore[valid-type]
         listed = {list: lists[0], tuple: lists[1]}.get(origin, Union[lists])  # noqa: UP007
         return Annotated[listed, BeforeValidator(partial(_listed, origin))]
     if origin in (Mapping, dict, tuple):
@@ -181,13 +224,23 @@ def _declared(hint: Any, *, reads: bool = True) -> Any:
     return Any
 
 
+def _first_fault(listed: Any) -> Any:
+    """A list whose first wrong member ends the check."""
+    from pydantic import FailFast
+
+    class FirstFault(FailFast):
+        __hash__ = object.__hash__
+
+    return Annotated[listed, FirstFault()]
+
+
 def _spelled(read: Callable[[str], Any], value: Any) -> Any:
     return read(value) if isinstance(value, str) else value
 
 
 def _listed(kind: Any, value: Any) -> Any:
     """A list for pydantic: any sequence but a text, and arrays."""
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "__array_interface__"):
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return value
@@ -210,6 +263,8 @@ def _recognised(owner: Any, reads: bool, value: Any) -> Any:
 
 def _python(value: Any) -> Any:
     """Numbers of numpy, in lists too, as Python's: a record holds no others."""
+    import numpy as np
+
     if isinstance(value, np.generic):
         return value.item()
     return type(value)(map(_python, value)) if type(value) in (list, tuple) else value
@@ -228,7 +283,7 @@ def described(hint: Any) -> str:
         if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
             return f"one of {', '.join(words[0])}"
         spelled, bounds = " or its spelling" if any(map(callable, members[1:])) else "", _bounds(members[1:])
-        finite = "" if "<" in bounds or AllowInfNan(True) in members else "finite "
+        finite = "" if "<" in bounds or any(getattr(mark, "allow_inf_nan", False) for mark in members) else "finite "
         return described(members[0]).replace("finite ", finite) + bounds + spelled
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(described, members)))

@@ -174,6 +174,31 @@ def split_numbers(text: str, sort: type[int] | type[float] = int) -> list[float]
         raise UsageError(f"{text!r}: allowed are {numbers}") from None
 
 
+def split_settings(text: str) -> dict[str, Any]:
+    """Read settings separated by commas: "steps=600, rate=0.02" is two.
+
+    Raises:
+        UsageError: something else stands there.
+    """
+    _, positional, named = parse_literal_call(f"settings({text})", "settings")
+    if positional:
+        raise UsageError(f"{text!r}: allowed: NAME=VALUE, such as enable_thinking=False")
+    return named
+
+
+def read_literal(text: str) -> Any:
+    """An option's value: a list is read as a Python literal (never evaluated), a number as such, the rest as text."""
+    if text.strip().startswith("["):
+        try:
+            return ast.literal_eval(text.strip())
+        except UNREADABLE:
+            raise UsageError(f"{text!r} is not a list of numbers or quoted names") from None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _plain(value: Any) -> Any:
     """A value as a user would type it: tuples become lists, and NumPy's numbers Python's."""
     if isinstance(value, tuple | list):

@@ -1,80 +1,60 @@
 """The commands of published work, which `posbias.cli.app` finds by name: claims tested, experiments run again."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from posbias.cli import options
 from posbias.cli.output import print_json, running, say
 from posbias.errors import UsageError
+from posbias.measurement.options import Loading
+from posbias.training.options import TrainOptions
 
 if TYPE_CHECKING:
     from posbias_papers import Experiment
 
-VERIFY_EXAMPLE = (
-    "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
-    "as a page: `posbias verify --out runs/claims` · "
-    "a mask: `posbias verify --mask 'prefix(length=4)'` · on a model: `posbias verify --model demo --length 48`"
-)
-REPRODUCE_EXAMPLE = (
-    "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
-    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
-    "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
-)
-
-
-@dataclass(frozen=True)
-class OfModelFlags:
-    """Prompts for a model on whose attention claims are tested."""
-
-    prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
-    count: options.Count = 8
-
-
-SINGLE = options.ModelFlags(dtype="float32")
+Read = Annotated[options.PromptFlags, options.Take("shuffle", length=32, count=8)]
+Single = Annotated[Loading, options.Take(dtype="float32")]
 """Claims are held to single precision."""
 
 
-@options.grouped
 def verify(
     context: typer.Context,
-    claim: Annotated[
-        str | None, typer.Argument(help="A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.")
-    ] = None,
+    claim: str | None = None,
     *,
-    mask: Annotated[
-        str | None,
-        typer.Option(help="Find the centre nodes of this mask, such as prefix(length=4).", show_default=False),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Test the claims on this model's attention; models as for measure.", show_default=False),
-    ] = None,
-    read: OfModelFlags,
-    loading: options.ModelFlags = SINGLE,
-    length: options.Length = 32,
+    mask: str | None = None,
+    model: str | None = None,
+    read: Read,
+    loading: Single,
     flags: options.RunFlags,
 ) -> None:
     """Test published theorems and claims.
 
     Each gets a verdict, with the number behind it and the correction or a sharper fact. With --model they are tested on
     that model's attention, trained or random: which premises it meets, and which claims hold.
+
+    Args:
+        claim: A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.
+        mask: Find the centre nodes of this mask, such as prefix(length=4).
+        model: Test the claims on this model's attention; models as for measure.
+
+    Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · as a page:
+    `posbias verify --out runs/claims` · a mask: `posbias verify --mask 'prefix(length=4)'` · on a model: `posbias
+    verify --model demo --length 48`
     """
     from posbias.checks import OneOf, checked_value
-    from posbias.measurement.measurement import MeasurePlan
-    from posbias.prompts import PromptSource
     from posbias_papers import published as papers  # registers the claims, looked up before a model is loaded
     from posbias_papers.claims import selected
 
-    of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
+    of_model = ["prompts", "count", *options.names_of(Loading)]
     unread = of_model if model is None else ["mask"]
     options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
     with running(context, flags) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            source, settings = PromptSource(read.prompts), loading.settings(read.prompts)
-            plan = MeasurePlan(source=source, n_positions=length, count=read.count, seed=flags.seed, **settings)
+            plan = read.plan(loading)
             selected(claim)  # before the model is loaded
             checked_value("dtype", plan.dtype, Annotated[str, OneOf("float32", "float64")])
             loaded = plan.load(model)
@@ -82,12 +62,12 @@ def verify(
             verdicts = papers.verify_model(loaded, prompts, claim)
             described = {"model": loaded.describe(), "prompts": prompts.describe()}
         elif mask is None:
-            verdicts = papers.verify(claim, seed=flags.seed)
+            verdicts = papers.verify(claim, seed=read.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
-            verdicts = [papers.verify_mask(papers.spelled_mask(mask, length), seed=flags.seed)]
+            verdicts = [papers.verify_mask(papers.spelled_mask(mask, read.length), seed=read.seed)]
         else:
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
-        record = papers.claims_record(verdicts, seed=flags.seed, read=described)
+        record = papers.claims_record(verdicts, seed=read.seed, read=described)
         run.open.finish(record)
         page = run.draw(record)
     if flags.json:
@@ -102,47 +82,41 @@ def verify(
 class BirthFlags:
     """Settings of the experiment on initialisations."""
 
-    length: options.Length = 256
-    initialisations: Annotated[
-        int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)
-    ] = 8
-    probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8
+    length: Annotated[int, Ge(1)] = 256
+    """Context length N in positions."""
+    initialisations: Annotated[int, Ge(2)] = 8
+    """birth: random initialisations, each with its own prompt."""
+    probes: Annotated[int, Ge(1)] = 8
+    """birth: random probes per Jacobian."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything that is drawn."""
 
 
-@options.grouped
 def reproduce(
     context: typer.Context,
-    paper: Annotated[
-        str,
-        typer.Argument(
-            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
-        ),
-    ],
+    paper: str,
     *,
-    size: Annotated[
-        str,
-        typer.Option(
-            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
-            "small (half an hour of two cores) or full (the source's steps)."
-        ),
-    ] = "small",
+    size: str = "small",
     birth: BirthFlags,
-    study: Annotated[
-        list[str] | None, typer.Option(help="trained: one of the paper's studies (repeatable); by default all.")
-    ] = None,
-    device: options.Device = options.AUTO,
+    study: list[str] | None = None,
+    training: Annotated[TrainOptions, options.Take("stack_size")],
     engine: options.EngineFlags,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="trained: judge finished studies again and continue unfinished ones."),
-    ] = False,
     flags: options.RunFlags,
 ) -> None:
     """Run a published experiment again.
 
     The report compares the paper's numbers with the new ones and gives a verdict on each statement.
+
+    Args:
+        paper: rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.
+        size: birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), small (half an
+            hour of two cores) or full (the source's steps).
+        study: trained: one of the paper's studies (repeatable); by default all.
+
+    Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · at the
+    real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: `posbias reproduce
+    position-copy-liu2026 --size small --out runs/copy`
     """
-    from posbias.training import TrainOptions
     from posbias_papers import PAPERS
 
     experiment: Experiment = PAPERS[paper]()
@@ -150,17 +124,14 @@ def reproduce(
     values = {
         **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
         "size": size,
-        "seed": flags.seed,
         "studies": tuple(study or ()),
-        "run": TrainOptions(
-            engine=engine.made(), device=device, directory=flags.out, resume=resume, overwrite=flags.overwrite
-        ),
+        "run": replace(training, engine=engine.of(training.engine), directory=flags.out),
     }
     settings = None
     if experiment.settings is not None:
         settings = experiment.settings(**{each.name: values[each.name] for each in fields(experiment.settings)})
     settings = experiment.check(settings)
-    with running(context, flags, resume=resume) as run:
+    with running(context, flags, resume=training.resume) as run:
         run.finish(experiment.run(settings).record)
 
 
@@ -168,7 +139,7 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
     """Refuse options of another experiment, which would change nothing here."""
     from posbias_papers import PAPERS
 
-    training = ["device", *options.names_of(options.EngineFlags), "resume"]
+    training = ["device", "engine", *options.names_of(options.EngineFlags), "resume"]
     flags = {"n_positions": ["length"], "studies": ["study"], "run": training}
     taken: dict[str, list[str]] = {
         name: [flag for each in fields(PAPERS[name].settings) for flag in flags.get(each.name, [each.name])]

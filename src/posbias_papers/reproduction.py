@@ -24,9 +24,10 @@ from posbias.report.tables import Table
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result
 from posbias.runs.running import run_directory
-from posbias.training import Study, StudyRun, TrainedMember, TrainingSchedule, TrainOptions, study_of, train
-from posbias.training.running import planned
-from posbias.training.study import read_yaml
+from posbias.training.members import TrainedMember, TrainingSchedule
+from posbias.training.options import TrainOptions
+from posbias.training.running import StudyRun, planned, train
+from posbias.training.study import Study, read_yaml, study_of
 
 PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper."""

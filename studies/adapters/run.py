@@ -34,12 +34,13 @@ import posbias as pb
 from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions, Target
+from posbias.measurement.options import PassOptions
+from posbias.measurement.outputs import Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.mitigation.fits import encoded_answers
-from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.options import FitOptions
 from posbias.prompts.tokens import locate
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example

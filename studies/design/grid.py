@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 
 from posbias import design
-from posbias.designing.design import STARTS, DesignOptions
+from posbias.designing.design import STARTS
+from posbias.designing.options import DesignOptions
 from posbias.designing.result import TOLERANCE, Design
 from posbias.runs.records import describe_environment
 

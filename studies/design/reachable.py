@@ -17,8 +17,8 @@ from scipy.optimize import brentq
 
 from posbias import design
 from posbias.architecture import Architecture, GammaKey
-from posbias.designing.design import DesignOptions
 from posbias.designing.exact import telescoping_alphas
+from posbias.designing.options import DesignOptions
 from posbias.designing.result import Flat, distance_apart
 from posbias.designing.solving import GammaKeys, Problem
 from posbias.profiles import Profile

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.runs.records import Record, read_record
 from posbias.tasks.synthetic import EVALUATION_BATCH, stack_tasks
-from posbias.training import Member, load_study
+from posbias.training.members import Member
+from posbias.training.study import load_study
 
 HERE = Path(__file__).parent
 FRESH = 10_000

@@ -18,15 +18,17 @@ from jaxtyping import Float64
 from scipy.optimize import minimize
 
 from posbias.architecture import Architecture, GammaKey, KeyBias
-from posbias.designing import DesignOptions, design
+from posbias.designing.design import design
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.initialisation import Initialisation
+from posbias.designing.options import DesignOptions
 from posbias.designing.result import resolve_target
 from posbias.designing.solving import misfit_of
 from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.theory.mean_field import mean_field
-from posbias.training import Member, study_of
+from posbias.training.members import Member
+from posbias.training.study import study_of
 
 HERE = Path(__file__).parent
 DRAWN = 1000

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 import posbias as pb
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
-from posbias.mitigation.fitting import FitOptions
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import LocalResponder, Request
 from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.options import FitOptions
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.base import Example
 

@@ -15,9 +15,9 @@ import numpy as np
 import posbias as pb
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
+from posbias.mitigation.options import FitOptions
 from posbias.statistics import wilson
 from posbias.tasks.language import KeyValue
 

@@ -22,7 +22,6 @@ import numpy as np
 
 import posbias as pb
 from posbias.evaluation.levels import ALPHA
-from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.judging import (
     EVENS,
     GAINS,
@@ -40,6 +39,7 @@ from posbias.mitigation.judging import (
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
+from posbias.mitigation.options import FitOptions
 from posbias.runs.records import Record, plain, read_record
 from posbias.runs.results import from_stored
 from posbias.tasks.language import LANGUAGE_TASKS

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, auditing, compare
+from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
+from posbias.auditing import run as auditing
 from posbias.comparison.distances import Sample
 from posbias.comparison.stored import ProfileRun
 from posbias.measurement.prompt import measure_together

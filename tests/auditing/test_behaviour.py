@@ -8,7 +8,7 @@ import torch
 
 import posbias as pb
 from posbias import UsageError
-from posbias.auditing import audit_behaviour
+from posbias.auditing.run import audit_behaviour
 from posbias.evaluation.correlate import (
     BehaviourPlan,
     Correlations,
@@ -21,7 +21,7 @@ from posbias.evaluation.correlate import (
     spans_in,
 )
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS

@@ -114,8 +114,8 @@ def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--sink-thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
-        (["--sink-thresholds", "0.2,1.5"], "sink_thresholds"),
+        (["--sink-thresholds", "a"], "--sink-thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
+        (["--sink-thresholds", "0.2,1.5"], "--sink-thresholds must be a list, each a number > 0 and < 1"),
         (["--length", 2], "at least 3 positions"),
     ],
 )

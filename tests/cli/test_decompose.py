@@ -6,18 +6,12 @@ import numpy as np
 
 import posbias as pb
 from conftest import without_notes
-from posbias import DecomposeOptions, decomposition
-from posbias.cli import decompose
-from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS
+from posbias import DecomposeOptions
+from posbias.decomposition.decomposition import decompose
 from posbias.registry import split_literals
 from posbias.runs.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]
-
-
-def test_defaults_are_the_librarys():
-    assert tuple(split_literals(decompose.INTERVENTIONS)) == DEFAULT_INTERVENTIONS
-    assert tuple(split_literals(decompose.KINDS)) == DEFAULT_KINDS
 
 
 def test_decompose_saves_what_the_library_finds_and_its_report_can_be_redrawn(posbias, tiny_llama, tmp_path):
@@ -29,7 +23,7 @@ def test_decompose_saves_what_the_library_finds_and_its_report_can_be_redrawn(po
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=8, count=2, seed=0)
     options = DecomposeOptions(interventions=split_literals(chosen), kinds=("probability",))
-    found = decomposition.decompose(model, prompts, options=options)
+    found = decompose(model, prompts, options=options)
     for entry in found.counterfactuals:
         for (source, kind), rows in entry.profiles.items():
             stored = record.arrays[f"changed/{entry.name}/{source}/{kind}"]

@@ -84,7 +84,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["flat", "--length", "many"], "--length many: allowed are whole numbers"),
+        (["flat", "--length", "many"], "--length: 'many': allowed are whole numbers"),
         (
             ["flat", "--over", "heads"],
             "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, mixing, windows",
@@ -97,7 +97,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         (["flat", "--model", "demo"], "write --model config:demo"),
         (["nowhere.csv"], "cannot read the target nowhere.csv"),
         (["flat", "--mixing", "0"], "mixing is 0 in every layer: attention moves nothing"),
-        (["flat", "--length", "2"], "n_positions must be a whole number >= 3"),
+        (["flat", "--length", "2"], "--length must be a whole number >= 3"),
     ],
 )
 def test_wrong_flags_are_one_line(posbias, flags, message):

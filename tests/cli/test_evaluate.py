@@ -288,7 +288,7 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
         (["--task", "key_value(pairs=4, chat=True)"], "no chat template"),
         (["--server", "http://localhost:1/v1"], "not both"),
         (["--no-generate", "--no-score"], "nothing to do"),
-        (["--answer-pattern", "Answer: .*"], "answer_pattern 'Answer: .*' has 0 groups in brackets; allowed: 1"),
+        (["--answer-pattern", "Answer: .*"], "--answer-pattern 'Answer: .*' has 0 groups in brackets; allowed: 1"),
         (["--thinking-tokens", "-1"], "--thinking-tokens"),
         (["--template-options", "enable_thinking=False"], "ask for them by chat=True in the task"),
         (["--template-options", "False"], "allowed: NAME=VALUE, such as enable_thinking=False"),

@@ -7,7 +7,7 @@ import pytest
 import posbias as pb
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.cli.explore import explore
-from posbias.designing import TARGETS
+from posbias.designing.result import TARGETS
 from posbias.explorer.app import app, predicted, spelled
 
 N = 512

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from behaviour_runs import saved
 from conftest import without_notes
@@ -34,7 +33,7 @@ from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed,
 from model_inputs import held, reset_peak
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.cli import main
-from posbias.cli.app import app
+from posbias.cli.app import command_of
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement.kinds import KINDS
 from posbias.measurement.outputs import OUTPUTS
@@ -247,9 +246,8 @@ def words(command: str, ground: Ground, **instead: Path) -> list[str]:
 def option(command: str, ground: Ground, source: random.Random) -> list[str]:
     """One option of the verb gets a hostile value."""
     given = words(command, ground)
-    verb: Any = typer.main.get_command(app)
-    for word in given[:2]:
-        verb = getattr(verb, "commands", {}).get(word, verb)
+    verb: Any = command_of(given[0])
+    verb = getattr(verb, "commands", {}).get(given[1], verb)
     known = [each.opts[0] for each in verb.params if each.param_type_name == "option" and not each.is_flag]
     known = [name for name in known if name not in {"--engine", "--server", "--ray-address"}]
     here = [name for name in given if name in known]

@@ -11,15 +11,14 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import pytest
-import typer
 
 import posbias as posbias_package
 import posbias_papers
-from posbias.cli.app import app
+from posbias.cli.app import VERBS as NAMES
 from posbias.cli.listing import SORTS, described_variant, registered_variants
 from posbias.registry import Registry
 
-VERBS = sorted(typer.main.get_command(app).commands)
+VERBS = sorted(NAMES)
 HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2", "openai"}
 STAGES = f"""
 import contextlib, io, sys

@@ -7,7 +7,7 @@ import pytest
 
 from posbias import train
 from posbias.runs.records import read_record
-from posbias.training import load_study
+from posbias.training.study import load_study
 
 STUDY = """
 task: position_copy(target=0, context=6, vocabulary=5)

@@ -7,15 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-import typer
 
 import posbias as pb
 from conftest import without_notes
 from posbias import DesignOptions, UsageError
-from posbias.architecture.spec import RESIDUAL_MIXING
-from posbias.cli.app import app
-from posbias.cli.options import RESIDUAL, literal
-from posbias.registry import split_literals
+from posbias.checks import RESIDUAL_MIXING
+from posbias.cli.app import VERBS, command_of
+from posbias.registry import read_literal, split_literals
 from posbias.runs.records import read_record
 
 
@@ -77,7 +75,7 @@ def test_the_default_mixing_is_a_residual_network_and_is_said(posbias):
     done = posbias("predict", "--depth", 3, "--length", 12)
     printed = document(posbias("predict", "--depth", 3, "--length", 12, "--json"))
     assert "Mixing 0.1 in every layer is the default" in done.stdout
-    assert printed["resolved"]["architecture"]["mixing"] == [RESIDUAL_MIXING] * 3 == [float(RESIDUAL)] * 3
+    assert printed["resolved"]["architecture"]["mixing"] == [RESIDUAL_MIXING] * 3
     alone = posbias("predict", "--depth", 3, "--length", 12, "--theory", "attention_only")
     assert "is the default" not in alone.stdout
     designed = pb.design("flat", options=DesignOptions(depth=3, n_positions=12)).architecture
@@ -131,7 +129,7 @@ def test_list_says_which_verbs_a_family_takes(posbias):
     assert {"gpt2", "bloom", "gemma3_text"} <= set(by_name)
 
 
-@pytest.mark.parametrize("verb", sorted(typer.main.get_command(app).commands))
+@pytest.mark.parametrize("verb", sorted(VERBS))
 def test_help_answers_with_an_example(posbias, verb):
     result = posbias(verb, "--help")
     assert result.returncode == 0
@@ -142,10 +140,9 @@ def test_help_answers_with_an_example(posbias, verb):
 
 def test_no_help_cuts_a_name_or_a_sentence(posbias, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    command = typer.main.get_command(app)
     assert not re.search(r"…|\.\.\.$", posbias("--help").stdout.partition("Commands:")[2], re.M)
-    verbs = {(name,): verb for name, verb in command.commands.items() if not hasattr(verb, "commands")}
-    for words, verb in {**verbs, ("models", "get"): command.commands["models"].commands["get"]}.items():
+    verbs = {(name,): command_of(name) for name in VERBS if name != "models"}
+    for words, verb in {**verbs, ("models", "get"): command_of("models").commands["get"]}.items():
         text = posbias(*words, "--help").stdout
         assert max(map(len, text.splitlines())) <= 80
         assert "…" not in text
@@ -155,11 +152,11 @@ def test_no_help_cuts_a_name_or_a_sentence(posbias, monkeypatch):
 
 
 def test_literals_are_parsed_and_never_evaluated():
-    assert literal("0.5") == 0.5
-    assert literal("[1, 'a']") == [1, "a"]
-    assert literal("decay(rate=0.5)") == "decay(rate=0.5)"
+    assert read_literal("0.5") == 0.5
+    assert read_literal("[1, 'a']") == [1, "a"]
+    assert read_literal("decay(rate=0.5)") == "decay(rate=0.5)"
     with pytest.raises(UsageError, match="is not a list"):
-        literal("[__import__('os')]")
+        read_literal("[__import__('os')]")
     assert split_literals("jacobian(probes=2, probe='ones'),logit") == ["jacobian(probes=2, probe='ones')", "logit"]
 
 

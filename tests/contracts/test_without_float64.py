@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posbias as pb
 from posbias import FitOptions, UsageError, mitigated
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import LocalResponder, Request
 from posbias.measurement.kinds import KINDS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.models.devices import check_precision

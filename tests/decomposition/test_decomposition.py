@@ -10,8 +10,16 @@ import torch
 import posbias as pb
 from posbias import DecomposeOptions, RunError, UsageError, decompose, intervened
 from posbias.comparison.metrics import STATISTICS
-from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition
-from posbias.decomposition.decomposition import Examiner, mean_intervals, scores_of, shifts_of
+from posbias.decomposition.decomposition import (
+    MASSES,
+    SOURCES,
+    Decomposition,
+    Examiner,
+    mean_intervals,
+    scores_of,
+    shifts_of,
+)
+from posbias.decomposition.options import DEFAULT_INTERVENTIONS
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts import Prompts

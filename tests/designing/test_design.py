@@ -16,9 +16,8 @@ from posbias import (
     predict,
 )
 from posbias.architecture import KeyBias
-from posbias.designing import Design, distance_apart, resolve_target
 from posbias.designing.exact import key_bias_for
-from posbias.designing.result import TOLERANCE
+from posbias.designing.result import TOLERANCE, Design, distance_apart, resolve_target
 from posbias.designing.solving import FREE, Problem
 from posbias.report import report_of
 from posbias.runs.results import result_of

@@ -18,7 +18,7 @@ from posbias.evaluation.curve import position_curve
 from posbias.report import verdict
 from posbias.runs.records import plain, read_record
 from posbias.runs.results import result_of
-from posbias.training import study_of
+from posbias.training.study import study_of
 
 LENGTH, COUNT = 12, 6
 STUDY = {

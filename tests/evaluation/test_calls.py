@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 import posbias as pb
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, ServerResponder, evaluate
-from posbias.evaluation import Evaluation
+from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import MARKED, UNFINISHED
 from posbias.evaluation.responders.encoding import EncodedRequest, Ending

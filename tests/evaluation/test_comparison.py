@@ -7,7 +7,7 @@ import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
-from posbias.evaluation import compare_evaluations
+from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.curve import contrast_of, paired_difference
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report import report_of

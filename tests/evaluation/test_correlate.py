@@ -10,8 +10,8 @@ import pytest
 import posbias as pb
 from behaviour_runs import GOLD, PLACES, saved
 from posbias import CorrelateOptions, UsageError, correlate, write_report
-from posbias.evaluation import Evaluation
 from posbias.evaluation.correlate import Pair, check_different, correlate_pairs, source_of
+from posbias.evaluation.evaluation import Evaluation
 from posbias.report import report_of
 from posbias.report.correlate import reasons
 from posbias.report.page import figures_of

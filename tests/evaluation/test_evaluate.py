@@ -7,7 +7,7 @@ import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
-from posbias.evaluation import write_outputs
+from posbias.evaluation.evaluation import write_outputs
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of

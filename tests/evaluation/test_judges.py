@@ -10,7 +10,7 @@ import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
-from posbias.evaluation import compare_evaluations
+from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.evaluation.responders.base import told_apart

@@ -11,8 +11,8 @@ from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import LengthLevel, effective_length
 from posbias.evaluation.levels import Requirement, levels_of
+from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
-from posbias.evaluation.samples import LEAST_THRESHOLD
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.statistics import Interval, bounded_mean

@@ -11,7 +11,7 @@ import posbias as pb
 from conftest import Run
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
-from posbias.evaluation import compare_evaluations
+from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.evaluation import independent
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response, ServerOptions

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError
-from posbias.evaluation.responders import LocalOptions, Reply, Request, passes
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import Reply, Request, passes
 from posbias.evaluation.responders.encoding import EncodedRequest
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.passes import Reading, Runner, passes_of

@@ -15,8 +15,8 @@ from rich.console import Console
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, RunError, ServerResponder, evaluate
-from posbias.evaluation import Evaluation
 from posbias.evaluation.curve import position_curve
+from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.report import report_of, show_report
 from posbias.report.page import html_of

@@ -14,8 +14,8 @@ import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
-from posbias.evaluation import Evaluation
 from posbias.evaluation.correlate import encoded_prompt
+from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.responders.encoding import EncodedRequest, Ending

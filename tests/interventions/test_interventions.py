@@ -13,7 +13,7 @@ from posbias import UsageError, intervened, predict
 from posbias.architecture import Causal, NoEncoding, SlidingWindow
 from posbias.interventions import INTERVENTIONS, resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts

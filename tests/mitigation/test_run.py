@@ -23,7 +23,8 @@ from posbias import (
     load_prompts,
 )
 from posbias.evaluation.levels import Requirement
-from posbias.evaluation.responders import LocalOptions, Response
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import Response
 from posbias.mitigation import fitting
 from posbias.mitigation import run as running
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD

@@ -12,7 +12,8 @@ from posbias.models.reference.network import ReferenceTransformer, save_referenc
 from posbias.tasks.synthetic import CuedCopy
 from posbias.theory import rollout_profile
 from posbias.theory.power_rollout.trace import describe_reference
-from posbias.training import AdamW, Member, TrainingSchedule, train_members
+from posbias.training.members import AdamW, Member, TrainingSchedule
+from posbias.training.trainer import train_members
 
 N = 7
 VALUES = torch.linspace(-1.0, 1.5, N, dtype=torch.float64)

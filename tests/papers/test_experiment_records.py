@@ -9,7 +9,7 @@ import pytest
 
 from posbias import UsageError
 from posbias.runs.records import read_record
-from posbias.training import load_study
+from posbias.training.study import load_study
 from posbias_papers import PAPERS, Reproduction
 from posbias_papers.reproduction import StudySettings
 

@@ -6,7 +6,8 @@ import torch
 
 from posbias import UsageError
 from posbias.tasks.synthetic import Draws, Purpose, stack_tasks
-from posbias.training import TrainingSchedule, TrainOptions
+from posbias.training.members import TrainingSchedule
+from posbias.training.options import TrainOptions
 from posbias.training.trainer import train_members
 from posbias_papers.wu2025.retrieval import CONTRASTS, InContextRetrieval, distinct, ranks
 from training_cases import copier, retriever

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from posbias import TrainOptions
-from posbias.training import running, study_of
+from posbias.training import running
+from posbias.training.study import study_of
 from posbias_papers.reproduction import Reproduction, StudyExperiment, StudySettings
 from training_cases import assert_same
 

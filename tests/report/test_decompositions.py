@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias import Record, write_report
-from posbias.decomposition import Counterfactual, Decomposition, store_decomposition
+from posbias.decomposition.decomposition import Counterfactual, Decomposition, store_decomposition
 from posbias.report import verdict
 from posbias.report.decompose import (
     CAVEAT,

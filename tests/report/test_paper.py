@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import posbias as pb
+from conftest import Run
 from posbias import Record, UsageError
-from posbias.cli.report import report
 from posbias.display.static import image_of
 from posbias.report import report_of
 from posbias.report.page import figures_of, tables_of
@@ -71,12 +71,12 @@ def test_a_saved_picture_names_its_command_and_is_the_same_every_time(tmp_path: 
     result.profile.save(tmp_path / "profile.svg")
 
 
-def test_figures_tables_and_references_are_written(tmp_path: Path):
+def test_figures_tables_and_references_are_written(posbias: Run, tmp_path: Path):
     """By the command, which draws no page."""
     record, out = prediction(), tmp_path / "paper"
     record.resolved["title"] = "50%_&$#~"
     record.save(tmp_path / "run")
-    report([tmp_path / "run"], paper=out)
+    assert posbias("report", tmp_path / "run", "--paper", out).returncode == 0
     assert not (tmp_path / "run/report.html").exists()
     document = (out / "paper.tex").read_text()
     figures = sorted((out / "figures").iterdir())
@@ -94,8 +94,8 @@ def test_figures_tables_and_references_are_written(tmp_path: Path):
     settings = csv.DictReader(tables[-1].read_text().splitlines())
     assert {"made by", "architecture: encoding", "environment: posbias"} <= {row["setting"] for row in settings}
     assert "@software{posbias-" in (out / "references.bib").read_text()
-    with pytest.raises(UsageError, match="leave out --out"):
-        report([tmp_path / "run"], paper=tmp_path / "other", out=tmp_path / "page")
+    refused = posbias("report", tmp_path / "run", "--paper", tmp_path / "other", "--out", tmp_path / "page")
+    assert (refused.returncode, "leave out --out" in refused.stderr) == (2, True)
 
 
 def test_any_number_of_runs_are_summed_up_by_theory_w1_interval_and_flat_line(audit_record: Build):

@@ -11,7 +11,7 @@ import posbias as pb
 from posbias.runs.parts import PARTS, PartStore
 from posbias.runs.records import ARRAYS_FILE, finished_record, read_record
 from posbias.runs.running import run_directory
-from posbias.training import study_of
+from posbias.training.study import study_of
 
 ASKED = "key_value(pairs=4)"
 STUDY = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posbias.runs.records import read_record
-from posbias.training import load_study
+from posbias.training.study import load_study
 
 STUDY = Path(__file__).parents[2] / "studies" / "design_training"
 

@@ -8,7 +8,7 @@ import torch
 
 from posbias import RunError, UsageError
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts

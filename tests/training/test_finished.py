@@ -12,9 +12,10 @@ from posbias.report import verdict
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
-from posbias.training import StudyRun, TrainingSchedule, study_of, train_members
-from posbias.training.running import finished_training
-from posbias.training.trainer import DECIDING, StackWork
+from posbias.training.members import TrainingSchedule
+from posbias.training.running import StudyRun, finished_training
+from posbias.training.study import study_of
+from posbias.training.trainer import DECIDING, StackWork, train_members
 from training_cases import assert_same, copier
 
 STUDY = {

@@ -9,7 +9,8 @@ import pytest
 
 from posbias import TrainOptions
 from posbias.runs.engines import Ray
-from posbias.training import TrainingSchedule, train_members
+from posbias.training.members import TrainingSchedule
+from posbias.training.trainer import train_members
 from training_cases import assert_same, copier
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")

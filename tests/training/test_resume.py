@@ -9,7 +9,8 @@ import pytest
 
 from posbias import RunError, TrainOptions
 from posbias.runs.parts import PartStore, clear_parts
-from posbias.training import Adam, Below, TrainingSchedule, train_members
+from posbias.training.members import Adam, Below, TrainingSchedule
+from posbias.training.trainer import train_members
 from training_cases import assert_same, copier
 
 # One member ends early, so that checkpoints hold members of both sorts.
@@ -31,7 +32,8 @@ def killing(self, name, arrays):
 PartStore.keep = killing
 from test_resume import MEMBERS, OPTIONS
 from posbias.runs.engines import Local
-from posbias.training import TrainOptions, train_members
+from posbias.training.options import TrainOptions
+from posbias.training.trainer import train_members
 options = TrainOptions(engine=Local(threads=1), directory=Path({folder!r}), checkpoint_seconds=0)
 train_members(MEMBERS, OPTIONS, options=options)
 """

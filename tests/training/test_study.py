@@ -3,8 +3,8 @@
 import pytest
 
 from posbias import UsageError
-from posbias.training import AdamW, Below, load_study, study_of
-from posbias.training.study import read_yaml
+from posbias.training.members import AdamW, Below
+from posbias.training.study import load_study, read_yaml, study_of
 
 STUDY = """
 name: tiny

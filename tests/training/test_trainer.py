@@ -12,7 +12,8 @@ from posbias.models.reference.config import constants_of, draw_parameters, stack
 from posbias.models.reference.forward import forward
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import Adam, Below, TrainingSchedule, train_members
+from posbias.training.members import Adam, Below, TrainingSchedule
+from posbias.training.trainer import train_members
 from training_cases import assert_same, copier, retriever
 
 SHORT = TrainingSchedule(steps=8, batch=16, window=4, evaluate_every=4, examples=10)

@@ -17,13 +17,10 @@ from pydantic import AllowInfNan
 
 from posbias.architecture.encodings import ENCODINGS, Encoding
 from posbias.architecture.masks import MASKS, Mask
-from posbias.checks import checked
+from posbias.checks import RESIDUAL_MIXING, checked
 from posbias.errors import UsageError, check_most
 from posbias.registry import Registry
 
-RESIDUAL_MIXING = 0.1
-"""The default mixing, that of a residual network: attention carries a tenth of each layer's update, the
-stream nine tenths. Five published models have .06 to .14 on average (arXiv 2602.16837)."""
 MOST_HEADS = 30_000
 """Heads in all layers of an architecture, each resolved by itself; the largest models have 16,000."""
 

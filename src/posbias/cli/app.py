@@ -5,18 +5,21 @@ answers at once.
 """
 
 import os
+import re
 import sys
-from importlib import import_module
+from functools import cache
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from posbias.cli import listing
+from posbias.cli.options import spread, told
 from posbias.cli.output import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
-from posbias.published import published_work
+from posbias.published import PACKAGE
 from posbias.version import __version__
 
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
@@ -35,20 +38,70 @@ LEFT = {
     "--oracle": "posbias evaluate",
     "--png": "figures as PDF and SVG with --paper",
     "--repeats": "evaluate several servers with other seeds",
+    "--seed": "nothing is drawn here, or what is read has its own seeds",
     "--sequential": "a small --count first, then more with --resume",
     "--vllm": "vllm serve, and --server",
     "--windows": "a file of documents as long as the prompts",
 }
 """Flags that posbias had, and what to do instead."""
-VERBS = (
-    *("predict", "measure", "attention", "decompose", "design", "explore", "compare", "audit", "evaluate", "mitigate"),
-    *("export", "correlate", "place", "train", "report"),
-)
-"""Modules here, each with a function of the same name and its examples."""
+VERBS = {
+    "predict": "posbias.cli.predict:predict",
+    "measure": "posbias.cli.measure:measure",
+    "attention": "posbias.cli.measure:attention",
+    "decompose": "posbias.cli.measure:decompose",
+    "design": "posbias.cli.predict:design",
+    "explore": "posbias.cli.explore:explore",
+    "compare": "posbias.cli.finished:compare",
+    "audit": "posbias.cli.audit:audit",
+    "evaluate": "posbias.cli.evaluate:evaluate",
+    "mitigate": "posbias.cli.evaluate:mitigate",
+    "export": "posbias.cli.finished:export",
+    "correlate": "posbias.cli.finished:correlate",
+    "place": "posbias.cli.finished:place",
+    "train": "posbias.cli.train:train",
+    "report": "posbias.cli.finished:report",
+    "verify": f"{PACKAGE}.commands:verify",
+    "reproduce": f"{PACKAGE}.commands:reproduce",
+    "list": "posbias.cli.listing:list_variants",
+    "models": "posbias.cli.listing:models",
+}
+"""The function of each verb."""
 
-published = published_work("commands")
+
+class Verbs(TyperGroup):
+    """The verbs, each made when it is asked for: what lists their names needs no options."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names, in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A verb by its name."""
+        return command_of(cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names, each with the first sentence of its function."""
+        texts = {verb: str(resolve_name(function).__doc__) for verb, function in VERBS.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, re.split(r"(?<=\.)\s", text)[0]) for verb, text in texts.items()])
+
+
+@cache
+def command_of(verb: str) -> Any:
+    """The command of a verb; of `models` the group of its commands."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=verb == "models")
+    function = resolve_name(VERBS[verb])
+    if verb == "models":
+        alone.callback()(function)
+        verb, function = "get", resolve_name("posbias.cli.listing:get")
+    text, _, examples = told(function)
+    alone.command(verb, help=text, epilog=examples)(spread(function))
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="posbias",
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help breaks lines at words; tables cut the names of options where they are narrow
@@ -56,13 +109,6 @@ app = typer.Typer(
     "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
     "theories' errors beside a flat baseline.",
 )
-for verb in VERBS:
-    module = import_module(f"posbias.cli.{verb}")
-    app.command(epilog=module.EXAMPLE)(getattr(module, verb))
-app.command(epilog=published.VERIFY_EXAMPLE)(published.verify)
-app.command(epilog=published.REPRODUCE_EXAMPLE)(published.reproduce)
-app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
-app.add_typer(listing.MODELS, name="models")
 
 
 def _version(asked_for: bool) -> None:

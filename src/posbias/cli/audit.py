@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
+from posbias.auditing.options import AuditOptions
 from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, say
+from posbias.evaluation.options import EvaluateOptions
+from posbias.measurement.options import PassOptions
 
 if TYPE_CHECKING:
-    from posbias.auditing import AuditOptions
     from posbias.evaluation.correlate import BehaviourPlan
     from posbias.runs.records import Record
     from posbias.tasks.language import LanguageTask
 
-EXAMPLE = (
-    "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
-    "--prompts corpus.jsonl` · continue after an interruption: the same command with `--resume`"
-)
+
 BEHAVIOUR_SAMPLES = 12
 """Samples of a task by default."""
 
@@ -27,25 +27,18 @@ BEHAVIOUR_SAMPLES = 12
 class BehaviourFlags:
     """Task that the model answers beside the audit."""
 
-    behaviour: Annotated[
-        str | None,
-        typer.Option(
-            help="Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'.", show_default=False
-        ),
-    ] = None
-    behaviour_count: Annotated[
-        int | None, typer.Option(help="Samples of the task.", min=1, show_default="12; of a file with fewer all")
-    ] = None
-    behaviour_positions: Annotated[str, typer.Option(help="all, spread(5), or some such as 0,4,9.")] = "spread(5)"
-    behaviour_max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens generated at most.", min=1, show_default="the task's own")
-    ] = None
-    behaviour_kinds: Annotated[str, typer.Option(help="Kinds of influence on the task's prompts, as for --kinds.")] = (
-        "jacobian(probes=2),logprob"
-    )
-    behaviour_theories: Annotated[
-        bool, typer.Option(help="Also run the slower theories, which read each of the task's prompts.")
-    ] = True
+    behaviour: str | None = None
+    """Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'."""
+    behaviour_count: Annotated[int, Ge(1)] | None = None
+    """Samples of the task; by default 12, of a file with fewer all."""
+    behaviour_positions: str = "spread(5)"
+    """all, spread(5), or some such as 0,4,9."""
+    behaviour_max_tokens: Annotated[int, Ge(1)] | None = None
+    """Tokens generated at most; by default the task's own number."""
+    behaviour_kinds: str = "jacobian(probes=2),logprob"
+    """Kinds of influence on the task's prompts, as for --kinds."""
+    behaviour_theories: bool = True
+    """Also run the slower theories, which read each of the task's prompts."""
 
     @property
     def task(self) -> "LanguageTask | None":
@@ -54,9 +47,8 @@ class BehaviourFlags:
 
         return None if self.behaviour is None else LANGUAGE_TASKS.parse(self.behaviour)
 
-    def plan(self, task: "LanguageTask", settings: "AuditOptions") -> "BehaviourPlan":
+    def plan(self, task: "LanguageTask", settings: AuditOptions) -> "BehaviourPlan":
         """Plan what is evaluated and measured on the task, beside an audit with these settings."""
-        from posbias.evaluation import EvaluateOptions
         from posbias.evaluation.correlate import BehaviourPlan
         from posbias.measurement.kinds import resolve_kinds
 
@@ -73,55 +65,46 @@ class BehaviourFlags:
         return BehaviourPlan(task, evaluation.following(task), kinds, self.behaviour_theories)
 
 
-@options.grouped
 def audit(
     context: typer.Context,
-    model: options.Model,
+    model: str,
     *,
     prompts: options.PromptFlags,
-    kinds: options.Kinds = "jacobian,probability",
-    initialisations: Annotated[
-        int | None, typer.Option(help="Re-initialisations to measure; default: up to 8.", min=0, show_default=False)
-    ] = None,
-    loading: options.ModelFlags,
-    checkpointing: options.Checkpointing = False,
+    settings: AuditOptions,
+    passes: Annotated[PassOptions, options.Take("output", "layers")],
     behaviour: BehaviourFlags,
     engine: options.EngineFlags,
-    seed: options.Seed = 0,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    out: Annotated[Path | None, options.out_option("Directory for record and report.", default="runs/MODEL")] = None,
-    json: options.Json = False,
+    out: Path | None = None,
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
 ) -> None:
     """Examine a model's position bias, trained and at initialisation.
 
     Measures the model, compares every theory with the measurement, and each with a flat line.
+
+    Args:
+        model: Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.
+        out: Directory for record and report; by default runs/MODEL.
+
+    Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 --prompts
+    corpus.jsonl` · continue after an interruption: the same command with `--resume`
     """
-    from posbias.auditing import AuditOptions
     from posbias.measurement.measurement import directory_names
-    from posbias.measurement.outputs import PassOptions
-    from posbias.registry import split_literals
 
     task = behaviour.task
     if task is None:
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
     directory = out or Path("runs") / next(iter(directory_names([model])))
-    settings = AuditOptions(
-        source=prompts.source,
-        kinds=tuple(split_literals(kinds)),
-        seed=seed,
-        initialisations=initialisations,
-        resume=resume,
-        overwrite=overwrite,
-        passes=PassOptions(checkpointing=checkpointing),
-        **loading.settings(prompts.prompts, chat_task=task is not None and task.by_template),
-        engine=engine.made(),
+    source = prompts.plan(settings, chat_task=task is not None and task.by_template).source
+    settings = replace(
+        settings,
+        source=source,
+        engine=engine.of(settings.engine),
         command=options.command_line(context),
     )
     plan = None if task is None else behaviour.plan(task, settings)
     arguments = {**options.passed_arguments(context), "out": str(directory)}
     records = _examined(model, prompts, settings, directory=directory, plan=plan, arguments=arguments)
-    if json:
+    if flags.json:
         finished, *answered = map(record_document, records.values())
         print_json({**finished, **({"behaviour": answered[0]} if answered else {})})
         return
@@ -135,15 +118,15 @@ def audit(
 def _examined(
     model: str,
     prompts: options.PromptFlags,
-    settings: "AuditOptions",
+    settings: AuditOptions,
     *,
     directory: Path,
     plan: "BehaviourPlan | None",
     arguments: dict[str, Any],
 ) -> "dict[Path, Record]":
     """Records of the audit and, if a task is planned, of the answers to it, by directory."""
-    from posbias.auditing import audit as run_audit
-    from posbias.auditing import audit_behaviour, link_behaviour
+    from posbias.auditing.run import audit as run_audit
+    from posbias.auditing.run import audit_behaviour, link_behaviour
     from posbias.evaluation.correlate import check_behaviour
     from posbias.evaluation.evaluation import BEHAVIOUR
 

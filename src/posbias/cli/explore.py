@@ -2,22 +2,21 @@
 
 from typing import Annotated
 
-import typer
+from annotated_types import Interval
 
 from posbias.errors import UsageError
 
-EXAMPLE = "Example: `posbias explore` · on a machine without a browser: `posbias explore --port 2718 --headless`"
 
-
-def explore(
-    port: Annotated[
-        int | None, typer.Option(help="Port on this machine; a free one by default.", min=1, max=65535)
-    ] = None,
-    headless: Annotated[bool, typer.Option("--headless", help="Open no browser; print the address alone.")] = False,
-) -> None:
+def explore(*, port: Annotated[int, Interval(ge=1, le=65535)] | None = None, headless: bool = False) -> None:
     """Explore architectures in the browser.
 
     Sliders set what mixes positions; a target is designed for. Needs `pip install 'posbias[explore]'`.
+
+    Args:
+        port: Port on this machine; a free one by default.
+        headless: Open no browser; print the address alone.
+
+    Example: `posbias explore` · on a machine without a browser: `posbias explore --port 2718 --headless`
     """
     import os
     import sys

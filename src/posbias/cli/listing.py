@@ -7,7 +7,6 @@ parameters that it inherits.
 
 import ast
 import dataclasses
-import inspect
 import re
 import textwrap
 from functools import cache
@@ -23,8 +22,6 @@ from posbias.cli.output import print_document, print_json
 from posbias.errors import UsageError
 from posbias.published import PACKAGE
 
-EXAMPLE = "Examples: `posbias list masks` · with parameters: `posbias list mitigations temperature`"
-MODELS = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode=None)
 SORTS = {
     "masks": "MASKS",
     "encodings": "ENCODINGS",
@@ -53,13 +50,21 @@ SAMPLE_ITEMS = 3
 
 
 def list_variants(
-    sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
-    name: Annotated[str | None, typer.Argument(help="One of that sort, with its parameters.")] = None,
-    json: options.Json = False,
+    context: typer.Context,
+    sort: str | None = None,
+    name: str | None = None,
+    *,
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
 ) -> None:
     """List the variants that posbias knows, with a description each.
 
     These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks ...; by name: families.
+
+    Args:
+        sort: One sort, e.g. masks; all by default.
+        name: One of that sort, with its parameters.
+
+    Examples: `posbias list masks` · with parameters: `posbias list mitigations temperature`
     """
     if sort not in (None, FAMILIES, *SORTS):
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join((*SORTS, FAMILIES))}")
@@ -70,7 +75,7 @@ def list_variants(
         catalogue = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
     else:
         catalogue = described_variant(sort, name)
-    if json:
+    if flags.json:
         print_json(catalogue)
     elif name is not None:
         _print_variant(catalogue)
@@ -111,8 +116,7 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}
     if dataclasses.is_dataclass(variant):
-        owners = [owner for owner in reversed(variant.__mro__) if dataclasses.is_dataclass(owner)]  # type: ignore[union-attr]
-        meanings = {field: text for owner in owners for field, text in _meanings(owner).items()}
+        meanings = options.meanings_of(variant)  # type: ignore[arg-type]
         spelled = [field for field in dataclasses.fields(variant) if field.repr]
         for field in sorted(spelled, key=lambda entry: bool(entry.kw_only)):
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
@@ -150,18 +154,6 @@ def _definitions() -> dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, 
     return definitions
 
 
-def _meanings(owner: type) -> dict[str, str]:
-    """The docstring behind each field of a class."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(body, ast.ClassDef)
-    meanings = {}
-    for field, behind in zip(body.body, body.body[1:], strict=False):
-        match field, behind:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                meanings[name] = inspect.cleandoc(text)
-    return meanings
-
-
 def _print_catalogue(catalogue: dict[str, dict[str, Any]]) -> None:
     for name, variants in catalogue.items():
         typer.echo(f"{name}:")
@@ -175,27 +167,34 @@ def _print_variant(variant: dict[str, Any]) -> None:
     spelled = [f"{name}={entry['default']!r}" if "default" in entry else name for name, entry in parameters.items()]
     typer.echo(f"{variant['name']}({', '.join(spelled)})\n\n{variant['description']}")
     for name, entry in parameters.items():
-        meaning = f"{name}: {' '.join(entry['meaning'].split())}"
+        meaning = f"{name}: {entry['meaning']}"
         typer.echo("\n" + textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
     if variant.get("sample"):
         typer.echo("\nA sample, its answer in brackets:\n\n" + textwrap.indent(variant["sample"], "    "))
 
 
-@MODELS.command("get", epilog="Example: `posbias models get demo`")
 def get(
-    name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.")] = "demo",
-    out: Annotated[Path | None, options.out_option("A new directory for a copy of the model.")] = None,
-    json: options.Json = False,
+    context: typer.Context,
+    name: str = "demo",
+    *,
+    out: Path | None = None,
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
 ) -> None:
-    """Download a named model once and keep it in the user's cache."""
+    """Download a named model once and keep it in the user's cache.
+
+    Args:
+        name: demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.
+        out: A new directory for a copy of the model.
+
+    Example: `posbias models get demo`
+    """
     from posbias.models.loading import copy_demo, fetch_demo
 
     if name != "demo":
         raise UsageError(f"unknown model {name!r}; known: demo (other models load by hub id, directory or file)")
     directory = fetch_demo() if out is None else copy_demo(out)
-    print_document({"model": name, "directory": str(directory)}, as_json=json, line=f"{name}: {directory}")
+    print_document({"model": name, "directory": str(directory)}, as_json=flags.json, line=f"{name}: {directory}")
 
 
-@MODELS.callback()
-def _verbs() -> None:
+def models() -> None:
     """Obtain models."""

@@ -1,92 +1,55 @@
-"""`posbias measure`: influence and mixing of one or several models, without theories."""
+"""`posbias measure`, `attention` and `decompose`: what is measured on models."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, running, say
+from posbias.decomposition.options import DecomposeOptions
+from posbias.errors import RunError
+from posbias.measurement.options import AttentionOptions, Loading, MeasureOptions
 
 if TYPE_CHECKING:
     from posbias.measurement.measurement import MeasurePlan
 
-EXAMPLE = (
-    "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: "
-    "`--init-seed 0` · more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "
-    "\"target(text=' Paris')\"` · layer by layer: `--depth-profiles all` · "
-    "several models: `posbias measure A B C --out DIR`"
-)
 
-
-@dataclass(frozen=True)
-class MeasurementFlags:
-    """Quantities measured on every prompt."""
-
-    kinds: options.Kinds = "jacobian,probability"
-    output: Annotated[
-        str,
-        typer.Option(
-            help="Output whose change is measured: last, at(position=-5), mean(last=16), target(text=' Paris')."
-        ),
-    ] = "last"
-    depth_profiles: Annotated[
-        str | None, typer.Option(help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False)
-    ] = None
-    precision_prompts: Annotated[
-        int, typer.Option(help="If the model is less precise than float32, prompts to repeat in float32.", min=0)
-    ] = 1
-    checkpointing: options.Checkpointing = False
-
-
-@options.grouped
 def measure(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL...", help="Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'."),
-    ],
+    models: list[str],
     *,
     prompts: options.PromptFlags,
-    measured: MeasurementFlags,
-    loading: options.ModelFlags,
+    kinds: str = "jacobian,probability",
+    settings: MeasureOptions,
+    loading: Loading,
     engine: options.EngineFlags,
-    resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
     """Measure the influence of every position on the last one.
 
     Also measures how strongly each layer mixes. Several models are measured one after another, each into a directory
     of its own under --out.
+
+    Args:
+        models: Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'.
+        kinds: Comma-separated: jacobian, probability, logprob, logit, integrated_gradients, perturbation.
+
+    Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: `--init-seed 0` ·
+    more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "target(text=' Paris')"`
+    · layer by layer: `--depth-profiles all` · several models: `posbias measure A B C --out DIR`
     """
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.measurement.measurement import MeasurePlan, measure_source
-    from posbias.measurement.units import MeasureOptions
+    from posbias.measurement.measurement import measure_source
 
-    options.check_resume(resume, flags.out)
-    settings = MeasureOptions(
-        checkpointing=measured.checkpointing,
-        precision_prompts=measured.precision_prompts,
-        output=measured.output,
-        layers=measured.depth_profiles,  # type: ignore[arg-type]  # spelled as there
-        engine=engine.made(),
-        resume=resume,
-        overwrite=flags.overwrite,
-    )
-    plan = MeasurePlan(
-        source=prompts.source,
-        n_positions=prompts.length,
-        count=prompts.count,
-        kinds=resolve_kinds(measured.kinds),
-        seed=flags.seed,
-        options=settings,
-        **loading.settings(prompts.prompts),
-    )
+    options.check_resume(settings.resume, flags.out)
+    asked = replace(settings, engine=engine.of(settings.engine))
+    plan = replace(prompts.plan(loading), kinds=resolve_kinds(kinds), options=asked)
     arguments = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
     if len(models) > 1:
         _measure_several(models, plan, flags, arguments=arguments, command=options.command_line(context))
         return
-    with running(context, flags, resume=resume, arguments={"model": models[0], **arguments}) as run:
+    with running(context, flags, resume=settings.resume, arguments={"model": models[0], **arguments}) as run:
         run.finish(measure_source(models[0], plan, directory=run.directory).record)
 
 
@@ -94,7 +57,6 @@ def _measure_several(
     models: list[str], plan: "MeasurePlan", flags: options.RunFlags, *, arguments: dict[str, Any], command: str
 ) -> None:
     """Measure several models, each into its own directory; one that fails does not stop the others."""
-    from posbias.errors import RunError
     from posbias.measurement.measurement import measure_models
     from posbias.report import write_report
     from posbias.runs.records import REPORT_FILE
@@ -114,3 +76,61 @@ def _measure_several(
     if failed:
         name, reason = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(documents)} models failed, first {name}: {reason}")
+
+
+def attention(
+    context: typer.Context,
+    model: str,
+    *,
+    prompts: options.PromptFlags,
+    settings: AttentionOptions,
+    loading: Loading,
+    flags: options.RunFlags,
+) -> None:
+    """Measure a model's attention and its rollouts.
+
+    Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
+
+    Args:
+        model: Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.
+
+    Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192
+    --count 1`
+    """
+    from posbias.measurement.attention import attention as measured
+
+    with running(context, flags) as run:
+        plan = prompts.plan(loading)
+        loaded = plan.load(model)
+        run.finish(measured(loaded, plan.prompts(loaded), options=replace(settings, directory=run.directory)).record)
+
+
+def decompose(
+    context: typer.Context,
+    model: str,
+    *,
+    prompts: Annotated[options.PromptFlags, options.Take(length=256, count=8)],
+    settings: DecomposeOptions,
+    loading: Loading,
+    flags: options.RunFlags,
+) -> None:
+    """Show what each ingredient contributes to a model's profile.
+
+    Mask, residual stream, encoding, content and sinks are replaced one at a time, in the model and in theory.
+
+    Args:
+        model: Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.
+
+    Examples: `posbias decompose demo --length 256 --count 8 --out runs/decomposed` · chosen changes: `--interventions
+    'no_rope,window(width=64),sink_masked(positions=4)'` · all of them: `posbias list interventions`
+    """
+    from posbias.decomposition.decomposition import decompose as decompose_model
+    from posbias.interventions import resolve_interventions
+    from posbias.measurement.kinds import resolve_kinds
+
+    replaced, kinds = resolve_interventions(settings.interventions), resolve_kinds(settings.kinds)
+    with running(context, flags, resume=settings.resume) as run:
+        plan = prompts.plan(loading)
+        loaded = plan.load(model)
+        asked = replace(settings, interventions=replaced, kinds=kinds, directory=run.directory)
+        run.finish(decompose_model(loaded, plan.prompts(loaded), options=asked).record)

@@ -1,32 +1,117 @@
-"""Options that several verbs share, one definition each, alone and in groups; and the parsing of their values.
+"""Options of the command line, made from what declares them: dataclasses of options, and the parameters of a verb.
 
-A verb takes a group as one parameter (`prompts: options.PromptFlags`); `grouped` spreads its fields over the command
-line, where each is an option of its own. The default of a verb's parameter holds the verb's defaults.
+A verb is a function. `spread` makes a command of it: a parameter that is a dataclass (`settings: EvaluateOptions`)
+becomes one flag for each field, whose name, type, bounds and default are the flag's and whose docstring is its help; a
+verb may leave fields out and have defaults of its own (`Take`), and what is an option of a dataclass that another has
+as its field is that one's. Keyword parameters become flags and others arguments, with the help that stands in the
+verb's docstring. Dataclasses check what they are given.
 """
 
 import ast
 import inspect
+import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache, wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
+from annotated_types import Ge
 
+from posbias.checks import RESIDUAL_MIXING, Flag, Later
 from posbias.errors import UsageError
+from posbias.measurement.options import Loading
+from posbias.registry import read_literal, split_literals
 
 if TYPE_CHECKING:
-    from posbias.models.hugging_face import HuggingFaceModel
-    from posbias.models.reference.network import ReferenceTransformer
-    from posbias.prompts.prompts import Prompts, PromptSource
+    from posbias.measurement.measurement import MeasurePlan
     from posbias.runs.engines import Engine
 
-AUTO = "auto"
-"""Device and precision if none is given: `models.devices.AUTO`, spelled here because that takes torch."""
 UNRECORDED = {"json", "resume", "overwrite"}
 """Options that change no result."""
+DEFAULT_MIXING = (
+    f"Mixing {RESIDUAL_MIXING} in every layer is the default (--mixing): attention carries a tenth of each layer's "
+    "update and the residual stream nine tenths; five published models have 0.06 to 0.14 on average."
+)
+"""A caveat."""
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    """Source, number and length of the prompts."""
+
+    prompts: str | None = "default"
+    """'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), 'hf:owner/name:split', or 'chat:FILE.jsonl'
+    (conversations)."""
+    shuffle: bool = False
+    """Put each prompt's tokens in random order, as a control."""
+    length: Annotated[int, Ge(1)] = 512
+    """Context length N in positions."""
+    count: Annotated[int, Ge(1)] = 16
+    """How many prompts."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything that is drawn."""
+
+    def plan(self, loading: Loading, *, chat_task: bool = False) -> "MeasurePlan":
+        """What loads models and draws their prompts; options of a template go with conversations."""
+        from posbias.measurement.measurement import MeasurePlan
+        from posbias.prompts.prompts import PromptSource
+
+        rendered = chat_task or (self.prompts or "").startswith("chat:")
+        check_rendered(loading.template_options, rendered=rendered, by="--prompts chat:FILE.jsonl")
+        source = PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
+        return MeasurePlan(
+            **loading.of_loading, source=source, n_positions=self.length, count=self.count, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Numbers of an engine that have flags of their own."""
+
+    workers: Annotated[int, Ge(1)] | None = None
+    """Processes in parallel, each with one prompt (in training: one stack); by default 1, with ray all."""
+    threads: Annotated[int, Ge(1)] | None = None
+    """Threads per prompt or stack, by default all cores; the same number gives bit-identical results."""
+    ray_address: str | None = None
+    """host:port of a Ray cluster, or auto; by default one is started on this machine."""
+
+    def of(self, engine: "Engine") -> "Engine":
+        """The engine with these numbers."""
+        given = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}
+        added: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if "address" in added and not hasattr(engine, "address"):
+            raise UsageError(f"--ray-address goes with --engine ray, got --engine {engine.name}")
+        return replace(engine, **added)
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Where a run leaves its result."""
+
+    out: Path | None = None
+    """Directory for record and report."""
+    overwrite: bool = False
+    """Replace finished work in --out, which is refused otherwise."""
+    json: bool = False
+    """Print one JSON document on stdout and nothing else."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """In the annotation of a verb's dataclass: fields that are no options of the verb, and defaults of its own."""
+
+    left_out: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+    def __init__(self, *left_out: str, **defaults: Any) -> None:
+        object.__setattr__(self, "left_out", left_out)
+        object.__setattr__(self, "defaults", defaults)
 
 
 def directory(text: str) -> Path:
@@ -36,192 +121,145 @@ def directory(text: str) -> Path:
     return Path(text)
 
 
-def out_option(what: str, *, default: bool | str = False) -> Any:
-    """Declare `--out` with the help `what`; `default` as a verb's help shows it."""
-    return typer.Option("--out", help=what, parser=directory, metavar="<path>", show_default=default)
-
-
-Model = Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.")]
-Out = Annotated[Path | None, out_option("Directory for record and report.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-Length = Annotated[int, typer.Option(help="Context length N in positions.", min=1)]
-Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
-Mixing = Annotated[
-    str,
-    typer.Option(
-        help="Share of attention in each layer's update, 0 to 1: number, or list per layer; 0.1 is a residual "
-        "network, 1 is attention alone."
-    ),
-]
-RESIDUAL = "0.1"
-"""Mixing if none is given: `architecture.spec.RESIDUAL_MIXING`, spelled here because that takes numpy."""
-DEFAULT_MIXING = (
-    f"Mixing {RESIDUAL} in every layer is the default (--mixing): attention carries a tenth of each layer's "
-    "update and the residual stream nine tenths; five published models have 0.06 to 0.14 on average."
-)
-"""A caveat."""
-Kinds = Annotated[
-    str,
-    typer.Option(help="Comma-separated: jacobian, probability, logprob, logit, integrated_gradients, perturbation."),
-]
-InitSeed = Annotated[
-    int | None,
-    typer.Option(help="Replace the weights by random initial ones, drawn with this seed.", show_default=False),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(help="float32, bfloat16, float16, float64, own: the model's, or auto: float32 on a CPU, else own."),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="Where to run: cpu, cuda, cuda:1, mps ...; auto: an accelerator if there is one; spread: all devices, "
-        "and the disk if needed (auto also spreads if no single device holds the model)."
-    ),
-]
-TemplateOptions = Annotated[
-    str,
-    typer.Option(
-        help="Options of the chat template that renders conversations, such as enable_thinking=False.",
-        show_default="none",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace finished work in --out, which is refused otherwise.")
-]
-Checkpointing = Annotated[
-    bool, typer.Option("--checkpointing", help="Use less memory and more time (gradient checkpointing).")
-]
-
-
-@dataclass(frozen=True)
-class PromptFlags:
-    """Source, number and length of the prompts."""
-
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            help="'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), "
-            "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations)."
-        ),
-    ] = "default"
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Put each prompt's tokens in random order, as a control.")
-    ] = False
-    length: Length = 512
-    count: Count = 16
-
-    @property
-    def source(self) -> "PromptSource":
-        """The text that prompts are drawn from."""
-        from posbias.prompts.prompts import PromptSource
-
-        return PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
-
-    def drawn(self, model: "HuggingFaceModel | ReferenceTransformer", *, seed: int) -> "Prompts":
-        """Draw the prompts, in a model's own tokens."""
-        from posbias.prompts.loading import load_prompts
-
-        return load_prompts(self.source, model, n_positions=self.length, count=self.count, seed=seed)
-
-
-@dataclass(frozen=True)
-class ModelFlags:
-    """State, precision and device of a model, and options of its chat template."""
-
-    init_seed: InitSeed = None
-    dtype: Dtype = AUTO
-    device: Device = AUTO
-    template_options: TemplateOptions = ""
-
-    def settings(self, prompts: str | None, *, chat_task: bool = False) -> dict[str, Any]:
-        """Settings of `load_model`; options of a chat template are refused if no conversation is rendered."""
-        conversations = chat_task or (prompts or "").startswith("chat:")
-        options = parse_template_options(self.template_options, rendered=conversations, by="--prompts chat:FILE.jsonl")
-        return {**vars(self), "template_options": options}
-
-    def load(self, source: str, *, prompts: str | None) -> "HuggingFaceModel | ReferenceTransformer":
-        """Load the model that `prompts` are for."""
-        from posbias.measurement.measurement import Loading
-
-        return Loading(**self.settings(prompts)).load(source)
-
-
-@dataclass(frozen=True)
-class EngineFlags:
-    """Place where units of work are done."""
-
-    engine: Annotated[str, typer.Option(help="Where the work is done: local, or ray (a cluster).")] = "local"
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes in parallel, each with one prompt (in training: one stack).",
-            min=1,
-            show_default="1; ray: all",
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads per prompt or stack; the same number gives bit-identical results.",
-            min=1,
-            show_default="all cores",
-        ),
-    ] = None
-    ray_address: Annotated[
-        str | None, typer.Option(help="host:port of a Ray cluster, or auto.", show_default="one on this machine")
-    ] = None
-
-    def made(self) -> "Engine":
-        """Make the engine of a spelling such as "ray(retries=5)", with the settings of the other options."""
-        from posbias.runs.engines import ENGINES
-
-        engine = ENGINES.parse(self.engine)
-        options = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}
-        added: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        if "address" in added and not any(field.name == "address" for field in fields(engine)):
-            raise UsageError(f"--ray-address goes with --engine ray, got --engine {engine.name}")
-        return replace(engine, **added)
-
-
-@dataclass(frozen=True)
-class RunFlags:
-    """The seed of a run, and where it leaves its result."""
-
-    seed: Seed = 0
-    out: Out = None
-    overwrite: Overwrite = False
-    json: Json = False
-
-
-def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """Turn a verb that takes groups of options into a command that takes each of them."""
-    parameters = list(inspect.signature(verb).parameters.values())
-    groups: dict[str, Any] = {entry.name: entry.annotation for entry in parameters if is_dataclass(entry.annotation)}
-    spread = []
-    for parameter in parameters:
-        if parameter.name not in groups:
-            spread.append(parameter)
-            continue
-        defaults = groups[parameter.name]() if parameter.default is parameter.empty else parameter.default
-        for name, annotation in get_type_hints(groups[parameter.name], include_extras=True).items():
-            spread.append(parameter.replace(name=name, annotation=annotation, default=getattr(defaults, name)))
+def spread(verb: Callable[..., None]) -> Callable[..., None]:
+    """The command of a verb, for typer."""
+    _, meanings, _ = told(verb)
+    taken: dict[str, Any] = {}
+    options: dict[str, dict[str, inspect.Parameter]] = {}
+    spelled: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(verb).parameters.items():
+        kind, marks = _bare(parameter.annotation)
+        if kind is typer.Context:
+            spelled[name] = parameter
+        elif isinstance(kind, type) and not isinstance(kind, Later) and is_dataclass(kind):
+            taken[name] = kind, next((mark for mark in marks if isinstance(mark, Take)), Take())
+            options[name] = options_of(kind, taken[name][1])
+            for option in options[name].values():
+                spelled.setdefault(option.name, option)  # they may share one, such as the seed
+        else:
+            default = MISSING if parameter.default is parameter.empty else parameter.default
+            argument = parameter.kind is not parameter.KEYWORD_ONLY
+            spelled[name] = _parameter(name, kind, marks, default, meanings[name], argument=argument)
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        verb(**values)
+        context = values.get("context")
+        given = {name: value for name, value in values.items() if context is not None and was_given(context, name)}
+        made: dict[Any, Any] = {}
+        for name, (kind, take) in reversed(taken.items()):  # one may hold another behind it
+            held = {entry.name: made[part] for entry in fields(kind) if (part := _bare(entry.type)[0]) in made}
+            values[name] = made[kind] = _made(kind, {**take.defaults, **held}, options[name], given)
+        verb(**{name: values[name] for name in inspect.signature(verb).parameters})
 
-    command.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(list(spelled.values()))  # type: ignore[attr-defined]
     return command
 
 
-def names_of(group: Any, *, without: Iterable[str] = ()) -> list[str]:
-    """The names of a group's options."""
-    return [field.name for field in fields(group) if field.name not in without]
+def told(verb: Callable[..., None]) -> tuple[str, dict[str, str], str]:
+    """A verb's docstring: what it does, its parameters' meanings, and examples."""
+    text, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExample")
+    text, _, listed = text.partition("\n\nArgs:\n")
+    meanings = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", listed, re.MULTILINE | re.DOTALL)
+    return text, {name: " ".join(meaning.split()) for name, meaning in meanings}, "Example" + " ".join(examples.split())
+
+
+def options_of(kind: type[Any], take: Take) -> dict[str, inspect.Parameter]:
+    """What typer reads for every field of a dataclass that is an option."""
+    meanings, found = meanings_of(kind), {}
+    for entry in fields(kind):
+        hint, marks = _bare(entry.type)
+        flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
+        if flag.name is not None and entry.name not in take.left_out:
+            default = take.defaults.get(entry.name, flag.default if entry.default is MISSING else entry.default)
+            found[entry.name] = _parameter(flag.name or entry.name, hint, marks, default, meanings.get(entry.name, ""))
+    return found
+
+
+def _made(
+    kind: type[Any], defaults: Mapping[str, Any], options: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
+) -> Any:
+    """The dataclass with what was given; the rest is as it declares, or as the verb does."""
+    values = {name: given[option.name] for name, option in options.items() if option.name in given}
+    try:
+        return kind(**{**defaults, **values})
+    except UsageError as error:  # which begins with the verb and the name of a field
+        named = re.match(r"\w+: (\w+)", str(error))
+        if named is None or named[1] not in options:
+            raise
+        flag = options[named[1]].name.replace("_", "-")
+        raise UsageError(f"--{flag}{str(error)[named.end() :]}") from None
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation without None, and its marks; a text for what the command line does not read itself."""
+    origin, members = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bare, marks = _bare(members[0])
+        return bare, (*marks, *members[1:])
+    if origin in (Union, UnionType):
+        kinds = [member for member in members if member is not NoneType]
+        return _bare(kinds[0]) if len(kinds) == 1 else (str, ())
+    return hint, ()
+
+
+def _parameter(
+    name: str, hint: Any, marks: Iterable[Any], default: Any, meaning: str, *, argument: bool = False
+) -> inspect.Parameter:
+    """What typer reads for one option or argument; default: MISSING if it must be given."""
+    spelled, flag = default, f"--{name.replace('_', '-')}"
+    settings: dict[str, Any] = {"help": meaning, "show_default": default not in (None, "", (), MISSING)}
+    listed = get_origin(hint) is list
+    if listed and argument:
+        settings["metavar"] = f"{name.upper().removesuffix('S')}..."
+    elif hint is bool:
+        flag = f"{flag}/--no-{flag[2:]}" if default else flag
+    elif hint in (int, float):
+        for bound, side, tightest in (("ge", "min", max), ("le", "max", min)):
+            ends = [end for mark in marks if (end := getattr(mark, bound, None)) is not None]
+            settings[side] = tightest(ends, default=None)
+    elif hint is Path and not argument:
+        settings |= {"parser": directory, "metavar": "<path>"}
+    elif not listed and hint is not Path:
+        hint = str
+        spelled = ",".join(map(str, default)) if isinstance(default, list | tuple) else default
+        spelled = spelled if spelled in (None, MISSING) else str(spelled)
+    declared: Any = typer.Argument(**settings) if argument else typer.Option(flag, **settings)
+    read: Any = hint | None if default is None else hint
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if argument else inspect.Parameter.KEYWORD_ONLY
+    given = inspect.Parameter.empty if default is MISSING else spelled
+    return inspect.Parameter(name, kind, default=given, annotation=Annotated[read, declared])
+
+
+def meanings_of(owner: type) -> dict[str, str]:
+    """The docstring behind each field of a dataclass, those that it inherits among them, in one line each."""
+    kinds = [kind for kind in reversed(owner.__mro__) if is_dataclass(kind)]
+    return {name: text for kind in kinds for name, text in _documented(kind.__module__)[kind.__name__].items()}
+
+
+@cache
+def _documented(module: str) -> dict[str, dict[str, str]]:
+    """The docstrings behind the fields of every class of a module."""
+    documented: dict[str, dict[str, str]] = {}
+    for owner in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        meanings = documented.setdefault(owner.name, {})
+        for entry, behind in pairwise(owner.body):
+            match entry, behind:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    meanings[name] = " ".join(text.split())
+    return documented
+
+
+def names_of(group: type[Any], *, without: Sequence[str] = ()) -> list[str]:
+    """The names of a dataclass's options."""
+    return [option.name for option in options_of(group, Take(*without)).values()]
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """True if an option or argument stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[str, list[str]]:
@@ -229,8 +267,7 @@ def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[st
     words = {}
     for parameter in context.command.params:
         name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or (names is not None and name not in names):
+        if not was_given(context, name) or (names is not None and name not in names):
             continue
         value, flag = _plain(context.params[name]), parameter.opts[0]
         values = [str(item) for item in value] if isinstance(value, list) else [str(value)]
@@ -278,16 +315,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def parse_template_options(text: str, *, rendered: bool, by: str) -> dict[str, Any]:
-    """Parse `--template-options`; refused unless a conversation is rendered, which `by` would ask for."""
-    from posbias.registry import parse_literal_call
-
-    _, positional, named = parse_literal_call(f"template({text})", "template options")
-    if positional:
-        raise UsageError(f"--template-options {text!r}: allowed: NAME=VALUE, such as enable_thinking=False")
-    if named and not rendered:
+def check_rendered(template_options: Mapping[str, Any], *, rendered: bool, by: str) -> None:
+    """Refuse options of a chat template where no conversation is rendered, which `by` would ask for."""
+    if template_options and not rendered:
         raise UsageError(f"--template-options are for conversations; ask for them by {by}")
-    return named
 
 
 def check_resume(resume: bool, out: Path | None) -> None:
@@ -302,32 +333,13 @@ def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
         raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
 
 
-def literal(text: str) -> Any:
-    """An option's value: a list is read as a Python literal (never evaluated), a number as such, the rest as text."""
-    from posbias.registry import UNREADABLE
-
-    if text.strip().startswith("["):
-        try:
-            return ast.literal_eval(text.strip())
-        except UNREADABLE:
-            raise UsageError(f"{text!r} is not a list of numbers or quoted names") from None
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def several(name: str, text: str) -> list[Any]:
     """Parse values separated by commas outside brackets: at least one, and none twice."""
-    from posbias.registry import split_literals
-
-    return _distinct(name, text, [literal(part) for part in split_literals(text)])
+    return _distinct(name, text, [read_literal(part) for part in split_literals(text)])
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
     """Parse whole numbers from 1, separated by commas: at least one, and none twice."""
-    from posbias.registry import split_literals
-
     try:
         values = [int(part) for part in split_literals(text)]
     except ValueError:

@@ -40,16 +40,6 @@ class Run:
         """The directory that holds it, if there is one."""
         return self.open.directory
 
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Parameters of the command as the user passed them, defaults included."""
-        return self.open.arguments
-
-    @property
-    def command(self) -> str:
-        """Shell line that repeats it."""
-        return self.open.command
-
     def draw(self, record: "Record", *, below: str = "") -> Path | None:
         """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
         from posbias.report import conclude

@@ -1,48 +1,40 @@
 """`posbias train`: the members of a study trained as stacked programs, each saved as a model of its own."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
 from posbias.errors import RunError
-
-EXAMPLE = (
-    "Example: `posbias train study.yaml --out runs/study` · then a member like any model: "
-    "`posbias measure runs/study/models/0000 --length 10` · after a kill: the same with `--resume`"
-)
+from posbias.training.options import TrainOptions
 
 
-@options.grouped
 def train(
     context: typer.Context,
-    study: Annotated[Path, typer.Argument(help="A study: task, model, optimiser, train, grid and seeds, in YAML.")],
+    study: Path,
     *,
-    device: options.Device = options.AUTO,
+    settings: TrainOptions,
     engine: options.EngineFlags,
-    stack_size: Annotated[int, typer.Option(help="Most members in one program.", min=1)] = 64,
-    resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
     """Train every member of a study.
 
     A study is a grid of masks, encodings, depths and task settings, times seeds.
-    """
-    from posbias.training import TrainOptions, load_study
-    from posbias.training import train as train_study
 
-    with running(context, flags, resume=resume) as run:
-        settings = TrainOptions(
-            engine=engine.made(),
-            device=device,
-            directory=run.directory,
-            resume=resume,
-            overwrite=flags.overwrite,
-            stack_size=stack_size,
-        )
-        trained = train_study(load_study(study), options=settings)
+    Args:
+        study: A study: task, model, optimiser, train, grid and seeds, in YAML.
+
+    Example: `posbias train study.yaml --out runs/study` · then a member like any model: `posbias measure
+    runs/study/models/0000 --length 10` · after a kill: the same with `--resume`
+    """
+    from posbias.training.running import train as train_study
+    from posbias.training.study import load_study
+
+    settings = replace(settings, engine=engine.of(settings.engine))
+    with running(context, flags, resume=settings.resume) as run:
+        trained = train_study(load_study(study), options=replace(settings, directory=run.directory))
         run.finish(trained.record)
     if trained.record.error is not None:
         raise RunError(trained.record.error)

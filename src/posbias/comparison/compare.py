@@ -5,15 +5,16 @@ subject of each run is compared, and `CompareOptions` says which, and which of i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from posbias.checks import Natural, checked
+from posbias.checks import checked
 from posbias.comparison.distances import PromptComparison, Sample, undecided
+from posbias.comparison.options import CompareOptions
 from posbias.comparison.stored import (
     MEASURED,
     THEORIES,
@@ -38,23 +39,6 @@ from posbias.runs.results import COMPARISONS, RESULTS, Result, result_of
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"
 """The subject that is taken of a run with several if nothing else decides."""
-
-
-@checked
-@dataclass(frozen=True)
-class CompareOptions:
-    """Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples."""
-
-    theory: str | None = None
-    """This prediction of the first run only, or this kind measured there; by default all its theories, or all its
-    kinds if it has none."""
-    kind: str | None = None
-    """This measured kind of the second run only; all by default."""
-    subject: str | None = None
-    """Subject of a run that holds several: "trained" or "initialised". By default the only subject of the other run, if
-    it has one, otherwise "trained"."""
-    seed: Natural = 0
-    """Seed of resamples of prompts, >= 0."""
 
 
 @RESULTS.register("compare")

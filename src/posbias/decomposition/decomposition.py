@@ -32,14 +32,16 @@ from pydantic import InstanceOf
 from torch import nn
 
 from posbias.architecture import Architecture
-from posbias.checks import Natural, checked
+from posbias.checks import checked
 from posbias.comparison.distances import decided
 from posbias.comparison.metrics import STATISTICS
+from posbias.decomposition.options import DecomposeOptions
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.attention import AttentionOptions, statistics_of
+from posbias.measurement.attention import statistics_of
 from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.options import AttentionOptions
 from posbias.measurement.prompt import check_prompts, measure_prompt, mixing_of_layers
 from posbias.measurement.units import check_passes
 from posbias.models.devices import in_float64
@@ -205,36 +207,8 @@ def next_token_logs(
     return np.asarray(in_float64(logits).log_softmax(-1).cpu().numpy())
 
 
-DEFAULT_INTERVENTIONS = (
-    "bidirectional",
-    "attention_scaled(factor=0.5)",
-    "no_residual",
-    "no_rope",
-    "no_content",
-    "sink_masked",
-)
-"""One or two per ingredient: causal mask, residual strength, encoding, content, sinks."""
-DEFAULT_KINDS = ("jacobian(probes=2)", "probability")
 MASSES = ("first_tenth", "middle_tenth", "last_tenth")
 """Shares of the first tenth, of the tenth around the centre and of the last tenth; a flat line has .1 in each."""
-
-
-@checked
-@dataclass(frozen=True, kw_only=True)
-class DecomposeOptions:
-    """Settings of a decomposition, and where its finished pieces are kept."""
-
-    interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS
-    """Changes, as objects or literals, each made on its own and at most once."""
-    kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS
-    """Kinds of influence; the power rollout is compared with the first, if that is jacobian, probability or logprob."""
-    seed: Natural = 0
-    directory: Path | None = None
-    """Run directory of the record, and of every finished piece until then; None keeps nothing."""
-    resume: bool = False
-    """Take over what the directory holds of the same decomposition: its record, or finished pieces."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
 
 
 @dataclass(frozen=True)

@@ -5,71 +5,26 @@ a key bias for any target at one length. Everything else is searched for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Ge
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, NoEncoding
 from posbias.architecture.keys import MAX_ALPHA
-from posbias.architecture.spec import RESIDUAL_MIXING
-from posbias.checks import CELLS, Count, Natural, OneOf, checked
+from posbias.checks import checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
+from posbias.designing.options import DesignOptions
 from posbias.designing.result import KEY_BIAS, Design, Flat, Power, Target, resolve_target
 from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, GammaKeys, Mixings, Problem, SlopedGammaKeys
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
-from posbias.registry import split_literals, split_numbers
+from posbias.registry import split_literals
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.rollout import MOST_STEPS, rollout_profile
-
-STARTS = {"rollout": 8, "mean_field": 2}
-"""Searches that each theory tries by default: for a rollout as many as there are sorts of starts, for networks, which
-are slow, the likeliest."""
-
-Length = Annotated[int, Ge(3)]
-
-
-@checked
-@dataclass(frozen=True)
-class DesignOptions:
-    """Settings of `design`."""
-
-    depth: Annotated[int, Ge(1)] | None = None
-    """Layers L; needed unless an architecture or a model is given, which has its own."""
-    heads: Annotated[int, Ge(1)] = 1
-    """Heads per layer."""
-    mixing: Any = RESIDUAL_MIXING
-    """Mixing as in `Architecture`; by default that of a residual network."""
-    theory: Annotated[str, OneOf(*STARTS)] = "rollout"
-    """The theory that gives the profiles: "rollout", or for a model at initialisation "mean_field"."""
-    n_positions: Length | Annotated[Sequence[Length], split_numbers] = 512
-    """Context length N >= 3, or several, whose misfits are averaged."""
-    starts: Count | None = None
-    """Number of searches, of which the best counts; None: 8, and by mean field 2."""
-    seed: Natural = 0
-    """Seed of random starting points of searches, >= 0."""
-
-    def __post_init__(self) -> None:
-        if not self.lengths:
-            raise UsageError("n_positions needs at least one length")
-        check_most("the profile at twice n_positions", 2 * max(self.lengths), CELLS)
-
-    @property
-    def n_starts(self) -> int:
-        """Number of searches."""
-        return STARTS[self.theory] if self.starts is None else self.starts
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Context lengths, ascending, each once."""
-        listed = self.n_positions if isinstance(self.n_positions, Sequence) else [self.n_positions]
-        return tuple(sorted(set(listed)))
-
 
 SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""

@@ -20,7 +20,7 @@ from posbias.designing.solving import Problem, misfit_of
 from posbias.interventions import intervened
 from posbias.interventions.keys import added_to
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model

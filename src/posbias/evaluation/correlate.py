@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from pydantic import InstanceOf
 
-from posbias.checks import Natural, checked
+from posbias.checks import checked
 from posbias.display.naming import numbered
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
@@ -42,11 +42,13 @@ from posbias.evaluation.evaluation import (
     RankCorrelation,
     load_evaluation,
 )
+from posbias.evaluation.options import CorrelateOptions, EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, encode_requests
-from posbias.evaluation.samples import EvaluateOptions, samples_of
+from posbias.evaluation.samples import samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions, Target
+from posbias.measurement.options import PassOptions
+from posbias.measurement.outputs import Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.measurement.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
 from posbias.measurement.units import check_passes
@@ -85,15 +87,6 @@ DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 Rows = Float64[np.ndarray, "_ _"]
 """A table whose shape is checked with a message of our own, or is one of several groups'."""
-
-
-@checked
-@dataclass(frozen=True)
-class CorrelateOptions:
-    """Settings of `correlate`."""
-
-    seed: Natural = 0
-    """Seed of resamples and permutations, >= 0."""
 
 
 @dataclass(frozen=True)

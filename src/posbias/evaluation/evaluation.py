@@ -36,9 +36,10 @@ from posbias.evaluation.curve import (
     position_means,
 )
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement, levels_of
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
-from posbias.evaluation.samples import EvaluateOptions, independent
+from posbias.evaluation.samples import independent
 from posbias.files import write_file
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record, remove_record

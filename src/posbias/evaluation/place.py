@@ -18,11 +18,12 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
-from posbias.checks import CELLS, Natural, checked
+from posbias.checks import CELLS, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
+from posbias.evaluation.options import PlaceOptions
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
@@ -69,17 +70,6 @@ class Gain:
     """The usual order itself: indices of the passages, first slot to last; empty for shuffled ones."""
     raises: bool
     """True if samples that had no part in the choice show that the estimated order is better."""
-
-
-@checked
-@dataclass(frozen=True)
-class PlaceOptions:
-    """Settings of `place`."""
-
-    by: str | None = None
-    """Measure of a run to order by, one of PLACEABLE; None: the first of them that it has."""
-    seed: Natural = 0
-    """Seed of resamples and halves, >= 0."""
 
 
 @RESULTS.register("place")

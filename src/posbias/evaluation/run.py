@@ -26,9 +26,10 @@ from posbias.evaluation.evaluation import (
     measures_of,
     write_outputs,
 )
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
-from posbias.evaluation.samples import EvaluateOptions, Sample, notices_of, requests_of, samples_of, tables_of, task_for
+from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_of, tables_of, task_for
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track

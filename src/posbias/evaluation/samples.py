@@ -1,5 +1,4 @@
-"""`EvaluateOptions` says which samples of a task are requested, at which positions, and how answers are read; here they
-become requests, and the results of each arrays to keep.
+"""The samples that `EvaluateOptions` ask for become requests, and the results of each arrays to keep.
 
 A sample (the same items, the same question) is requested once per position. It is the unit that is stored, resumed
 from and resampled. What does not fit into the model's context is NaN with its reason; nothing is truncated.
@@ -10,158 +9,19 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from annotated_types import Interval
 from jaxtyping import Float64
 
-from posbias.checks import Count, CountOrZero, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS, Requirement
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.progress import report
-from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import Example, LanguageTask, share_found
-from posbias.tasks.language.readings import check_own
 from posbias.tasks.language.rules import Python, starts_with
-
-SPREAD_POSITIONS = 9
-"""Positions that are requested by default: enough to see a bend, few enough to be quick."""
-USUAL_SAMPLES = 50
-"""Samples that are requested by default."""
-CALIBRATED = 12
-"""Samples that a trial of methods takes for fitting by default."""
-LEAST_THRESHOLD = 0.4
-"""Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
-
-
-def calibrating(there: int) -> int:
-    """Samples for fitting by default, of a file that holds so many: at most a third."""
-    return min(CALIBRATED, there // 3)
-
-
-@checked
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
-
-    count: Count | None = None
-    """Samples, each requested at every position; None: USUAL_SAMPLES, or all of a file with fewer."""
-    skip: CountOrZero = 0
-    """Samples of the task to skip before the first one."""
-    positions: str | Sequence[int] = "spread"
-    """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
-    at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
-    lengths: Annotated[Sequence[Steps], split_numbers] = ()
-    """Lengths of prompts in tokens, ascending, such as "1024,4096", each evaluated at as many positions; empty: the
-    task's own length."""
-    threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
-    """Accuracy that the effective length asks for at every position."""
-    require: Requirement | None = None
-    """A bound that must hold, such as `Requirement.parse("worst>=0.8")`."""
-    methods: Annotated[Sequence[Any], split_literals] = ()
-    """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
-    recipes that `mitigate` wrote, or objects."""
-    seed: Natural = 0
-    """Seed of samples and folds."""
-    generate: bool = True
-    """Generate answers and judge them by the task's published rule."""
-    score: bool = True
-    """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
-    max_tokens: Steps | None = None
-    """Tokens generated at most; None: the task's own."""
-    thinking_tokens: StepsOrZero = 0
-    """Additional tokens for thoughts before the answer; without them a thinking model may not reach its
-    answer."""
-    answer_pattern: str | None = None
-    """A regular expression whose one group matches the answer; other generated text counts as thoughts. None: thoughts
-    are recognised by the marks that models put around them."""
-    allow_code: bool = False
-    """Permit a task to judge answers with Python code that it names."""
-    together: Count = 8
-    """Samples requested at a time; an interruption loses at most these."""
-    directory: Path | None = None
-    """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
-    resume: bool = False
-    """Continue from the samples that are there."""
-    overwrite: bool = False
-    """Replace finished work in the directory; it is refused otherwise."""
-
-    def __post_init__(self) -> None:
-        check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
-        if list(self.lengths) != sorted(set(self.lengths)):
-            raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
-        if self.lengths and not self.generate:
-            raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
-        if self.require is not None:
-            self.check_requirement(self.require)
-        if not (self.generate or self.score):
-            raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
-
-    def check_plain(self, owner: str) -> None:
-        """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "methods"):
-            if value := getattr(self, name):
-                raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
-
-    def check_requirement(self, require: Requirement) -> None:
-        """Refuse a bound that no result of these settings has a number for."""
-        allowed = ("worst", EFFECTIVE_LENGTH) if self.lengths else LEVELS
-        if require.what not in allowed:
-            lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
-            raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
-        require.check_possible(generated=self.generate)
-
-    def following(self, task: LanguageTask) -> "EvaluateOptions":
-        """These settings with the count for one task, whose file, if it has one, is read and checked without a model.
-
-        Raises:
-            UsageError: a wrong line, fewer samples than are asked for, or positions that the task lacks.
-        """
-        count = self.count_of(task)
-        if getattr(task, "file", None) is not None:
-            task.draw(None, count=self.skip + count, seed=self.seed)
-        if not self.lengths:
-            self.positions_of(task)
-        return replace(self, count=count)
-
-    def count_of(self, task: LanguageTask, *, usual: int = USUAL_SAMPLES) -> int:
-        """Samples of a task: if none are given `usual`, or all of a file with fewer."""
-        if self.count is not None:
-            return self.count
-        there = task.samples_there
-        return usual if there is None else min(usual, max(1, there - self.skip))
-
-    def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
-        """Positions of the moved item, ascending; all of them must be the task's."""
-        if not isinstance(self.positions, str):
-            return task.positions(list(self.positions))
-        text = self.positions.strip()
-        if text == "all":
-            return task.positions()
-        if text.startswith("spread"):
-            name, values, keywords = parse_literal_call(text, "positions")
-            if name == "spread" and not keywords and len(values) <= 1:
-                most = values[0] if values else SPREAD_POSITIONS
-                most = checked_value("positions: spread", most, Count)
-                spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
-                return tuple(sorted({int(position) for position in spread}))
-        try:
-            chosen = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise UsageError(
-                f"positions {self.positions!r}: allowed: all, spread, spread(5), or some such as 0,4,9"
-            ) from None
-        return task.positions(chosen)
-
-    def tokens_of(self, task: LanguageTask) -> int:
-        """Tokens that are generated at most, thoughts included; 0 if none are."""
-        return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
-
 
 LINE_END = "\n"
 CLUSTER = "cluster"

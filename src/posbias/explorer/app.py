@@ -17,9 +17,8 @@ with app.setup:
 
     import posbias as pb
     from posbias.architecture import ENCODINGS, MASKS
-    from posbias.architecture.spec import RESIDUAL_MIXING
-    from posbias.designing import TARGETS, resolve_target
-    from posbias.designing.result import KEY_BIAS
+    from posbias.checks import RESIDUAL_MIXING
+    from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
     from posbias.designing.solving import FREE
     from posbias.display.figures import RUNS, profiles_figure
     from posbias.display.static import fragment_of

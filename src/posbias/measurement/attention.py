@@ -7,17 +7,16 @@ is kept unless it is small or asked for. Sums are float64 whatever the weights' 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from posbias.checks import Share, checked
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention_statistics import (
     AttentionStatistics,
@@ -29,6 +28,7 @@ from posbias.measurement.attention_statistics import (
     PromptMean,
     Similarity,
 )
+from posbias.measurement.options import AttentionOptions
 from posbias.measurement.prompt import check_prompts, mixing_from_norms
 from posbias.memory import check_room
 from posbias.models.attention import BranchWatch, watch_branches
@@ -46,7 +46,6 @@ from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts import Prompts
-from posbias.registry import split_numbers
 from posbias.runs.running import run_directory
 from posbias.theory.power_rollout import attention_rollouts
 
@@ -67,27 +66,6 @@ TAILS = (0.005, 0.995)
 """Quantiles at which the bins of the similarity begin and end."""
 NARROW = 2.0**-12
 """Width of all bins, relative to the largest logit, up to which logits differ by rounding alone."""
-
-
-@checked
-@dataclass(frozen=True)
-class AttentionOptions:
-    """Settings of `attention`: thresholds, what is kept, and where."""
-
-    sink_thresholds: Annotated[tuple[Share, ...], partial(split_numbers, sort=float)] = (0.2, 0.3)
-    """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
-    mean_content: bool | None = None
-    """Average the content logits of every pair over prompts, for their similarity; by default if they fit 512 MiB."""
-    rollouts: bool = True
-    """Roll the same attention out, too, if nothing else mixes positions."""
-    directory: Path | None = None
-    """Run directory of the record; None keeps nothing."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
-
-    def __post_init__(self) -> None:
-        if not self.sink_thresholds:
-            raise UsageError("attention: sink_thresholds must be at least one number in (0, 1), got none")
 
 
 @checked

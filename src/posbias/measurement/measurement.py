@@ -40,10 +40,9 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.options import Loading, MeasureOptions, PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 from posbias.measurement.units import (
-    MeasureOptions,
     Unit,
     UnitWork,
     check_passes,
@@ -51,14 +50,11 @@ from posbias.measurement.units import (
     prompts_together,
     settings_of_units,
 )
-from posbias.models.devices import AUTO, free_bytes
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import as_model, load_model, named, refuse_loaded
+from posbias.models.devices import free_bytes
+from posbias.models.loading import as_model, named
 from posbias.models.model import Model
-from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.weights import REDUCED, converted, dispatched, network_sha256, quantised
 from posbias.profiles import Profile
-from posbias.progress import report
 from posbias.prompts import Prompts, PromptSource
 from posbias.prompts.loading import load_prompts
 from posbias.runs.parts import PartStore, fingerprint, finished_run
@@ -496,36 +492,6 @@ def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
 def _arrays(numbers: Mapping[str, Sequence[float | None]]) -> dict[str, Float64[np.ndarray, "count"]]:
     """Numbers of a record, NaN where it holds none."""
     return {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How models are loaded, as `load_model` takes it."""
-
-    init_seed: int | None = None
-    """Measure the models re-initialised at random with this seed; None: as they are."""
-    dtype: str = AUTO
-    device: str = AUTO
-    template_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the chat template that renders conversations."""
-
-    @property
-    def of_loading(self) -> dict[str, Any]:
-        """The settings above, as `load_model` takes them, without those of a subclass."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(Loading)}
-
-    def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
-        """Load the model of a source, and say in what precision it runs where."""
-        model = load_model(source, **self.of_loading)
-        report(f"model {model.identity['source']}: {model.precision}")
-        return model
-
-    def opened(self, subject: Any) -> Model:
-        """The model of a subject: loaded so, unless it is loaded already, and then these settings are refused."""
-        if isinstance(subject, str | Path):
-            return self.load(subject)
-        refuse_loaded(subject, self.of_loading)
-        return as_model(subject)
 
 
 @checked

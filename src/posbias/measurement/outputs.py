@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from posbias.checks import Natural, checked
 from posbias.errors import UsageError
 from posbias.models.attention import named_blocks
 from posbias.models.model import Model, Outputs
 from posbias.models.weights import dispatched
-from posbias.registry import Registry, split_numbers
+from posbias.registry import Registry
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
@@ -184,38 +183,6 @@ def _reading(token_ids: TokenIds, requested: Sequence[int]) -> Reading:
     if len(set(positions)) < len(positions):
         raise UsageError(f"output positions {list(requested)} name a position twice in a prompt of {size} positions")
     return Reading(token_ids, size, tuple(positions), 1 / len(positions))
-
-
-ALL_LAYERS = "all"
-
-
-def _layers(text: str) -> str | list[int]:
-    return ALL_LAYERS if text.strip() == ALL_LAYERS else list(map(int, split_numbers(text)))
-
-
-@checked
-@dataclass(frozen=True)
-class PassOptions:
-    """Settings of the passes of one prompt, all plain: the output, what else is recorded, memory against time."""
-
-    checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
-    output: str | Output = "last"
-    """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
-    layers: Annotated[Literal["all"] | tuple[Natural, ...] | None, _layers] = None
-    """Layers whose own output's influence profile is measured too: "all", or indices, also as "0,5"; None for none."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "output", str(self.read_output))
-        if isinstance(self.layers, tuple):
-            if not self.layers or len(set(self.layers)) < len(self.layers):
-                raise UsageError(f'layers must be "all" or indices, each once, such as "0,5,11", got {self.layers}')
-            object.__setattr__(self, "layers", tuple(sorted(self.layers)))
-
-    @property
-    def read_output(self) -> Output:
-        """The output as an object."""
-        return OUTPUTS.parse(self.output) if isinstance(self.output, str) else self.output
 
 
 @dataclass(frozen=True, eq=False)

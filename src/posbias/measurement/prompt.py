@@ -20,12 +20,11 @@ from torch import Tensor
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Experiment, Jacobian, Kind, Pullback
+from posbias.measurement.options import ALL_LAYERS, PassOptions
 from posbias.measurement.outputs import (
-    ALL_LAYERS,
     WIDER,
     Influence,
     Key,
-    PassOptions,
     Question,
     TokenIds,
     block_outputs,

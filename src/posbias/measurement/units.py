@@ -9,18 +9,17 @@ a process on a CPU instead, so there one formula of the passes is held against w
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from posbias.checks import Count, CountOrZero, checked
 from posbias.errors import RunError
 from posbias.measurement.kinds import Kind
-from posbias.measurement.outputs import PassOptions, TokenIds
+from posbias.measurement.options import MeasureOptions, PassOptions
+from posbias.measurement.outputs import TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_together, shares_passes
 from posbias.memory import check_room, keep_freed_memory
 from posbias.models.attention import named_blocks
@@ -30,7 +29,7 @@ from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
 from posbias.prompts import Prompts
-from posbias.runs.engines import Arrays, Engine, Local, collect
+from posbias.runs.engines import Arrays, Engine, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.theory.power_rollout.rollout import PromptTrace, traced_beside
 
@@ -106,37 +105,6 @@ def settings_of_units(model: Model, prompts: Prompts, of_units: Mapping[str, Any
     """Everything that finished units depend on: what they are measured on, by what, and how."""
     described = {"model": model.describe(), "prompts": prompts.describe()}
     return described | {**of_units, "threads": engine.pinned_threads, "made_by": made_by()}
-
-
-@checked
-@dataclass(frozen=True)
-class MeasureOptions(PassOptions):
-    """Settings of `measure`: those of the passes, and where the work is done and kept."""
-
-    together: Count | None = None
-    """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
-    one on a processor."""
-    engine: Engine = field(default_factory=Local)
-    """Processes or machines that measure; of this setting and those below, only the engine's threads can change
-    results."""
-    precision_prompts: CountOrZero = 1
-    """Prompts of a model below float32 that are measured again by a copy in float32 (4 bytes a weight), >= 0."""
-    directory: Path | None = None
-    """Run directory of the record, and of finished prompts (in `parts/`) until then; None keeps nothing."""
-    resume: bool = False
-    """Take over what the directory holds of the same measurement: its record, or finished prompts."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
-
-    @property
-    def passes(self) -> PassOptions:
-        """The settings that the measurement of a single prompt depends on."""
-        return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        passes = vars(self.passes)
-        return {"together": self.together, "passes": passes, "output": self.output, "engine": self.engine.describe()}
 
 
 Result = TypeVar("Result")

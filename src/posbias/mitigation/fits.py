@@ -33,13 +33,14 @@ from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedReque
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.measurement.outputs import checkpointed
 from posbias.measurement.units import check_passes, halving, together_in_memory
-from posbias.mitigation.fitting import FITS, Calibration, FitOptions, Windows, answer_logprob, best_of
+from posbias.mitigation.fitting import FITS, Calibration, Windows, answer_logprob, best_of
 from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned
 from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.key_bias import BEFORE, KeyBiasMethod
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.mitigation.methods.temperature import Temperature
+from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.layout import AngleLengths
 from posbias.progress import track

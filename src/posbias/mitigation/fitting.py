@@ -4,18 +4,16 @@
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Interval
 from jaxtyping import Int64
 
-from posbias.architecture import LogSpline
-from posbias.checks import Count, Natural, NonNegative, Positive, Steps, checked
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
@@ -23,11 +21,12 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation, identity
+from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
-from posbias.registry import Registry, parse_literal_call
+from posbias.registry import Registry
 from posbias.tasks.language import Example
 
 Windows = Sequence[Int64[np.ndarray, "_"]]
@@ -41,51 +40,6 @@ FITS: Registry[Fit] = Registry(
     ),
 )
 """The fits by the name of their method, all in one module, imported when one is asked for."""
-
-
-@checked
-@dataclass(frozen=True)
-class FitOptions:
-    """Settings of a fit by gradient."""
-
-    steps: Steps | None = None
-    """Steps of one batch each, >= 1; None: 60 for adapters, 300 for all others."""
-    batch: Count | None = None
-    """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
-    adapters, 1 for all others."""
-    rate: Positive | None = None
-    """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
-    held_out: Annotated[float, Interval(ge=0, lt=1)] | None = None
-    """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
-    probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
-    penalty: NonNegative = 1.0
-    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
-    knots: tuple[int, ...] = (0, 1, 8, 64, 512)
-    """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
-    from_question: bool = False
-    """The bias acts from the question on only."""
-    scales: bool = True
-    """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
-    seed: Natural = 0
-    """Seed of the order of prompts and windows."""
-    checkpointing: bool = False
-    """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
-    tokens have one."""
-
-    @classmethod
-    def parse(cls, text: str) -> "FitOptions":
-        """Read settings from text: `steps=600, rate=0.02`."""
-        _, positional, keywords = parse_literal_call(f"options({text})", "fit")
-        return cls(*positional, **keywords)
-
-    def __post_init__(self) -> None:
-        if self.knots:
-            LogSpline(values=(0.0,) * len(self.knots), knots=self.knots)
-
-    def settled(self, defaults: Mapping[str, Any], **fixed: Any) -> "FitOptions":
-        """All of them set: by the defaults of a fit where nothing was asked for, and as it takes them alone."""
-        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return replace(self, **unset, **fixed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,13 +25,13 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, evaluate_responder, finish_evaluation
 from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, contrast_of, position_means
-from posbias.evaluation.evaluation import GENERATED, measures_of
+from posbias.evaluation.evaluation import GENERATED, Evaluation, measures_of
 from posbias.evaluation.levels import ALPHA, check_requirement
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.run import DECIDING, NothingAnsweredError
+from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
 from posbias.interventions.base import check_model
 from posbias.measurement.measurement import directory_names
@@ -40,7 +40,6 @@ from posbias.mitigation.fitting import (
     LEAST_SAMPLES,
     Calibration,
     Fit,
-    FitOptions,
     Windows,
     contents,
     fit_of,
@@ -53,7 +52,7 @@ from posbias.mitigation.methods.applying import answering_under, mitigated, reso
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe, write_recipe
 from posbias.mitigation.methods.temperature import Temperature
-from posbias.mitigation.plan import ALL, DEFAULT, MitigateOptions
+from posbias.mitigation.options import ALL, DEFAULT, FitOptions, MitigateOptions
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
 from posbias.mitigation.subjects import opened
 from posbias.models.hugging_face import HuggingFaceModel

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
-from posbias.evaluation.evaluation import LengthEvaluation
+from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
+from posbias.evaluation.evaluation import Evaluation, LengthEvaluation
 from posbias.evaluation.levels import Requirement
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.run import evaluate_lengths, evaluate_responder, finish_evaluation

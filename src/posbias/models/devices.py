@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posbias.checks import AUTO
 from posbias.errors import UsageError, one_line
 from posbias.memory import available_bytes
 
 CPU = torch.device("cpu")
-AUTO, SPREAD = "auto", "spread"
-"""Names beside those of torch: the accelerator that is there, and all devices at once."""
+SPREAD = "spread"
+"""Name of all devices at once; AUTO is the accelerator that is there."""
 PASSES_ROOM, LEAST_ROOM = 0.25, 10**9
 """Memory for passes beside the weights on an accelerator: this share of the weights, and no fewer bytes than that. The
 passes of a model of 7 billion weights over 8,192 positions take 0.3 of them with checkpointing."""

@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.checks import KEY_NAME, checked
+from posbias.checks import AUTO, KEY_NAME, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import follow_umask
 from posbias.models.attention import beyond_attention
-from posbias.models.devices import AUTO, CPU, SPREAD, check_device
+from posbias.models.devices import CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import (

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from posbias.checks import Natural, checked, checked_value
+from posbias.checks import AUTO, Natural, checked, checked_value
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import check_room
-from posbias.models.devices import AUTO, CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
+from posbias.models.devices import CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, check_files, check_places, quiet
 from posbias.models.weights import cast_weights

@@ -7,8 +7,7 @@ leaves zero out.
 from collections.abc import Sequence
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
-from posbias.decomposition import Decomposition, Score, Shift
-from posbias.decomposition.decomposition import MEASURED
+from posbias.decomposition.decomposition import MEASURED, Decomposition, Score, Shift
 from posbias.display.figures import MEASURED as BLACK
 from posbias.display.figures import Curve, Figure, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, STATISTICS, label

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from posbias.designing import Design
-from posbias.designing.result import TOLERANCE
+from posbias.designing.result import TOLERANCE, Design
 from posbias.display.figures import (
     BLUE,
     MEASURED,

@@ -9,7 +9,7 @@ from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, mean_ends, mean_of
-from posbias.training import ENDED_WELL, StudyRun
+from posbias.training.running import ENDED_WELL, StudyRun
 
 
 @REPORTS.register("train")

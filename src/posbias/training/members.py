@@ -7,7 +7,6 @@ stack: all operations are elementwise, so a member's update does not depend on w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -19,10 +18,8 @@ from torch import Tensor
 
 from posbias.checks import CELLS, Count, CountOrZero, Natural, NonNegative, Positive, Steps, StepsOrZero, checked
 from posbias.errors import UsageError, check_most
-from posbias.models.devices import AUTO
 from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of
 from posbias.registry import Registry
-from posbias.runs.engines import Engine, Local
 from posbias.tasks.synthetic import SyntheticTask
 
 STOPPING: Registry["Below"] = Registry("stopping rule", left={"plateau": "below"})
@@ -93,31 +90,6 @@ class TrainingSchedule:
     def describe(self) -> dict[str, object]:
         """Plain values for a record and for the fingerprint of checkpoints."""
         return {**vars(self), "stopping": str(self.stopping or NEVER)}
-
-
-@checked
-@dataclass(frozen=True)
-class TrainOptions:
-    """Settings of `train`: where members are trained and kept; none but the device changes results."""
-
-    engine: Engine = field(default_factory=Local)
-    device: str = AUTO
-    """Device that trains members, as for `load_model`; `auto`: the first accelerator, or the CPU if there is none."""
-    directory: Path | None = None
-    """Run directory: the record, models under `models/`, and checkpoints and finished stacks in `parts/` until all is
-    trained. None: nothing is kept."""
-    resume: bool = False
-    """Read back a study that the directory holds finished, whatever commit trained it, and continue an unfinished one
-    from its checkpoints."""
-    overwrite: bool = False
-    """Train everything anew and replace what the directory holds, which is refused otherwise."""
-    checkpoint_seconds: Annotated[NonNegative, AllowInfNan(True)] = 60.0
-    """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
-    stack_size: Count = 64
-    """Most members trained as one program, >= 1."""
-    chunk: Count | None = None
-    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
-    every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
 
 
 OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})

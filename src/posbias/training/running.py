@@ -29,15 +29,8 @@ from posbias.runs.results import RESULTS, Result
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
-from posbias.training.members import (
-    OPTIMISERS,
-    STATUSES,
-    Member,
-    TrainedMember,
-    TrainingSchedule,
-    TrainOptions,
-    stopping_rule,
-)
+from posbias.training.members import OPTIMISERS, STATUSES, Member, TrainedMember, TrainingSchedule, stopping_rule
+from posbias.training.options import TrainOptions
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, train_members
 

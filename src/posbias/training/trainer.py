@@ -41,10 +41,10 @@ from posbias.training.members import (
     MemberStatus,
     TrainedMember,
     TrainingSchedule,
-    TrainOptions,
     fresh_state,
     optimiser_of,
 )
+from posbias.training.options import TrainOptions
 
 EVALUATED_AT_ONCE = 512
 """Sequences that go forward together in an evaluation: bounds memory, changes no result."""

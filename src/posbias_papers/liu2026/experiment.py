@@ -17,7 +17,7 @@ from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
-from posbias.training import TrainedMember, TrainingSchedule
+from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias_papers.findings import (
     IN_PART,
     NOT_REPRODUCED,

@@ -21,7 +21,7 @@ from posbias.models.reference.forward import attention_maps
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.synthetic import stack_tasks
-from posbias.training import TrainedMember, TrainingSchedule
+from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias.training.trainer import group
 from posbias_papers.findings import (
     IN_PART,

@@ -7,7 +7,7 @@ or with padding, tried on first use (`passes.py`), reads whole prompts one at a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from posbias.checks import Count, Natural, checked, checked_value
+from posbias.checks import Natural, checked, checked_value
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.encoding import (
     CANNOT_READ,
@@ -50,15 +51,6 @@ MOST_ROWS, CACHE_BYTES = 256, 1 << 30
 """Most prompts at a time, and bytes of their keys and values on a processor, which so many prompts keep busy."""
 SPARE_ROWS = 0.75
 """Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
-
-
-@checked
-@dataclass(frozen=True)
-class LocalOptions:
-    """Limits on the prompts of a local model that are run together."""
-
-    batch: Count | None = None
-    """Most prompts at a time (>= 1); None: as many as memory takes, at most MOST_ROWS."""
 
 
 @checked

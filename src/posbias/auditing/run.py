@@ -6,87 +6,40 @@ influence, mixing and the theories that read the prompt (`measurement/theories.p
 answers to a task, and influence on the same prompts, as a run of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Lt
 from torch import nn
 
-from posbias.checks import CountOrZero, Natural, checked
+from posbias.auditing.options import MOST_INITIALISATIONS, AuditOptions
+from posbias.checks import checked
 from posbias.comparison.stored import Audit, Subject, TheoryProfile, compare_subject, contrast_subjects, store_subjects
 from posbias.errors import UsageError
-from posbias.evaluation import Evaluation, evaluate_responder, write_outputs
 from posbias.evaluation.correlate import BehaviourPlan, check_behaviour, with_influence
-from posbias.evaluation.evaluation import BEHAVIOUR
-from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.evaluation.evaluation import BEHAVIOUR, Evaluation, write_outputs
+from posbias.evaluation.options import LocalOptions
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.run import evaluate_responder
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import Loading, combine
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.measurement import combine
+from posbias.measurement.options import MeasureOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.theories import architecture_theories, beside_measured
-from posbias.measurement.units import (
-    MeasureOptions,
-    Unit,
-    UnitWork,
-    check_passes,
-    halving,
-    prompts_together,
-    settings_of_units,
-)
+from posbias.measurement.units import Unit, UnitWork, check_passes, halving, prompts_together, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
-from posbias.prompts import Prompts, PromptSource
+from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
-from posbias.registry import split_literals
 from posbias.report import conclude, write_report
-from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import REPORT_FILE, Record
 from posbias.runs.running import held, run_directory
 from posbias.theory.mean_field import scatter_caveat
-
-MOST_INITIALISATIONS = 8
-"""Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
-
-UNRECORDED = {"resume", "overwrite", "command", "engine"}
-"""Options that change no result, the engine's threads apart."""
-
-
-@checked
-@dataclass(frozen=True)
-class AuditOptions(Loading):
-    """Settings of an audit; the defaults are what `posbias audit` runs.
-
-    With `init_seed`, the re-initialised model alone is audited, initialisation k with seed init_seed + k.
-    """
-
-    source: str | PromptSource = "default"
-    """Source of prompts, as `load_prompts` takes it; unused if prompts are passed in."""
-    kinds: Annotated[Sequence[str], split_literals] = ("jacobian", "probability")
-    """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
-    seed: Annotated[Natural, Lt(2**62)] = 0
-    """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
-    initialisations: CountOrZero | None = None
-    """Number of re-initialised models, each measured on a prompt of its own; None: as many as prompts, at most
-    MOST_INITIALISATIONS."""
-    resume: bool = False
-    """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
-    passes: PassOptions = field(default_factory=PassOptions)
-    engine: Engine = field(default_factory=Local)
-    command: str = ""
-    """The shell line that repeats the audit, for its record, if there is one."""
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record, of what changes a result."""
-        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
-
 
 TRAINED, INITIALISED = "trained", "initialised"
 

@@ -1,0 +1,1 @@
+"""Audits: one model examined as a whole."""

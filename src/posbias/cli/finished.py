@@ -1,0 +1,196 @@
+"""`posbias compare`, `correlate`, `place`, `export` and `report`: what is made of finished runs."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import print_document, running
+from posbias.comparison.options import CompareOptions
+from posbias.errors import UsageError, check_most
+from posbias.evaluation.options import CorrelateOptions, PlaceOptions
+from posbias.files import decoded, file_exists, read_lines
+from posbias.measurement.options import Loading
+
+MOST_SCORES = 100_000
+"""Passages of one prompt."""
+
+
+def compare(
+    context: typer.Context, predicted: Path, measured: Path, *, settings: CompareOptions, flags: options.RunFlags
+) -> None:
+    """Compare the profiles of two runs.
+
+    Every distance is given with that of a flat line; intervals resample the prompts of both runs.
+
+    Args:
+        predicted: Run whose predictions are judged.
+        measured: Run with the measurement.
+
+    Example: `posbias compare runs/predicted runs/measured --kind jacobian`; what two audits measured: `posbias compare
+    runs/one runs/other --theory jacobian --kind jacobian`
+    """
+    from posbias import compare as compare_runs  # from the front door, behind which runs of every verb can be read
+    from posbias.runs.records import read_record
+
+    options.check_apart(flags.out, (predicted, measured), verb="compared")
+    with running(context, flags) as run:
+        run.finish(compare_runs(read_record(predicted), read_record(measured), options=settings).record)
+
+
+def correlate(context: typer.Context, runs: list[Path], *, settings: CorrelateOptions, flags: options.RunFlags) -> None:
+    """Correlate influence with behaviour over finished audits. Ranks are formed within each measurement.
+
+    Args:
+        runs: Directories of audits with --behaviour.
+
+    Example, after two runs of `posbias audit ... --behaviour ...`: `posbias correlate runs/a runs/b --out runs/ab`
+    """
+    from posbias.evaluation.correlate import correlate as correlate_runs
+    from posbias.evaluation.evaluation import load_evaluation
+
+    with running(context, flags) as run:
+        evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
+        run.finish(correlate_runs(evaluations, options=settings).record)
+
+
+def place(
+    context: typer.Context,
+    *,
+    run: Path,
+    scores: str,
+    method: str | None = None,
+    settings: PlaceOptions,
+    flags: options.RunFlags,
+) -> None:
+    """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data.
+
+    Args:
+        run: Directory of a run of posbias evaluate (or audit --behaviour).
+        scores: Relevance of each passage: a file, or 0.9,0.4,...
+        method: If --run is of mitigate: the method to order for, or 'unchanged'; by default the recommended one.
+
+    Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number per line:
+    `posbias place --run runs/pairs --scores scores.txt`
+    """
+    from posbias.evaluation.evaluation import load_evaluation
+    from posbias.evaluation.place import place as order_passages
+
+    relevance = scores_of(scores)
+    with running(context, flags) as this:
+        evaluation = load_evaluation(arm_of(run, method), "placing")
+        this.finish(order_passages(relevance, evaluation, options=settings).record)
+
+
+def arm_of(run: Path, method: str | None) -> Path:
+    """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
+    from posbias import load_record  # from the front door, behind which runs of every verb can be read
+    from posbias.mitigation.result import MitigationTrial
+
+    trial = load_record(run) if (run / "record.json").exists() else None
+    if not isinstance(trial, MitigationTrial):
+        if method is not None:
+            raise UsageError(f"--method {method!r} names a method of a run of posbias mitigate; {str(run)!r} is none")
+        return run
+    names = [arm.name for arm in trial.arms]
+    name = method or trial.judgement.recommended or names[0]
+    if name not in names:
+        raise UsageError(f"--method {name!r} is not in {str(run)!r}; allowed: {', '.join(names)}")
+    return run / trial.arms[names.index(name)].directory
+
+
+def scores_of(text: str) -> list[float]:
+    """Relevances from a list, or from a file with one number per line."""
+    given: Iterable[tuple[str, str]]
+    given = ((f"--scores, value {number}", part) for number, part in enumerate(text.split(","), start=1))
+    if file_exists(text):
+        given = ((source, decoded(line, source)) for source, line in read_lines(text))
+    relevance = []
+    for source, spelled in given:
+        try:
+            relevance.append(float(spelled))
+        except ValueError:
+            raise UsageError(
+                f"{source}: {spelled.strip()!r} is not a number (allowed: such as 0.4, or a file with one per line)"
+            ) from None
+        check_most(f"{text!r}: what one file holds", len(relevance), MOST_SCORES, "scores")
+    return relevance
+
+
+def export(
+    context: typer.Context,
+    fitted: str,
+    *,
+    to: Path,
+    merged: bool = False,
+    gguf: bool = False,
+    method: str | None = None,
+    model: str | None = None,
+    loading: Annotated[Loading, options.Take("init_seed", "device", "template_options", dtype="own", device="cpu")],
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+) -> None:
+    """Write a fitted method as files that other programs load.
+
+    Args:
+        fitted: Run of posbias mitigate, or a recipe.
+        to: A new directory.
+        merged: Write the whole model, changed, not an adapter.
+        gguf: Also write adapter.gguf, for llama.cpp.
+        method: Which of the run's methods; by default the recommended or only one.
+        model: The model that it was fitted to, if its name alone does not lead there.
+
+    Examples: `posbias export runs/mitigate --to adapter` (for PEFT, vLLM, SGLang) · beside it a file for llama.cpp:
+    `--gguf` · a whole checkpoint: `posbias export recipe.json --model demo --to merged --merged`
+    """
+    from posbias.exporting import choose
+    from posbias.exporting import export as write
+    from posbias.mitigation.methods.recipe import Recipe
+
+    if to.exists():  # before a model is loaded
+        raise UsageError(f"{str(to)!r} exists; a method is exported to a new directory only")
+    chosen = choose(fitted, method=method)
+    loaded = loading.load(model or Recipe.read(chosen.recipe).model.source)
+    exported = write(chosen, to, model=loaded, merged=merged, gguf=gguf)
+    print_document(asdict(exported), as_json=flags.json, line=f"{exported.form}: {to} ({', '.join(exported.files)})")
+
+
+def report(
+    context: typer.Context,
+    runs: list[Path],
+    *,
+    paper: Path | None = None,
+    flags: Annotated[options.RunFlags, options.Take("overwrite")],
+) -> None:
+    """Write the report of finished runs again. No model is loaded.
+
+    Args:
+        runs: Run directories.
+        paper: A new directory for a paper: figures (PDF, SVG), tables (LaTeX, CSV), BibTeX; no page is drawn.
+
+    Example: `posbias report runs/demo` · for a paper or slides: `posbias report runs/demo --paper paper` · several side
+    by side: `posbias report runs/a runs/b --out runs/both`
+    """
+    from posbias import write_report  # from the front door, behind which runs of every verb have their words
+    from posbias.report.paper import write_paper
+    from posbias.runs.records import RECORD_FILE, read_record
+    from posbias.runs.running import held
+
+    records, out, names = [read_record(run) for run in runs], flags.out, [str(run) for run in runs]
+    if paper is not None:
+        if out is not None:
+            raise UsageError("--paper writes no page; leave out --out")
+        document = str(write_paper(records, paper))
+        print_document({"paper": document, "runs": names}, as_json=flags.json, line=f"paper: {document}")
+        return
+    if len(runs) > 1:
+        if out is None:
+            raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
+        options.check_apart(out, runs, verb="drawn")
+    if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
+        raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
+    with held(out or runs[0]) as directory:
+        page = str(write_report(records, directory))
+    print_document({"report": page, "runs": names}, as_json=flags.json, line=f"report: {page}")

@@ -1,0 +1,192 @@
+"""Settings of `evaluate`, of the local models that answer it, and of `place` and `correlate`, which read its results.
+
+`EvaluateOptions` says which samples of a task are requested, at which positions, and how answers are read. Nothing
+heavy is imported here: the command line makes its flags from these fields.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Interval
+
+from posbias.checks import Count, CountOrZero, Flag, Later, Natural, Steps, StepsOrZero, checked, checked_value
+from posbias.errors import UsageError
+from posbias.registry import parse_literal_call, split_literals, split_numbers
+
+if TYPE_CHECKING:
+    from posbias.evaluation.levels import Requirement
+    from posbias.tasks.language import LanguageTask
+else:
+    Requirement = Later("Requirement", "posbias.evaluation.levels")
+
+SPREAD_POSITIONS = 9
+"""Positions that are requested by default: enough to see a bend, few enough to be quick."""
+USUAL_SAMPLES = 50
+"""Samples that are requested by default."""
+CALIBRATED = 12
+"""Samples that a trial of methods takes for fitting by default."""
+LEAST_THRESHOLD = 0.4
+"""Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
+
+
+def calibrating(there: int) -> int:
+    """Samples for fitting by default, of a file that holds so many: at most a third."""
+    return min(CALIBRATED, there // 3)
+
+
+@checked
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
+
+    count: Count | None = None
+    """Samples, each requested at every position; by default 50 (to judge methods 40), or all of a file with fewer."""
+    skip: Annotated[CountOrZero, Flag(None)] = 0
+    """Samples of the task to skip before the first one."""
+    positions: str | Sequence[int] = "spread"
+    """Positions at which the moved item is put: all, some such as 0,4,9, or spread(5): at most 5, evenly spread, both
+    ends among them; spread: at most 9."""
+    lengths: Annotated[Sequence[Steps], split_numbers] = ()
+    """Lengths of prompts in tokens, ascending, such as 1024,4096, each evaluated at as many positions; by default the
+    task's own length alone."""
+    threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
+    """Accuracy that the effective length asks for at every position."""
+    require: Requirement | None = None
+    """A bound for pipelines: the whole interval must meet it (exit code 1 if not), such as worst>=0.8, mean>=0.7,
+    spread<=0.2, or at several lengths effective_length>=4096."""
+    methods: Annotated[Sequence[Any], split_literals] = ()
+    """Methods against position bias under which the first subject is evaluated, too: recipes that `mitigate` wrote, or
+    spelled methods."""
+    seed: Natural = 0
+    """Seed of samples and folds."""
+    generate: bool = True
+    """Generate answers and judge them by the task's published rule."""
+    score: bool = True
+    """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
+    max_tokens: Steps | None = None
+    """Tokens generated at most; by default the task's own number."""
+    thinking_tokens: StepsOrZero = 0
+    """Additional tokens for thoughts before the answer; without them a thinking model may not reach its
+    answer."""
+    answer_pattern: str | None = None
+    """A regular expression whose one group matches the answer; other generated text counts as thoughts. By default
+    thoughts are recognised by the marks that models put around them, such as <think>."""
+    allow_code: bool = False
+    """Permit a task to judge answers with Python code that it names."""
+    together: Annotated[Count, Flag(None)] = 8
+    """Samples requested at a time; an interruption loses at most these."""
+    directory: Annotated[Path | None, Flag(None)] = None
+    """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
+    resume: bool = False
+    """Continue from the samples that are there."""
+    overwrite: bool = False
+    """Replace finished work in the directory; it is refused otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.answer_pattern is not None:
+            from posbias.tasks.language.readings import check_own
+
+            check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
+        if list(self.lengths) != sorted(set(self.lengths)):
+            raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
+        if self.lengths and not self.generate:
+            raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
+        if self.require is not None:
+            self.check_requirement(self.require)
+        if not (self.generate or self.score):
+            raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
+
+    def check_plain(self, owner: str) -> None:
+        """Refuse what only `evaluate` itself can do."""
+        for name in ("lengths", "methods"):
+            if value := getattr(self, name):
+                raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
+
+    def check_requirement(self, require: Requirement) -> None:
+        """Refuse a bound that no result of these settings has a number for."""
+        from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS
+
+        allowed = ("worst", EFFECTIVE_LENGTH) if self.lengths else LEVELS
+        if require.what not in allowed:
+            lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
+            raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
+        require.check_possible(generated=self.generate)
+
+    def following(self, task: "LanguageTask") -> "EvaluateOptions":
+        """These settings with the count for one task, whose file, if it has one, is read and checked without a model.
+
+        Raises:
+            UsageError: a wrong line, fewer samples than are asked for, or positions that the task lacks.
+        """
+        count = self.count_of(task)
+        if getattr(task, "file", None) is not None:
+            task.draw(None, count=self.skip + count, seed=self.seed)
+        if not self.lengths:
+            self.positions_of(task)
+        return replace(self, count=count)
+
+    def count_of(self, task: "LanguageTask", *, usual: int = USUAL_SAMPLES) -> int:
+        """Samples of a task: if none are given `usual`, or all of a file with fewer."""
+        if self.count is not None:
+            return self.count
+        there = task.samples_there
+        return usual if there is None else min(usual, max(1, there - self.skip))
+
+    def positions_of(self, task: "LanguageTask") -> tuple[int, ...]:
+        """Positions of the moved item, ascending; all of them must be the task's."""
+        import numpy as np
+
+        if not isinstance(self.positions, str):
+            return task.positions(list(self.positions))
+        text = self.positions.strip()
+        if text == "all":
+            return task.positions()
+        if text.startswith("spread"):
+            name, values, keywords = parse_literal_call(text, "positions")
+            if name == "spread" and not keywords and len(values) <= 1:
+                most = values[0] if values else SPREAD_POSITIONS
+                most = checked_value("positions: spread", most, Count)
+                spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
+                return tuple(sorted({int(position) for position in spread}))
+        try:
+            chosen = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise UsageError(
+                f"positions {self.positions!r}: allowed: all, spread, spread(5), or some such as 0,4,9"
+            ) from None
+        return task.positions(chosen)
+
+    def tokens_of(self, task: "LanguageTask") -> int:
+        """Tokens that are generated at most, thoughts included; 0 if none are."""
+        return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
+
+
+@checked
+@dataclass(frozen=True)
+class LocalOptions:
+    """Limits on the prompts of a local model that are run together."""
+
+    batch: Count | None = None
+    """Most prompts at a time; by default as many as memory takes, at most 256."""
+
+
+@checked
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Settings of `place`."""
+
+    by: str | None = None
+    """Measure of a run to order by, accuracy, logprob or reciprocal_rank; by default the first of them that it has."""
+    seed: Natural = 0
+    """Seed of resamples and halves, >= 0."""
+
+
+@checked
+@dataclass(frozen=True)
+class CorrelateOptions:
+    """Settings of `correlate`."""
+
+    seed: Natural = 0
+    """Seed of resamples and permutations, >= 0."""

@@ -1,0 +1,39 @@
+"""Settings of `train`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from posbias.checks import AUTO, Count, Flag, Later, NonNegative, checked
+from posbias.measurement.options import local_engine
+
+if TYPE_CHECKING:
+    from posbias.runs.engines import Engine
+else:
+    Engine = Later("Engine", "posbias.runs.engines")
+
+
+@checked
+@dataclass(frozen=True)
+class TrainOptions:
+    """Settings of `train`: where members are trained and kept; none but the device changes results."""
+
+    engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
+    """Where the work is done: local, or ray (a cluster)."""
+    device: str = AUTO
+    """Device that trains members, such as cpu or cuda:1; auto: the first accelerator, or the CPU if there is none."""
+    directory: Annotated[Path | None, Flag(None)] = None
+    """Run directory: the record, models under `models/`, and checkpoints and finished stacks in `parts/` until all is
+    trained. None: nothing is kept."""
+    resume: bool = False
+    """Read back a study that the directory holds finished, whatever commit trained it, and continue an unfinished one
+    from its checkpoints."""
+    overwrite: bool = False
+    """Train everything anew and replace what the directory holds, which is refused otherwise."""
+    checkpoint_seconds: Annotated[NonNegative, Flag(None)] = 60.0
+    """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
+    stack_size: Count = 64
+    """Most members trained as one program."""
+    chunk: Annotated[Count | None, Flag(None)] = None
+    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
+    every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
