@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -180,10 +181,11 @@ def split_settings(text: str) -> dict[str, Any]:
     Raises:
         UsageError: something else stands there.
     """
-    _, positional, named = parse_literal_call(f"settings({text})", "settings")
-    if positional:
-        raise UsageError(f"{text!r}: allowed: NAME=VALUE, such as enable_thinking=False")
-    return named
+    with suppress(UsageError):
+        _, positional, named = parse_literal_call(f"settings({text})", "settings")
+        if not positional:
+            return named
+    raise UsageError(f"{text!r}: allowed: NAME=VALUE, such as enable_thinking=False, texts in quotes")
 
 
 def read_literal(text: str) -> Any:

@@ -277,7 +277,7 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
 
 def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):
     lines = tmp_path / "pairs.jsonl"
-    good = {"question": "q", "answers": ["a"], "documents": [{"text": "a", "is_gold": True}, {"text": "b"}]}
+    good = {"question": "q", "answers": ["x"], "documents": [{"text": "x", "is_gold": True}, {"text": "y"}]}
     lines.write_text(json.dumps(good) + "\n" + json.dumps({**good, "answers": [1]}) + "\n{\n")
     file = f"documents(documents=2, file={str(lines)!r})"
     for flags, message in (
@@ -292,6 +292,7 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
         (["--thinking-tokens", "-1"], "--thinking-tokens"),
         (["--template-options", "enable_thinking=False"], "ask for them by chat=True in the task"),
         (["--template-options", "False"], "allowed: NAME=VALUE, such as enable_thinking=False"),
+        (["--template-options", "thinking"], "--template-options: 'thinking': allowed: NAME=VALUE, such as"),
     ):
         result = posbias("evaluate", long_llama, *FLAGS, *flags, "--out", tmp_path / "run")
         assert result.returncode == 2, (flags, result.stderr)

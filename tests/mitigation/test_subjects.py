@@ -35,6 +35,7 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
         (["nowhere"], {}, "give at least 2 subjects, or methods"),
         ([], {}, "give at least 2 subjects, or methods"),
         (["nowhere"], {"methods": ["no.json"]}, "there is no file 'no.json'"),
+        (["nowhere"], {"methods": ["no_such"]}, "unknown mitigation 'no_such'"),
         (["nowhere", "there"], {"lengths": [64]}, "lengths take one subject, got nowhere, there"),
     ],
 )

@@ -133,9 +133,13 @@ def _arms(subjects: Sequence[Any], methods: Sequence[Any]) -> dict[str, tuple[An
     """Subjects and methods by the names of their directories: the first, it under methods, then the others."""
     arms: list[tuple[str, Any, Any]] = [(_name(*entry), entry[1], None) for entry in enumerate(subjects)]
     if methods and arms:
+        from posbias.mitigation.methods.base import MITIGATIONS
         from posbias.mitigation.methods.recipe import check_files, is_recipe
 
         check_files(methods)
+        for method in methods:
+            if isinstance(method, str) and not is_recipe(method):
+                MITIGATIONS.parse(method)  # a wrong one is refused before any work
         words = [  # a recipe is named by its file and the directory around it
             "-".join(Path(method).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)
             for method in methods

@@ -94,7 +94,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
     request = source if isinstance(source, PromptSource) else PromptSource(source)
     if not isinstance(model, TokenModel):
         opening_models = import_module("posbias.models.loading")  # above this room, which knows no networks
-        weights = isinstance(request.source, str) and request.source == "synthetic"
+        weights = isinstance(request.source, str | os.PathLike) and os.fspath(request.source) == "synthetic"
         model = opening_models.as_token_model(model, weights=weights)
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     prompts = _unshuffled(request.source, model, n_positions=n_positions, count=count, seed=seed)

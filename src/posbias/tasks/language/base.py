@@ -171,8 +171,6 @@ class LanguageTask(ABC):
     chat: bool | None = field(default=None, kw_only=True)
     """True for conversations (one message of the user) that the model's own chat template renders, False for text;
     None: `asked_of` decides."""
-    published: ClassVar[bool] = False
-    """True if files hold published prompts, too."""
 
     name: ClassVar[str]
     scoring: ClassVar[str]
@@ -269,11 +267,11 @@ class LanguageTask(ABC):
     def by_template(self) -> bool:
         """True if a model's chat template, where there is one, renders the prompts.
 
-        Where `chat` leaves it open, it renders entries of one's own file; the prompts of papers are text, and so is a
-        template of one's own, which may hold the marks of a conversation.
+        Where `chat` leaves it open, it renders the entries of a file; generated prompts are text, as published, and so
+        is a template of one's own, which may hold the marks of a conversation.
         """
         own = getattr(self, "file", None) is not None and getattr(self, "template", None) is None
-        return own and not self.published if self.chat is None else self.chat
+        return own if self.chat is None else self.chat
 
     def asked_of(self, tokenizer: Any) -> "LanguageTask":
         """This task as it is put to a model in this process, of which this is the tokenizer."""

@@ -278,7 +278,6 @@ class KeyValue(LanguageTask):
     query: Annotated[str, OneOf(*QUERIES)] = "after"
     """Place of the key: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
 
-    published: ClassVar[bool] = True
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "pairs"
