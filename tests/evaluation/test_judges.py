@@ -326,7 +326,7 @@ def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[
     with pytest.raises(UsageError) as caught:
         Pairwise(file=written(tmp_path / "judge.jsonl", [{**LINE, **change}])).examples(None, count=1)
     assert complaint in str(caught.value)
-    assert str(caught.value).endswith("; allowed: question, response_A, response_B, label, group")
+    assert str(caught.value).endswith("; its fields: question, response_A, response_B, label, group")
 
 
 def test_rubrics_and_prompts_of_ones_own(tmp_path: Path) -> None:

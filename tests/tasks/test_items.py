@@ -121,10 +121,10 @@ def test_fillers_make_prompts_as_long_as_asked(tokenizer: Any, tmp_path: Path) -
     [
         (
             {"colour": 1},
-            "field 'colour': Extra inputs are not permitted, got 1; allowed: units, messages, tools, moved",
+            "field 'colour': Extra inputs are not permitted, got 1; its fields: units, messages, tools, moved",
         ),
         ({"units": []}, "field 'units': List should have at least 1 item"),
-        ({"units": ["a", {"txt": "b"}]}, "field 'units.1.text': Field required, got {'txt': 'b'}; allowed: units"),
+        ({"units": ["a", {"txt": "b"}]}, "field 'units.1.text': Field required, got {'txt': 'b'}; its fields: units"),
         ({"units": ["a", ""]}, "field 'units.1.text': String should have at least 1 character"),
         ({"units": ["a"], "moved": 0}, "the moved one has 1 of at least 2 places"),
         ({"moved": 4}, "field 'moved' must name one unit, by its index (0 ... 3) or 'id'"),

@@ -86,7 +86,7 @@ def test_the_example_file_is_read() -> None:
         ({"answers": []}, "field 'answers': List should have at least 1 item"),
         ({"answers": None}, "field 'answers': Input should be a valid list, got None"),
         ({"answers": [3]}, "field 'answers.0': Input should be a valid string"),
-        ({"answers": ["x", "The ..."]}, "field 'answers.1': Holds nothing but articles and punctuation, got 'The ...'"),
+        ({"answers": ["x", "The ..."]}, "field 'answers.1': holds nothing but articles and punctuation, got 'The ...'"),
         ({"documents": "none"}, "field '@': Input should be a valid list"),
         ({"documents": ["o"]}, "field '@.0': Input should be a valid dictionary"),
         ({"documents": [{"text": "o", "@gold": 1}]}, "field '@.0.@gold': Input should be a valid boolean, got 1"),
@@ -106,7 +106,7 @@ def test_wrong_lines_of_documents_are_named_with_their_field(
     with pytest.raises(UsageError) as caught:
         Documents(file=path, documents=2).examples(None, count=1)
     assert f"own.jsonl.gz, line 1, {expected.replace('@', 'ctxs' if published else 'documents')}" in str(caught.value)
-    assert str(caught.value).endswith("; allowed: question, answers, documents")
+    assert str(caught.value).endswith("; its fields: question, answers, documents")
     assert "\n" not in str(caught.value)
 
 

@@ -18,7 +18,7 @@ def training_report(run: StudyRun) -> Report:
     trained, last = run.trained, defaultdict[tuple[str, ...], list[float]](list)  # NaN: it did not end well
     for outcome in trained.members:
         point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
-        last[point].append(outcome.losses[-1] if outcome.status in ENDED_WELL else np.nan)
+        last[point].append(float(outcome.losses[-1]) if outcome.status in ENDED_WELL else np.nan)
     header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
     title = f"{run.title}: mean loss at the end (nats) with its 95 % interval over seeds"
     rows = []

@@ -196,17 +196,19 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
         `unembedding` [output, d] or `readout.K.weight` [in, out]; contiguous, on the generator's device.
     """
     device = torch.device("meta") if generator is None else generator.device
+    # Some devices have no float64, and shapes need no precision.
+    dtype = config.torch_dtype if generator is None else torch.float64
     linear = config.initialisation == "linear"
 
     def drawn(sort: str, shape: tuple[int, ...], inputs: int) -> Tensor:
         if sort == "gain":
-            return torch.ones(shape, dtype=torch.float64, device=device)
+            return torch.ones(shape, dtype=dtype, device=device)
         if sort == "zero" or (sort == "bias" and not linear):
-            return torch.zeros(shape, dtype=torch.float64, device=device)
+            return torch.zeros(shape, dtype=dtype, device=device)
         if linear and sort != "table":
-            values = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+            values = torch.rand(shape, generator=generator, dtype=dtype, device=device)
             return (2 * values - 1) / math.sqrt(inputs)
-        values = torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
+        values = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         return values if sort == "table" else values / math.sqrt(inputs)
 
     return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in _draws(config)}

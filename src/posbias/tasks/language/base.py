@@ -427,7 +427,7 @@ def line_of(fields: type[Fields], record: object, where: str) -> Fields:
         fault = error.errors(include_url=False)[0]
         named = f", field {'.'.join(map(str, fault['loc']))!r}" if fault["loc"] else ""
         wrong, allowed = fault["msg"].removeprefix("Value error, "), ", ".join(fields.model_fields)
-        raise UsageError(f"{where}{named}: {wrong}, got {fault['input']!r:.80}; allowed: {allowed}") from None
+        raise UsageError(f"{where}{named}: {wrong}, got {fault['input']!r:.80}; its fields: {allowed}") from None
 
 
 def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

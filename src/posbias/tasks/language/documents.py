@@ -55,7 +55,7 @@ APART = rf"(?<![^\W{UNSPACED}])", rf"(?![^\W{UNSPACED}])"
 
 def _scorable(answer: str) -> str:
     if not normalise_answer(answer):
-        raise ValueError("Holds nothing but articles and punctuation")
+        raise ValueError("holds nothing but articles and punctuation")
     return answer
 
 
