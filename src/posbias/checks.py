@@ -2,7 +2,7 @@
 
 `checked` reads the annotations of a function or dataclass, and `Registry.register` those of every variant. A bound
 stands in the annotation (`Annotated[int, Ge(2)]`), the usual ones have names here. What spans several fields is
-refused by a `__post_init__`. The command line makes its flags from the same fields (`cli/flags.py`), before anything
+refused by a `__post_init__`. The command line makes its flags from the same fields (`cli/options.py`), before anything
 heavy is imported: pydantic and numpy are when something is checked, as are classes that stand there as `Later`.
 """
 

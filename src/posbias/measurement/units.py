@@ -80,8 +80,10 @@ class UnitWork:
                 model = reinitialise(prepared, first.init_seed)
             prompts = [chosen.prompt for chosen in units]
             keys = [(self.seed, prompt) for prompt in prompts]
+            # The first pass is then the prompt's, read at its end; checkpointing is there to keep nothing of it.
+            alone = len(units) == 1 and shares_passes(self.kinds) and str(self.passes.output) == "last"
             watched: Any = nullcontext()
-            if self.beside and len(units) == 1 and shares_passes(self.kinds) and str(self.passes.output) == "last":
+            if self.beside and alone and not self.passes.checkpointing:
                 watched = traced_beside(model, self.token_ids[first.prompt])
             with watched as traced:
                 found = measure_together(

@@ -202,9 +202,9 @@ class LocalResponder(Responder):
                 if generate:
                     generated[reading.index] = [int(wanted[0].argmax())]
                     kept[reading.index] = first(states[row], len(reading.encoded.prompt))
-        states = []
-        for batch in [portion] if trust.together else [[reading] for reading in portion]:
-            if generate:
+        if generate:
+            states = []
+            for batch in [portion] if trust.together else [[reading] for reading in portion]:
                 self._decode_batch(batch, kept, generated)
         return {each.index: self._reply(each, generated.get(each.index), scores.get(each.index)) for each in portion}
 
@@ -221,8 +221,10 @@ class LocalResponder(Responder):
         return self._reply(reading, tokens or None, score)
 
     def _reply(self, reading: Reading, generated: list[int] | None, score: AnswerScore | None) -> Reply:
-        response = generated and self._ending.response(generated, reading.request, reading.encoded)
-        return Reply(response or None, score)
+        response = None
+        if generated is not None:
+            response = self._ending.response(generated, reading.request, reading.encoded)
+        return Reply(response, score)
 
     def _decode_batch(self, rows: Sequence[Reading], kept: dict[int, Kept], generated: dict[int, list[int]]) -> None:
         """Continue prompts together, greedily, from the keys and values that were kept of them and are given up."""

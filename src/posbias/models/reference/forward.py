@@ -153,7 +153,7 @@ def forward(
     Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
     are token ids, or vectors, of N positions. The configuration is that of any member.
     """
-    stream = entrance(config, parameters, constants, embedded(parameters, inputs))
+    stream = entrance(constants, embedded(parameters, inputs))
     last = config.architecture.depth - 1
     for layer in range(last + 1):
         weights, fixed = of_layer(parameters, constants, layer)
@@ -169,7 +169,7 @@ def attention_maps(
     Returns:
         Rows sum to 1 and are 0 if the mask hides the key.
     """
-    stream = entrance(config, parameters, constants, embedded(parameters, inputs))
+    stream = entrance(constants, embedded(parameters, inputs))
     maps = []
     for weights, fixed, below in layer_inputs(config, parameters, constants, stream):
         layer_maps = attention(config, weights, fixed, entered(config, weights, "attention", below))
@@ -195,7 +195,7 @@ def embedded(parameters: Weights, inputs: Inputs) -> Stream:
     return parameters["embedding"][members, inputs]
 
 
-def entrance(config: ReferenceConfig, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
+def entrance(constants: Weights, vectors: Stream) -> Stream:
     """The input of the first layer: embeddings plus vectors of position."""
     return vectors + constants["positions"][:, None] if "positions" in constants else vectors
 

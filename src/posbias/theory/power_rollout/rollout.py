@@ -9,8 +9,9 @@ is back-propagation.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -128,19 +129,21 @@ def traced_beside(model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> 
 
     What is yielded gives the trace, and raises as `trace_model` does.
     """
-    with ExitStack() as hooks:
-        traced: Callable[[], Trace | None] = lambda: None  # noqa: E731
-        with suppress(UsageError):  # no dense decoder: `trace_model` tells why
-            description = describe_model(model, n_positions=len(token_ids))
-            (ids,) = model.token_tensor([token_ids.tolist()])
-            traced = hooks.enter_context(tracing(model, description, ids))  # type: ignore[arg-type]
-        yield (
-            lambda: (
-                trace_model(model, token_ids)
-                if (trace := traced()) is None
-                else PromptTrace(**vars(trace), description=description)
-            )
-        )
+    own = partial(trace_model, model, token_ids)
+    try:
+        description = describe_model(model, n_positions=len(token_ids))
+    except UsageError:  # no dense decoder, as `trace_model` will tell
+        yield own
+        return
+    assert isinstance(model, HuggingFaceModel)
+    (ids,) = model.token_tensor([token_ids.tolist()])
+    with tracing(model, description, ids) as traced:
+
+        def seen() -> PromptTrace:
+            trace = traced()
+            return own() if trace is None else PromptTrace(**vars(trace), description=description)
+
+        yield seen
 
 
 @THEORIES.register("power_rollout")

@@ -294,7 +294,7 @@ def trace_reference(
     """
     vectors = model.embed(token_ids[None])
     config, (parameters, constants) = model.config, model.network.stack(vectors)
-    stream, layers = entrance(config, parameters, constants, vectors[None]), []
+    stream, layers = entrance(constants, vectors[None]), []
     for index in range(len(description.layers)):
         weights, fixed = of_layer(parameters, constants, index)
         carried, added = split(config, weights, fixed, stream, rows=None)
