@@ -274,9 +274,10 @@ class Padding:
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
-        if (first, last) not in self._known:
-            self._known[first, last] = self.positions(torch.arange(first, last, device=device))
-        return self._known[first, last].to(device)
+        known = self._known.get((first, last))
+        if known is None:  # held here, too: the next pass, of another thread perhaps, forgets what this one keeps
+            known = self._known[first, last] = self.positions(torch.arange(first, last, device=device))
+        return known.to(device)
 
     def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
         """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
