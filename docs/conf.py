@@ -15,7 +15,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 import posbias
 from posbias.checks import described
 from posbias.cli.options import Take, options_of
-from posbias.display.showing import Showing
+from posbias.results.showing import Showing
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}

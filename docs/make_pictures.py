@@ -23,7 +23,9 @@ from PIL import Image
 
 import posbias as pb
 from posbias.comparison.stored import Subject
-from posbias.display.figures import (
+from posbias.evaluation.finished_page import figures
+from posbias.results.drawing import DASHES, STYLE
+from posbias.results.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -40,10 +42,8 @@ from posbias.display.figures import (
     profiles_figure,
     theory_strokes,
 )
-from posbias.display.static import DASHES, STYLE
-from posbias.display.wording import THEORIES, label
-from posbias.report import report_of
-from posbias.report.correlate import figures
+from posbias.results.naming import THEORIES, label
+from posbias.results.result import report_of
 from posbias_papers.birth2603.claims import continuous_density
 from posbias_papers.rollout2602.table import bloom_influence, published_models
 

@@ -5,7 +5,7 @@ import numpy as np
 import posbias as pb
 from posbias.evaluation.curve import HIGHEST, position_curve, position_means
 from posbias.evaluation.evaluation import Evaluation, measures_of
-from posbias.runs.results import as_stored
+from posbias.results.result import as_stored
 
 PLACES = (0, 1, 2, 3, 4)
 GOLD = "influence/measured/logprob/gold"

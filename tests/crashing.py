@@ -148,7 +148,8 @@ def _import_all() -> None:
 
     import posbias
 
-    for package in ("cli", "auditing", "decomposition", "evaluation", "mitigation", "report", "tasks", "training"):
+    verbs = ("comparison", "decomposition", "designing", "evaluation", "measurement", "mitigation", "training")
+    for package in ("cli", "auditing", "results", "tasks", *verbs):
         for module in pkgutil.walk_packages([str(Path(posbias.__file__).parent / package)], f"posbias.{package}."):
             importlib.import_module(module.name)
     importlib.import_module("posbias_papers.published")
@@ -162,7 +163,7 @@ def _import_all() -> None:
     minute = 60.0  # between checkpoints; here there is one after every window
     training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):
-        if name.startswith("posbias.report"):
+        if name.startswith(("posbias.results", "posbias.paper")):
             for drawing in set(STAND_INS) & set(vars(module)):
                 setattr(module, drawing, lambda *_, drawing=drawing, **__: STAND_INS[drawing])
     with tempfile.TemporaryDirectory() as run:  # the template of pages and kernels are found ready by every child

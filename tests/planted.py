@@ -21,7 +21,7 @@ from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.mitigation.judging import SMALLEST, ArmScores, Judgement, Verdict, judge
 from posbias.mitigation.methods.base import PromptMitigation
-from posbias.report.mitigate import reasons
+from posbias.mitigation.page import reasons
 
 Curve = Float64[np.ndarray, "n_positions"]
 

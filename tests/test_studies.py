@@ -7,7 +7,7 @@ import pytest
 
 import posbias as pb
 from conftest import check_record
-from posbias.runs.records import portable, read_record
+from posbias.results.records import portable, read_record
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 RUNS = sorted(path.parent for path in STUDIES.rglob("record.json"))

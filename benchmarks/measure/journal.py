@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posbias.runs.records import Record
+from posbias.results.records import Record
 from posbias.runs.running import failed_record
 
 VERB = "benchmark"

@@ -23,7 +23,7 @@ from journal import VERB, journal
 from parts import PARTS, Plan
 
 from posbias.errors import UsageError
-from posbias.runs.records import Record
+from posbias.results.records import Record
 from posbias.runs.running import run_directory
 
 

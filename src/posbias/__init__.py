@@ -101,12 +101,12 @@ if TYPE_CHECKING:
     from posbias.mitigation.run import mitigate as mitigate
     from posbias.mitigation.subjects import evaluate as evaluate
     from posbias.models.loading import load_model as load_model
+    from posbias.paper import cite as cite
     from posbias.profiles import Profile as Profile
     from posbias.prompts.loading import load_prompts as load_prompts
-    from posbias.report import load_record as load_record
-    from posbias.report import write_report as write_report
-    from posbias.report.paper import cite as cite
-    from posbias.runs.records import Record as Record
+    from posbias.results.records import Record as Record
+    from posbias.results.result import load_record as load_record
+    from posbias.results.result import write_report as write_report
     from posbias.theory import closed_form as closed_form
     from posbias.theory import predict as predict
     from posbias.training.options import TrainOptions as TrainOptions

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.page import measure_words
 from posbias.files import file_exists, follow_umask
 from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
@@ -27,16 +28,15 @@ from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
+from posbias.mitigation.page import reasons, seconds_each, text_change, warnings, words
 from posbias.mitigation.result import ArmResult, MitigationTrial
 from posbias.mitigation.run import ARMS, RECIPE
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 from posbias.models.weights import dispatched, quantised, weights_sha256
-from posbias.report.evaluate import measure_words
-from posbias.report.mitigate import reasons, seconds_each, text_change, warnings, words
-from posbias.report.page import caveats_of
-from posbias.runs.records import RECORD_FILE
-from posbias.runs.results import load_record
+from posbias.results.page import caveats_of
+from posbias.results.records import RECORD_FILE
+from posbias.results.result import load_record
 from posbias.version import __version__
 
 GGUF = ".gguf"

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.checks import checked
-from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
+from posbias.results.showing import Series, Showing, Shown
 from posbias.statistics import mean_ends
 
 SUM_TOLERANCE = 1e-8

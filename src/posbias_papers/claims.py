@@ -18,14 +18,14 @@ import numpy as np
 from pydantic import InstanceOf
 
 from posbias.checks import Natural, checked
-from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.registry import Registry
-from posbias.report.page import REPORTS, Report, Section
-from posbias.report.tables import Table
-from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result
+from posbias.results.page import Report, Section
+from posbias.results.records import Record, plain
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Shown
+from posbias.results.tables import Table
 from posbias.statistics import MISSING
 
 CLAIMS: Registry[Any] = Registry("claim")
@@ -292,6 +292,7 @@ PREDICATES = {
 class ClaimsRun(Result):
     """Verdicts on published claims, as stored."""
 
+    drawn_by: ClassVar = "posbias_papers.claims:claims_report"
     record: InstanceOf[Record]
     title: str
     verdicts: tuple[Mapping[str, Any], ...]
@@ -302,7 +303,6 @@ class ClaimsRun(Result):
         return Shown(self.title, facts={entry["claim"]: entry["verdict"] for entry in self.verdicts})
 
 
-@REPORTS.register("verify")
 def claims_report(run: ClaimsRun) -> Report:
     """How many claims hold, and every claim, what fails first, with the numbers behind it."""
     verdicts = sorted(run.verdicts, key=lambda entry: -list(PREDICATES).index(entry["verdict"]))

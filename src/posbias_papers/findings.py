@@ -23,7 +23,7 @@ from jaxtyping import Float64
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.errors import RunError, UsageError
-from posbias.report.tables import Table
+from posbias.results.tables import Table
 from posbias.statistics import CONFIDENCE, Estimate, Interval, mean_of
 
 ERROR = 1 - CONFIDENCE

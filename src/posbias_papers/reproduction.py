@@ -15,14 +15,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from posbias.checks import OneOf, checked
-from posbias.display.figures import Curve, Figure, Stroke
-from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table
-from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result
+from posbias.results.figures import Curve, Figure, Stroke
+from posbias.results.page import Report
+from posbias.results.records import Record, plain
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Shown
+from posbias.results.tables import Table
 from posbias.runs.running import run_directory
 from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias.training.options import TrainOptions
@@ -47,6 +47,7 @@ Columns = Mapping[str, Callable[[Any], str]]
 class Reproduction(Result):
     """A published experiment, run again."""
 
+    drawn_by: ClassVar = "posbias_papers.reproduction:reproduction_report"
     experiment: str
     """Its name in `PAPERS`."""
     title: str
@@ -123,7 +124,6 @@ def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     )
 
 
-@REPORTS.register("reproduce")
 def reproduction_report(run: Reproduction) -> Report:
     """Numbers of the paper beside the new ones."""
     said = run.statements  # among them the count of verdicts, "Of 13 published findings: ..."

@@ -12,7 +12,7 @@ from posbias import design
 from posbias.designing.design import STARTS
 from posbias.designing.options import DesignOptions
 from posbias.designing.result import TOLERANCE, Design
-from posbias.runs.records import describe_environment
+from posbias.results.records import describe_environment
 
 TARGETS = ("flat", "power(exponent=2.0)", "recency(rate=5.0)", "u_shape")
 DEPTHS, MIXINGS, LENGTHS = (4, 8, 12, 24, 32), (0.05, 0.1, 0.3, 0.6, 0.9), (64, 256, 1024)

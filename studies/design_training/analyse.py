@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from posbias.comparison.distances import Sample, compare_with_prompts
 from posbias.profiles import Profile
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.statistics import Estimate, Interval, detectable, holm, mean_of
 
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from posbias.measurement.prompt import measure_prompt
 from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.tasks.synthetic import EVALUATION_BATCH, stack_tasks
 from posbias.training.members import Member
 from posbias.training.study import load_study

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias_papers.findings import Difference, difference
 
 HERE = Path(__file__).parent

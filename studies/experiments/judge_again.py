@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from posbias.errors import UsageError
+from posbias.results.records import Record, read_record
 from posbias.runs.parts import below
-from posbias.runs.records import Record, read_record
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import CONFIGURATIONS, Losses, position_copy_page
 

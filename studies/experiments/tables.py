@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias_papers.findings import NOT_RUN
 
 

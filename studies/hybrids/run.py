@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.statistics import Estimate, holm, mean_of
 
 HERE = Path(__file__).parent

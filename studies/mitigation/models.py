@@ -40,8 +40,8 @@ from posbias.mitigation.judging import (
 )
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.options import FitOptions
-from posbias.runs.records import Record, plain, read_record
-from posbias.runs.results import from_stored
+from posbias.results.records import Record, plain, read_record
+from posbias.results.result import from_stored
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")

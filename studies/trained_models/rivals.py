@@ -33,7 +33,7 @@ from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.statistics import Interval, mean_of
 from posbias.theory.power_rollout.rollout import power_rollout_prompt
 

@@ -18,7 +18,7 @@ from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.distances import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.statistics import mean_of
 
 CHOSEN_ON = "novels"

@@ -18,7 +18,7 @@ from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
-from posbias.runs.records import Record
+from posbias.results.records import Record
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 
 SEED = 0

@@ -12,9 +12,9 @@ from posbias.comparison.distances import Sample
 from posbias.comparison.stored import ProfileRun
 from posbias.measurement.prompt import measure_together
 from posbias.models.networks import reinitialise
-from posbias.report import verdict
+from posbias.results.records import read_record
+from posbias.results.result import verdict
 from posbias.runs import parts as storage
-from posbias.runs.records import read_record
 from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6

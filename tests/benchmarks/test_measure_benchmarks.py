@@ -2,7 +2,7 @@
 
 import pytest
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 OWN = ("floor", "posbias", "posbias, checkpointing", "posbias, with mixing")
 PARTS = ("gradients", "demo", "memory", "attention", "attention-memory", "jacobians", "prompts")

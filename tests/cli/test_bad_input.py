@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 
 def refused(result, *words, code=2):

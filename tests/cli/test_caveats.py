@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from posbias import load_model
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {

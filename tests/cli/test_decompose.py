@@ -9,7 +9,7 @@ from conftest import without_notes
 from posbias import DecomposeOptions
 from posbias.decomposition.decomposition import decompose
 from posbias.registry import split_literals
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 
 def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):

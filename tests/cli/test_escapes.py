@@ -14,9 +14,9 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import Record, RunError, UsageError
 from posbias.cli.options import _quoted
-from posbias.report import report_of, show_report, verdict
-from posbias.runs.records import read_record
-from posbias.runs.results import result_of
+from posbias.results.page import show_report
+from posbias.results.records import read_record
+from posbias.results.result import report_of, result_of, verdict
 
 EVIL = "m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]"
 """Colour, a cleared screen, writing turned round, a bell, a line begun anew, the end of markup that never began."""

@@ -16,7 +16,7 @@ from posbias.cli import main
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 FLAGS = ["--task", "key_value(pairs=4)", "--count", 7, "--max-tokens", 2]
 COMPARED = [16 if each == 7 else each for each in FLAGS]

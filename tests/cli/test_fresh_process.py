@@ -21,8 +21,8 @@ from posbias.evaluation.responders import Reply, Responder, Response
 VERBS = sorted(_definitions()["RESULTS"])
 OTHER_DOORS = {
     **dict.fromkeys(
-        ("RESULTS", "REPORTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
-        ("posbias.report", "posbias_papers.published"),
+        ("RESULTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
+        ("posbias_papers.published",),
     ),
     "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
     "FITS": ("posbias.mitigation.fits",),

@@ -21,7 +21,7 @@ import pytest
 from conftest import without_notes
 from crashing import TAKING, Nursery, Outcome
 from posbias.files import TEMPORARY
-from posbias.runs.records import Record, read_record
+from posbias.results.records import Record, read_record
 from posbias.runs.running import LOCK_FILE
 
 SHORT = "--length 16 --count 2 --kinds probability"

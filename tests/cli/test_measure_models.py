@@ -10,7 +10,7 @@ import posbias as pb
 from conftest import without_notes
 from posbias import UsageError
 from posbias.measurement.measurement import MeasurePlan, directory_names, measure_models
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.runs.running import held
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")

@@ -9,7 +9,7 @@ import torch
 from conftest import without_notes
 from posbias import Architecture, load_model
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from published_networks import retrieval_network
 
 

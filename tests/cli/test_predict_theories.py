@@ -9,7 +9,7 @@ import pytest
 import posbias as pb
 from posbias import UsageError
 from posbias.prompts.prompts import PromptSource
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.theory import parse_theory
 from theory_calls import power_rollout
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from posbias.results.records import read_record
 from posbias.runs.parts import PARTS, PartStore
-from posbias.runs.records import read_record
 from posbias.runs.running import LOCK_FILE, held
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias import train
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.training.study import load_study
 
 STUDY = """

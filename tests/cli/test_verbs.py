@@ -14,7 +14,7 @@ from posbias import DesignOptions, UsageError
 from posbias.checks import RESIDUAL_MIXING
 from posbias.cli.app import VERBS, command_of
 from posbias.registry import read_literal, split_literals
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 
 def document(result):

@@ -23,8 +23,8 @@ from posbias.decomposition.options import DEFAULT_INTERVENTIONS
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts import Prompts
-from posbias.runs.records import read_record
-from posbias.runs.results import as_stored, result_of
+from posbias.results.records import read_record
+from posbias.results.result import as_stored, result_of
 from posbias.statistics import mean_ends
 from posbias.theory.power_rollout import power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model

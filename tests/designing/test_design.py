@@ -19,8 +19,7 @@ from posbias.architecture import KeyBias
 from posbias.designing.exact import key_bias_for
 from posbias.designing.result import TOLERANCE, Design, distance_apart, resolve_target
 from posbias.designing.solving import FREE, Problem
-from posbias.report import report_of
-from posbias.runs.results import result_of
+from posbias.results.result import report_of, result_of
 from posbias.theory import Rollout, rollout_profile
 from posbias.theory.mean_field import mean_field, spec_of
 from tiny_families import born_model

@@ -15,7 +15,7 @@ from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import MARKED, UNFINISHED
 from posbias.evaluation.responders.encoding import EncodedRequest, Ending
-from posbias.report import report_of
+from posbias.results.result import report_of
 from posbias.tasks.language.rules import RULES
 
 FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)

@@ -10,8 +10,8 @@ from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.curve import contrast_of, paired_difference
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.report import report_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 
 TASK = "key_value(pairs=3)"
 

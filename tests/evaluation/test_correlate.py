@@ -12,9 +12,9 @@ from behaviour_runs import GOLD, PLACES, saved
 from posbias import CorrelateOptions, UsageError, correlate, write_report
 from posbias.evaluation.correlate import Pair, check_different, correlate_pairs, source_of
 from posbias.evaluation.evaluation import Evaluation
-from posbias.report import report_of
-from posbias.report.correlate import reasons
-from posbias.report.page import figures_of
+from posbias.evaluation.finished_page import reasons
+from posbias.results.page import figures_of
+from posbias.results.result import report_of
 
 
 def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself(tmp_path):

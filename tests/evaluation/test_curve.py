@@ -17,8 +17,8 @@ from posbias.evaluation.curve import (
     position_curve,
     shape_of,
 )
-from posbias.runs.records import plain
-from posbias.runs.results import from_stored
+from posbias.results.records import plain
+from posbias.results.result import from_stored
 from posbias.statistics import detectable
 
 RUNS = 400

@@ -8,10 +8,10 @@ import pytest
 import posbias as pb
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import write_outputs
+from posbias.evaluation.page import statements_of, tables_of
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
-from posbias.report import report_of
-from posbias.report.evaluate import statements_of, tables_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 
 

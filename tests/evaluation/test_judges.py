@@ -11,12 +11,12 @@ import pytest
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.comparison import compare_evaluations
+from posbias.evaluation.page import statements_of
 from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.evaluation.responders.base import told_apart
-from posbias.report import report_of
-from posbias.report.evaluate import statements_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
 from posbias.tasks.language.readings import TIE, verdict_of
 from posbias.tasks.language.rules import RULES

@@ -13,8 +13,8 @@ from posbias.evaluation.evaluation import LengthLevel, effective_length
 from posbias.evaluation.levels import Requirement, levels_of
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
-from posbias.report import report_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 from posbias.statistics import Interval, bounded_mean
 from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -13,10 +13,10 @@ from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
 from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.evaluation import independent
+from posbias.evaluation.page import statements_of
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response, ServerOptions
-from posbias.report import report_of
-from posbias.report.evaluate import statements_of
+from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")

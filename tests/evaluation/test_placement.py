@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 
 from behaviour_runs import measured
 from posbias import PlaceOptions, UsageError, place
+from posbias.evaluation.finished_page import placement_report
 from posbias.evaluation.place import (
     BEST_FIRST,
     LEAVE,
@@ -20,7 +21,6 @@ from posbias.evaluation.place import (
     shrink_to_flat,
     slot_weights,
 )
-from posbias.report.place import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
 RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]

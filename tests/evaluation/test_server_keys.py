@@ -13,7 +13,7 @@ from evaluation.replies import generated
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.report import report_of
+from posbias.results.result import report_of
 
 KEY = "sk-very/secret+key_1234567890"
 OPTIONS = ServerOptions(retries=0, timeout=5.0, concurrency=1, key_variable="TEST_KEY")

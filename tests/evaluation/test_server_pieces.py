@@ -7,7 +7,7 @@ import pytest
 from evaluation.serving import Reply, stand_in
 from posbias import EvaluateOptions, ServerResponder, evaluate
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.report import report_of
+from posbias.results.result import report_of
 from posbias.tasks.language import Documents
 
 PROMPT = ["The", " cap", ":"]

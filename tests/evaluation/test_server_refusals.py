@@ -18,8 +18,8 @@ from posbias import EvaluateOptions, RunError, ServerResponder, evaluate
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.report import report_of, show_report
-from posbias.report.page import html_of
+from posbias.results.page import html_of, show_report
+from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 FAST = ServerOptions(retries=1, timeout=5.0)

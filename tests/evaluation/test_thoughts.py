@@ -22,8 +22,8 @@ from posbias.evaluation.responders.encoding import EncodedRequest, Ending
 from posbias.mitigation.fits import encoded_answers
 from posbias.mitigation.fitting import answer_logprob
 from posbias.prompts.tokens import with_template_options
-from posbias.report import report_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 from posbias.tasks.language import Documents
 
 FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)

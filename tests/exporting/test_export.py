@@ -23,7 +23,7 @@ from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model
 

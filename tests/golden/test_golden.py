@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from conftest import check_record
 from posbias import Record
 from posbias.cli import main
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 HERE = Path(__file__).parent
 MODE = os.environ.get("POSBIAS_GOLDEN", "near")

@@ -9,7 +9,8 @@ import torch
 from posbias import MeasureOptions, RunError, load_model, measure
 from posbias.comparison.metrics import wasserstein
 from posbias.prompts import Prompts
-from posbias.report.page import report_of, tables_of
+from posbias.results.page import tables_of
+from posbias.results.result import report_of
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 PROMPTS = Prompts(np.stack([TOKENS, TOKENS[::-1], TOKENS + 7]))

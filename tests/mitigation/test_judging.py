@@ -29,9 +29,9 @@ from posbias.mitigation.judging import (
     judge,
     settle,
 )
+from posbias.mitigation.page import recommendation, warnings, words
 from posbias.mitigation.result import ArmResult, Effort
-from posbias.report.mitigate import recommendation, warnings, words
-from posbias.runs.results import as_stored, from_stored
+from posbias.results.result import as_stored, from_stored
 
 PLACES = (0, 1, 2)
 ARM = ArmResult("unchanged", "", Effort(1.0, 8), Reading(), "", None, "", "", needs_passages=False)

@@ -7,7 +7,7 @@ from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
 from posbias.evaluation.levels import MEAN, change_text, samples_for
 from posbias.mitigation.judging import GAINS, HARM, NOTHING, RAISES, SMALL, ArmScores, SideEffect, judge
-from posbias.report.mitigate import reasons, recommendation
+from posbias.mitigation.page import reasons, recommendation
 from posbias.statistics import Interval
 
 PLACES = (0, 1, 2)

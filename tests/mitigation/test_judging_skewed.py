@@ -8,7 +8,7 @@ import pytest
 from planted import reasons_of
 from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
 from posbias.mitigation.judging import GAINS, HARM, NOTHING, ArmScores, SideEffect, judge
-from posbias.report.mitigate import recommendation
+from posbias.mitigation.page import recommendation
 from posbias.statistics import mean_of
 
 CHANGES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {

@@ -7,7 +7,7 @@ from planted import trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, UsageError, load_model
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.report import report_of
+from posbias.results.result import report_of
 
 PAIRS = "key_value(pairs=2)"
 

@@ -9,7 +9,7 @@ from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_promp
 from posbias.mitigation.fitting import JUDGED_TEXT
 from posbias.mitigation.methods.ms_poe import MsPoe
 from posbias.mitigation.run import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED
-from posbias.report import report_of
+from posbias.results.result import report_of
 
 METHODS = {
     "temperature(scale=5.0)": "",

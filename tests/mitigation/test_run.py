@@ -31,13 +31,13 @@ from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.recipe import write_recipe
+from posbias.mitigation.page import transformers_lines
 from posbias.mitigation.run import UNCHANGED, plan_trial
 from posbias.prompts.sources import default_corpus
-from posbias.report import report_of
-from posbias.report.mitigate import transformers_lines
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.records import read_record
+from posbias.results.result import report_of
 from posbias.runs.parts import clear_parts
-from posbias.runs.records import read_record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"

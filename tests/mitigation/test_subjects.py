@@ -6,7 +6,7 @@ import pytest
 
 import posbias as pb
 from posbias.evaluation.evaluation import OUTPUTS_FILE
-from posbias.runs.records import ARRAYS_FILE, RECORD_FILE
+from posbias.results.records import ARRAYS_FILE, RECORD_FILE
 from posbias.runs.running import LOCK_FILE
 
 OPTIONS = pb.EvaluateOptions(count=7, max_tokens=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.training.study import load_study
 from posbias_papers import PAPERS, Reproduction
 from posbias_papers.reproduction import StudySettings

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from posbias import load_record, write_report
-from posbias.report import report_of, show_report
-from posbias.report.page import html_of
+from posbias.results.page import html_of, show_report
+from posbias.results.result import report_of
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):

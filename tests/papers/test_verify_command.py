@@ -7,8 +7,8 @@ import torch
 
 from posbias import Architecture, load_record
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.report import report_of
-from posbias.report.page import html_of
+from posbias.results.page import html_of
+from posbias.results.result import report_of
 from posbias_papers import claims_record, spelled_mask
 from posbias_papers.claims import selected
 from published_networks import retrieval_network

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from posbias.results.records import ARRAYS_FILE, finished_record, read_record
 from posbias.runs.parts import PARTS, PartStore
-from posbias.runs.records import ARRAYS_FILE, finished_record, read_record
 from posbias.runs.running import run_directory
 from posbias.training.study import study_of
 

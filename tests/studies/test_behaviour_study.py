@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from posbias.evaluation.curve import complete_samples, shape_of
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

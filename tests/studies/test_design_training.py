@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 from posbias.training.study import load_study
 
 STUDY = Path(__file__).parents[2] / "studies" / "design_training"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "hybrids"
 

@@ -11,9 +11,9 @@ import pytest
 
 from posbias.evaluation.levels import ALPHA
 from posbias.mitigation.judging import APPLY, EVENS, HARM, RAISES, Judgement, corrected_together, settle
-from posbias.report.mitigate import words
-from posbias.runs.records import read_record
-from posbias.runs.results import from_stored
+from posbias.mitigation.page import words
+from posbias.results.records import read_record
+from posbias.results.result import from_stored
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = ("demo_documents_strength", "demo_documents_designed", "demo_key_value_ratios")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from posbias.runs.records import read_record
+from posbias.results.records import read_record
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "trained_models"

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from conftest import save_byte_tokenizer
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
+from posbias.evaluation.page import tables_of
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.report.evaluate import tables_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
 from posbias.tasks.language.rules import RULES
 

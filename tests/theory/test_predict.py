@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posbias import Architecture, UsageError, load_model, load_prompts, load_record, predict
-from posbias.runs.results import result_of
+from posbias.results.result import result_of
 from posbias.theory import predictions_record, rollout_profile
 
 ARCHITECTURE_THEORIES = ["attention_only", "rollout", "rollout_content", "continuous", "closed_form"]

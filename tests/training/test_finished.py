@@ -8,10 +8,9 @@ import pytest
 
 from posbias import TrainOptions, UsageError, load_model, load_record, train
 from posbias.models.reference.network import WEIGHTS_FILE
-from posbias.report import verdict
+from posbias.results.records import read_record
+from posbias.results.result import result_of, verdict
 from posbias.runs.parts import _digest, made_by
-from posbias.runs.records import read_record
-from posbias.runs.results import result_of
 from posbias.training.members import TrainingSchedule
 from posbias.training.running import StudyRun, finished_training
 from posbias.training.study import study_of
@@ -145,7 +144,7 @@ def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_
     options = TrainingSchedule(steps=4, batch=8, window=4, examples=5)
     work = StackWork((copier(0),), ((0,),), options, TrainOptions(directory=tmp_path))
     before = work.store().fingerprint
-    monkeypatch.setattr("posbias.runs.records.commit_of", lambda checkout: "0" * 40)
+    monkeypatch.setattr("posbias.results.records.commit_of", lambda checkout: "0" * 40)
     assert work.store().fingerprint == before
     monkeypatch.setattr("posbias.training.trainer.DECIDING", DECIDING[:1])
     assert work.store().fingerprint != before

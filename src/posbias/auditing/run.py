@@ -35,10 +35,10 @@ from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
-from posbias.report import conclude, write_report
+from posbias.results.records import REPORT_FILE, Record
+from posbias.results.result import write_report
 from posbias.runs.parts import PartStore, fingerprint, finished_run
-from posbias.runs.records import REPORT_FILE, Record
-from posbias.runs.running import held, run_directory
+from posbias.runs.running import conclude, held, run_directory
 from posbias.theory.mean_field import scatter_caveat
 
 TRAINED, INITIALISED = "trained", "initialised"

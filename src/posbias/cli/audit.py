@@ -15,7 +15,7 @@ from posbias.measurement.options import PassOptions
 
 if TYPE_CHECKING:
     from posbias.evaluation.correlate import BehaviourPlan
-    from posbias.runs.records import Record
+    from posbias.results.records import Record
     from posbias.tasks.language import LanguageTask
 
 
@@ -108,7 +108,7 @@ def audit(
         finished, *answered = map(record_document, records.values())
         print_json({**finished, **({"behaviour": answered[0]} if answered else {})})
         return
-    from posbias.runs.records import REPORT_FILE
+    from posbias.results.records import REPORT_FILE
 
     for place, record in records.items():
         print_record(record)

@@ -176,7 +176,7 @@ def answering(model: str, local: LocalOptions, loading: Loading) -> "Responder":
 
 def judge(check: "RequirementCheck", *, quiet: bool) -> None:
     """Say that the bound that a pipeline requires is met, or fail."""
-    from posbias.report.evaluate import requirement_text
+    from posbias.evaluation.page import requirement_text
 
     if not check.met:
         raise RunError(requirement_text(check))

@@ -34,7 +34,7 @@ def compare(
     runs/one runs/other --theory jacobian --kind jacobian`
     """
     from posbias import compare as compare_runs  # from the front door, behind which runs of every verb can be read
-    from posbias.runs.records import read_record
+    from posbias.results.records import read_record
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")
     with running(context, flags) as run:
@@ -174,8 +174,8 @@ def report(
     by side: `posbias report runs/a runs/b --out runs/both`
     """
     from posbias import write_report  # from the front door, behind which runs of every verb have their words
-    from posbias.report.paper import write_paper
-    from posbias.runs.records import RECORD_FILE, read_record
+    from posbias.paper import write_paper
+    from posbias.results.records import RECORD_FILE, read_record
     from posbias.runs.running import held
 
     records, out, names = [read_record(run) for run in runs], flags.out, [str(run) for run in runs]

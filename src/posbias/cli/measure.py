@@ -58,8 +58,8 @@ def _measure_several(
 ) -> None:
     """Measure several models, each into its own directory; one that fails does not stop the others."""
     from posbias.measurement.measurement import measure_models
-    from posbias.report import write_report
-    from posbias.runs.records import REPORT_FILE
+    from posbias.results.records import REPORT_FILE
+    from posbias.results.result import write_report
 
     documents, failed = {}, {}
     runs = measure_models(models, plan, out=flags.out, arguments=arguments, command=command, page=write_report)

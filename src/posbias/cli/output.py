@@ -17,7 +17,7 @@ from posbias.cli.options import RunFlags, check_resume, command_line, passed_arg
 from posbias.errors import printable
 
 if TYPE_CHECKING:
-    from posbias.runs.records import Record
+    from posbias.results.records import Record
     from posbias.runs.running import OpenRun
 
 LONGEST = 500
@@ -42,7 +42,7 @@ class Run:
 
     def draw(self, record: "Record", *, below: str = "") -> Path | None:
         """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
-        from posbias.report import conclude
+        from posbias.runs.running import conclude
 
         return None if self.directory is None else conclude(record, self.directory / below, found=True)
 
@@ -84,8 +84,8 @@ def running(
 
 def record_document(record: "Record") -> dict[str, Any]:
     """A record with its verdict and arrays, as one JSON document; `record.schema.json` describes it, too."""
-    from posbias.report import verdict
-    from posbias.runs.records import plain
+    from posbias.results.records import plain
+    from posbias.results.result import verdict
 
     answer = verdict(record) if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
@@ -96,14 +96,15 @@ def print_record(record: "Record") -> None:
     """Tables and sentences of a run."""
     from rich.console import Console
 
-    from posbias.report import report_of, show_report
+    from posbias.results.page import show_report
+    from posbias.results.result import report_of
 
     show_report(report_of(record), Console())
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    from posbias.runs.records import plain
+    from posbias.results.records import plain
 
     typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
 

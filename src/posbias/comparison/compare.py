@@ -29,12 +29,12 @@ from posbias.comparison.stored import (
     store_subjects,
     told_apart,
 )
-from posbias.display.naming import Settings, names_beside
-from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.records import ARRAYS_FILE, Record, read_record
-from posbias.runs.results import COMPARISONS, RESULTS, Result, result_of
+from posbias.results.naming import Settings, names_beside
+from posbias.results.records import ARRAYS_FILE, Record, read_record
+from posbias.results.result import COMPARISONS, RESULTS, Result, result_of
+from posbias.results.showing import Showing, Shown
 
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"

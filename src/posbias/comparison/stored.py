@@ -27,7 +27,7 @@ no `subjects`: `profile/influence`, or `theories/NAME/influence`.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -41,14 +41,24 @@ from posbias.comparison.distances import (
     distances,
     summarise,
 )
-from posbias.display.naming import Settings, curve_names, differing, names_beside, numbered, setting_text, worded
-from posbias.display.showing import Shown
-from posbias.display.wording import KINDS, SUBJECTS, label
-from posbias.display.wording import THEORIES as THEORY_NAMES
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.records import REPORT_FILE, Record
-from posbias.runs.results import RESULTS, Result, as_stored, from_stored
+from posbias.results.naming import (
+    KINDS,
+    SUBJECTS,
+    Settings,
+    curve_names,
+    differing,
+    label,
+    names_beside,
+    numbered,
+    setting_text,
+    worded,
+)
+from posbias.results.naming import THEORIES as THEORY_NAMES
+from posbias.results.records import REPORT_FILE, Record
+from posbias.results.result import RESULTS, Result, as_stored, from_stored
+from posbias.results.showing import Shown
 from posbias.statistics import CONFIDENCE, Interval, StoredNumber
 
 
@@ -193,6 +203,8 @@ Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
 class ProfileRun(Result):
     """A run that holds profiles of influence, measured or predicted, as it was stored."""
 
+    drawn_by: ClassVar = "posbias.comparison.page:profiles_report"
+    drawn_together: ClassVar = True
     record: Record
     label: str
     """Name of the model or the architecture; beside other runs, one that tells it apart from them."""

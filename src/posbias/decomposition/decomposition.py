@@ -10,7 +10,7 @@ and content; `power_rollout_rerun` reads the activations of the changed model, f
 profile per prompt. Each is a piece that is computed once and found again on resuming; a source that does not apply
 leaves its reason.
 
-The record, of verb "decompose" (`posbias.report.decompose` draws it). Scalars: `count`, `kinds` (names),
+The record, of verb "decompose" (`posbias.decomposition.page` draws it). Scalars: `count`, `kinds` (names),
 `sources`, `left_out` {source: why}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
 [{intervention, source, kind, mass, before, after, shift, gap}], `scores` [{source, kind, error, no_shift, difference,
 interventions, n_units, decides}]. An interval is {value, low, high}, None if infinite. Arrays [count n_positions],
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from posbias.checks import checked
 from posbias.comparison.distances import decided
 from posbias.comparison.metrics import STATISTICS
 from posbias.decomposition.options import DecomposeOptions
-from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement.attention import statistics_of
@@ -51,9 +50,10 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts import Prompts
+from posbias.results.records import Record, plain
+from posbias.results.result import RESULTS, Result, as_stored, from_stored
+from posbias.results.showing import Shown
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.runs.running import run_directory
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 from posbias.theory import predict
@@ -276,6 +276,7 @@ class Counterfactual:
 class Decomposition(Result):
     """A model's profile with its ingredients replaced one at a time."""
 
+    drawn_by: ClassVar = "posbias.decomposition.page:decomposition_report"
     record: InstanceOf[Record]
     baseline: Mapping[Series, InstanceOf[Profiles]]
     """One profile per prompt by (source, kind), nothing replaced."""

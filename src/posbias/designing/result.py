@@ -17,14 +17,14 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.metrics import wasserstein
-from posbias.display.showing import INFLUENCE, Series, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.registry import Registry
+from posbias.results.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import INFLUENCE, Series, Shown
 from posbias.runs.parts import below
-from posbias.runs.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
-from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 
 TARGETS: Registry["Target"] = Registry("target")
@@ -252,6 +252,7 @@ class Design(Result):
     `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions].
     """
 
+    drawn_by: ClassVar = "posbias.designing.page:design_report"
     target: Target
     over: tuple[str, ...]
     """Free parameters of the design."""

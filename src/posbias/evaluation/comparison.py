@@ -7,20 +7,20 @@ corrected (Holm) over all evaluations. A difference that rare ones the other way
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import InstanceOf
 
 from posbias.checks import checked
-from posbias.display.naming import numbered
-from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
-from posbias.runs.records import Record, plain
-from posbias.runs.results import COMPARISONS, RESULTS, Result
+from posbias.results.naming import numbered
+from posbias.results.records import Record, plain
+from posbias.results.result import COMPARISONS, RESULTS, Result
+from posbias.results.showing import Series, Shown
 from posbias.statistics import StoredInterval, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -52,6 +52,7 @@ class Compared:
 class EvaluationComparison(Result):
     """Evaluations of one task on the same samples, each less the first."""
 
+    drawn_by: ClassVar = "posbias.evaluation.finished_page:evaluation_comparison_report"
     record: InstanceOf[Record]
     task: str
     measure: str

@@ -23,15 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from pydantic import InstanceOf
 
 from posbias.checks import checked
-from posbias.display.naming import numbered
-from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import (
@@ -55,9 +53,11 @@ from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
+from posbias.results.naming import numbered
+from posbias.results.records import Record, plain
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Shown
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
-from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval, StoredInterval, draw_weights, holm, percentile_interval
 from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
@@ -117,6 +117,7 @@ class MeasuredGroup:
 class InfluenceCorrelation(Result):
     """Correlations of influence with behaviour over several runs."""
 
+    drawn_by: ClassVar = "posbias.evaluation.finished_page:correlation_report"
     record: InstanceOf[Record]
     groups: tuple[MeasuredGroup, ...] = ()
     pooled: tuple[InfluenceSeries, ...] = ()

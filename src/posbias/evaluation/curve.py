@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
+from posbias.results.showing import Series, Showing, Shown
 from posbias.statistics import (
     CONFIDENCE,
     POWER,

@@ -24,7 +24,6 @@ import numpy as np
 from pydantic import InstanceOf
 
 from posbias.checks import checked
-from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     DECIDING,
@@ -41,9 +40,10 @@ from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.samples import independent
 from posbias.files import write_file
+from posbias.results.records import Record, plain, read_record, remove_record
+from posbias.results.result import RESULTS, Result, from_stored, result_of
+from posbias.results.showing import Shown
 from posbias.runs.parts import below
-from posbias.runs.records import Record, plain, read_record, remove_record
-from posbias.runs.results import RESULTS, Result, from_stored, result_of
 from posbias.statistics import CONFIDENCE, POWER, Interval, StoredInterval, StoredNumber
 from posbias.tasks.language import LanguageTask
 
@@ -153,6 +153,7 @@ class Influence:
 class Evaluation(Result):
     """Answers of a model to one task, by the position of the item that they need."""
 
+    drawn_by: ClassVar = "posbias.evaluation.page:evaluation_report"
     record: InstanceOf[Record]
     task: str = ""
     """Literal spelling; the names of files are cut to their last part."""
@@ -394,6 +395,7 @@ class EffectiveLength:
 class LengthEvaluation(Result):
     """Answers of a model to one task at several lengths: an evaluation each, and what they say together."""
 
+    drawn_by: ClassVar = "posbias.evaluation.page:length_report"
     record: InstanceOf[Record]
     task: str = ""
     threshold: float = 0.8

@@ -13,19 +13,20 @@ of holding the answer, the difference in expected accuracy.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
 from posbias.checks import CELLS, checked
-from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.evaluation.options import PlaceOptions
-from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result
+from posbias.results.records import Record, plain
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Series, Shown
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
@@ -77,6 +78,7 @@ class Gain:
 class Placement(Result):
     """The order chosen for some passages, and what it is expected to be worth."""
 
+    drawn_by: ClassVar = "posbias.evaluation.finished_page:placement_report"
     record: InstanceOf[Record]
     order: tuple[int, ...] = ()
     """Indices of the passages as given, from the first slot of the context to the last: the estimated order if the

@@ -33,9 +33,9 @@ from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
+from posbias.results.records import Record, plain
+from posbias.results.result import from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.records import Record, plain
-from posbias.runs.results import from_stored
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 

@@ -20,9 +20,9 @@ with app.setup:
     from posbias.checks import RESIDUAL_MIXING
     from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
     from posbias.designing.solving import FREE
-    from posbias.display.figures import RUNS, profiles_figure
-    from posbias.display.static import fragment_of
     from posbias.registry import Registry
+    from posbias.results.drawing import fragment_of
+    from posbias.results.figures import RUNS, profiles_figure
 
     NONE = "none"
     STACK = {"mask": (MASKS, "causal", 1.0), "encoding": (ENCODINGS, NONE, 0.9)}

@@ -15,12 +15,12 @@ from jaxtyping import Float, Float64
 from pydantic import ConfigDict
 
 from posbias.comparison.distances import Sample, compare_with_prompts, summarise
-from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.results.records import Record
+from posbias.results.result import RESULTS, Result, as_stored, from_stored
+from posbias.results.showing import Series, Shown
 from posbias.runs.parts import flat, nested
-from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.statistics import Interval, mean_ends, mean_of
 
 Mean = TypeVar("Mean", bound="PromptMean")
@@ -161,6 +161,7 @@ class AttentionStatistics(Result):
     Source of the sink score: arXiv 2410.10781 and, with another threshold, 2502.01951.
     """
 
+    drawn_by: ClassVar = "posbias.measurement.page:attention_report"
     distance: HeadStatistic
     """sum_j A_ij (i - j) in positions, >= 0, mean over queries; if a learned sink takes a part, of the rest."""
     even_distance: Float64[np.ndarray, "layers"]

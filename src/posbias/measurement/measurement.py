@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from posbias.comparison.stored import (
     shared_settings,
     store_subjects,
 )
-from posbias.display.naming import Settings, names_beside
-from posbias.display.showing import Series, Showing, Shown
-from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.options import Loading, MeasureOptions, PassOptions
@@ -57,9 +54,11 @@ from posbias.models.weights import REDUCED, converted, dispatched, network_sha25
 from posbias.profiles import Profile
 from posbias.prompts import Prompts, PromptSource
 from posbias.prompts.loading import load_prompts
+from posbias.results.naming import KINDS, THEORIES, Settings, label, names_beside
+from posbias.results.records import Record, finished_record
+from posbias.results.result import RESULTS, Result, as_stored
+from posbias.results.showing import Series, Showing, Shown
 from posbias.runs.parts import PartStore, fingerprint, finished_run
-from posbias.runs.records import Record, finished_record
-from posbias.runs.results import RESULTS, Result, as_stored
 from posbias.runs.running import check_unfinished, failed_record, held, run_directory
 from posbias.statistics import mean_ends
 
@@ -131,6 +130,8 @@ DEFAULT_KINDS = ("jacobian", "probability")
 class Measurement(Result):
     """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
+    drawn_by: ClassVar = "posbias.comparison.page:profiles_report"
+    drawn_together: ClassVar = True
     kinds: tuple[Kind, ...]
     measured: Subject
     """What was measured of the model in its state, not compared yet; the properties below read it."""

@@ -1,5 +1,5 @@
 """The judgement on methods: paired scores before and after each, at the same positions of the same samples, and side
-effects; and the verdict that follows (docs/mitigate.md), which `posbias.report.mitigate` words.
+effects; and the verdict that follows (docs/mitigate.md), which `posbias.mitigation.page` words.
 
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
 (`evaluation/levels.py`). Verdicts, in the order in which they are decided:

@@ -6,17 +6,17 @@ token; ARM counts from 0, the unchanged model. Scalars: the fields of `Mitigatio
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import InstanceOf, SkipValidation
 
-from posbias.display.showing import Series, Shown
 from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.reading import Reading
 from posbias.mitigation.judging import Judgement, MeasureChoice
-from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result
+from posbias.results.records import Record
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Series, Shown
 from posbias.statistics import StoredInterval
 
 ORDINARY_TEXT = "ordinary text"
@@ -59,6 +59,7 @@ class ArmResult:
 class MitigationTrial(Result):
     """Methods against position bias, tried on one model and task, and judged."""
 
+    drawn_by: ClassVar = "posbias.mitigation.page:mitigation_report"
     record: InstanceOf[Record]
     task: str
     n_items: int

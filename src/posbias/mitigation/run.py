@@ -58,9 +58,9 @@ from posbias.mitigation.subjects import opened
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import report, track
 from posbias.prompts.loading import load_prompts
+from posbias.results.records import Record
+from posbias.results.result import as_stored
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.records import Record
-from posbias.runs.results import as_stored
 from posbias.runs.running import run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 

@@ -18,7 +18,7 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.run import evaluate_lengths, evaluate_responder, finish_evaluation
-from posbias.runs.records import REPORT_FILE, plain
+from posbias.results.records import REPORT_FILE, plain
 from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from posbias.files import TEMPORARY
 from posbias.progress import announce
-from posbias.runs.records import Record, describe_environment, finished_record, plain, read_arrays, write_arrays
+from posbias.results.records import Record, describe_environment, finished_record, plain, read_arrays, write_arrays
 
 PARTS = "parts"
 PARTS_FORMAT = 2

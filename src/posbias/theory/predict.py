@@ -23,15 +23,15 @@ from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding, Recurrent, Rope
 from posbias.checks import CELLS, Natural, checked
 from posbias.comparison.stored import ProfileRun, shared_settings
-from posbias.display.naming import Settings, curve_names, differing, names_beside
-from posbias.display.showing import Shown
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.registry import Registry, parse_literal_call
+from posbias.results.naming import Settings, curve_names, differing, names_beside
+from posbias.results.records import Record
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import Shown
 from posbias.runs.parts import below
-from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
@@ -48,6 +48,8 @@ PROFILE = "profile/"
 class Prediction(Result):
     """A theory's profile, with the settings it was computed for."""
 
+    drawn_by: ClassVar = "posbias.comparison.page:profiles_report"
+    drawn_together: ClassVar = True
     profile: Profile
     """Influence of every input position on the last one."""
     theory: str

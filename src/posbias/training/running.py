@@ -14,18 +14,18 @@ record names it, and whoever wants the study anew leaves `resume` out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.checks import checked
-from posbias.display.showing import FILES, Series, Shown
 from posbias.errors import RunError, UsageError
 from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
+from posbias.results.records import Record, plain, read_record, remove_record
+from posbias.results.result import RESULTS, Result
+from posbias.results.showing import FILES, Series, Shown
 from posbias.runs.parts import below
-from posbias.runs.records import Record, plain, read_record, remove_record
-from posbias.runs.results import RESULTS, Result
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
@@ -46,6 +46,7 @@ DRAWN = 10
 class StudyRun(Result):
     """A trained study: its members, their loss curves and their saved models."""
 
+    drawn_by: ClassVar = "posbias.training.page:training_report"
     record: Record
     """Of the run that trained it; "failed" if no member ended well."""
     trained: Trained

@@ -26,11 +26,11 @@ import yaml
 
 from posbias.architecture import Architecture
 from posbias.checks import CELLS, checked
-from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError, check_most
 from posbias.files import read_whole
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
+from posbias.results.showing import Showing, Shown
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
 from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopping_rule
 

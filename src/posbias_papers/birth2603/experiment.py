@@ -24,7 +24,6 @@ from posbias.architecture import Architecture
 from posbias.checks import CELLS, Count, Natural, OneOf, checked
 from posbias.comparison.distances import UNITS_FOR_CLAIM, Sample, compare_with_prompts, split_half_noise, summarise
 from posbias.comparison.metrics import METRICS, STATISTICS, wasserstein
-from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.errors import check_most
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
@@ -36,8 +35,9 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
-from posbias.report.tables import Table, interval_text, number_text
-from posbias.runs.records import plain
+from posbias.results.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
+from posbias.results.records import plain
+from posbias.results.tables import Table, interval_text, number_text
 from posbias.statistics import MISSING, jackknife, leave_one_out
 from posbias.theory import closed_form, continuous_profile, predict
 from posbias.theory.mean_field import mean_field

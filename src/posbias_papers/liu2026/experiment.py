@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
-from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
-from posbias.report.tables import Table
+from posbias.results.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
+from posbias.results.tables import Table
 from posbias.statistics import mean_ends
 from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias_papers.findings import (

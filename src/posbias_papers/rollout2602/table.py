@@ -19,11 +19,11 @@ from posbias.architecture import Alibi, Architecture
 from posbias.architecture.encodings import published_alibi_slopes
 from posbias.comparison.distances import distances
 from posbias.comparison.metrics import STATISTICS
-from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.report.tables import number_text
-from posbias.runs.records import plain
+from posbias.results.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
+from posbias.results.records import plain
+from posbias.results.tables import number_text
 from posbias.theory import predict
 from posbias_papers.reproduction import PAPERS, Columns, Experiment, Reproduction, Rows, tabled
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from posbias.display.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure, Stroke
 from posbias.models.reference.config import constants_of, stacked
 from posbias.models.reference.forward import attention_maps
-from posbias.report.tables import Table
+from posbias.results.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure, Stroke
+from posbias.results.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import TrainedMember, TrainingSchedule

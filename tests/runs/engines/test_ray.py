@@ -10,8 +10,8 @@ import pytest
 import posbias as pb
 from engine_workloads import Squares
 from posbias import UsageError
+from posbias.results.records import read_record
 from posbias.runs.engines import Local, Ray
-from posbias.runs.records import read_record
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -39,7 +39,7 @@ from posbias.models.reference.forward import (
     split,
 )
 from posbias.models.weights import weights_sha256
-from posbias.runs.records import plain
+from posbias.results.records import plain
 
 CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"

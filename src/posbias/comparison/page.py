@@ -1,0 +1,532 @@
+"""The report of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side.
+
+Its verdict is a line of at most 25 words for each answer, from the run's numbers. A line claims something only if its
+interval excludes the reference and there are enough independent units; otherwise it says that this is not decided.
+Negative results are claims like any other.
+"""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+
+from posbias.comparison.distances import UNITS_FOR_CLAIM, PromptComparison, decided, point_statistics
+from posbias.comparison.metrics import STATISTICS
+from posbias.comparison.stored import (
+    THEORIES,
+    Depth,
+    KindComparison,
+    ProfileRun,
+    Subject,
+    is_measured,
+    kind_name,
+    state_of,
+    theory_name,
+    told_apart,
+)
+from posbias.comparison.tables import OF_HALVES, OF_ONE, TENTHS, detailed_tables, overview_tables, shown_rows
+from posbias.profiles import Profile
+from posbias.results.figures import (
+    MEASURED,
+    RUNS,
+    Curve,
+    Figure,
+    Stroke,
+    profile_curve,
+    profile_figure,
+    ramp,
+    run_strokes,
+    theory_strokes,
+)
+from posbias.results.naming import KINDS, MIXINGS, SUBJECTS, label, names_beside
+from posbias.results.naming import THEORIES as NAMED
+from posbias.results.page import Report, Section
+from posbias.results.result import Result
+from posbias.results.tables import capital
+from posbias.statistics import Interval, jackknife, leave_one_out
+
+PREDICTED = " of the predicted influence"
+TEXTS = {
+    "default": "excerpts from Austen, Shakespeare, Milton, the King James Bible, the Jargon File, the US Constitution",
+    "synthetic": "uniformly random tokens, no language at all",
+}
+"""Sources of prompts in the words of a page; others are shown as they were given."""
+MOST_VERDICTS, MOST_TABLES = 3, 3
+"""Runs of several that the verdict speaks of; tables that are not folded."""
+KICKER = "posbias · how a language model weighs the positions of its context"
+NOTE = (
+    "In brackets: 95 % intervals over texts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large; "
+    f"{OF_HALVES} it says how well the measurement agrees with itself, {OF_ONE} how near a theory is to one of them."
+)
+
+GLOSSARY = {
+    "Influence": "How strongly the model's output at the last position reacts to a small change at each position of the"
+    " context. All positions together make 100 %: this is the profile that is drawn.",
+    "Flat line": "The profile in which every position weighs the same, 1/N. A theory is worth something only if it"
+    " is closer to the measurement than this.",
+    "First, middle, last tenth": "The share of the influence that falls on the first 10 % of the context, on the 10 %"
+    " around its centre, and on the last 10 %. A flat line has 10 % in each.",
+    "Primacy, recency": "More influence at the beginning, or at the end, than a flat line has. The last position itself"
+    " is listed apart, because residual connections alone give it a share.",
+    "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
+    " context), to turn one profile into the other. 0 means identical; 0.1 is large: a tenth of"
+    " the influence, moved from one end to the other.",
+    "A flat line's distance": "W1 from a flat line to the same measurement: what a theory that knows nothing reaches.",
+    "Between halves of the texts": "W1 between the profiles of two random halves of the texts: how well the measurement"
+    " agrees with itself. The average of all texts is about twice as near to the truth.",
+    "To single texts": "The median W1 from the theory to the profile of one text, instead of to the average of all.",
+    "Interval": "In brackets, the 95 % interval over texts, which are the prompts, or over initialisation seeds: where"
+    " the number would lie with other ones. Each interval stands alone; of twenty comparisons about one misses by"
+    " chance. None is printed if nothing is known, as with a single text.",
+    "Against a flat line": "Closer, farther or undecided: whether the interval of the theory's W1 less the flat line's,"
+    " on the same texts, lies below zero, above zero, or around it. Named are other distances that rank the two the"
+    " other way round. With fewer than 6 independent texts or seeds nothing is decided.",
+    "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
+    "Probability gradient": "The size of the derivative of the predicted token's probability by an input embedding.",
+    "Mixing": "How much of a layer's output at a position comes through attention from all positions rather than"
+    " straight through the residual connection: 0 is none, 1 is all. Two published definitions: norms over the whole"
+    " sequence (Frobenius, as in the paper), or the mean over tokens of each token's share (as in its code).",
+    "At initialisation": "The same configuration with freshly drawn random weights: what the architecture does before"
+    " any training.",
+    "Rank correlation": "Spearman's coefficient over positions. Two falling curves have a high one whatever their"
+    " shape, so it is never read alone.",
+    "Log error": "Median over positions of the absolute difference of the logarithms: 0.1 means that half of the"
+    " positions are within 10 %, small influences counted like large ones.",
+    "Total variation": "The share of influence that sits at other positions in one profile than in the other.",
+    "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash if one profile has a zero that"
+    " the other has not.",
+    "Attention-only rollout": "The published theory without residual connections: the product of all layers' attention"
+    " matrices, as the architecture has them (Wu et al. 2025).",
+    "Published residual rollout": "Layer by layer, a mixture of attention and of the residual path; the product of all"
+    " layers says where influence goes (arXiv 2602.16837).",
+    "Continuous limit": "The same theory for very long contexts, as a function of the relative position (arXiv"
+    " 2603.10123).",
+    "Mean-field theory": "Our theory for random weights, from the configuration alone and without a free parameter; it"
+    " says nothing of trained weights, and so stands beside the initialisation only.",
+    "Rollout of its own attention": "The same product with the attention that the model really shows on the prompt in"
+    " place of the one its architecture suggests.",
+    "Power rollout": "Our theory for trained models. It is given the model's own attention and derivatives on the same"
+    " prompts, where the published theories are given the architecture. Squared attention weights and squared local"
+    " derivatives are added up, because contributions of different paths have unrelated directions.",
+}
+
+
+def profiles_report(*runs: Result) -> Report:
+    """The report of one run with profiles, or of several side by side, whose own pages have their details."""
+    views = [run if isinstance(run, ProfileRun) else ProfileRun.from_record(run.record) for run in runs]
+    if len(views) == 1:
+        return _report_of_one(views[0])
+    views = told_apart(views)  # every line of a legend names one run
+    sections = [
+        Section(view.label, f"run-{number}", texts=verdict_of(view), left_out=list(view.left_out), record=view.record)
+        for number, view in enumerate(views, start=1)
+    ]
+    figures = side_by_side(views)
+    return Report(
+        " beside ".join(view.label for view in views),
+        kicker=KICKER,
+        verdict=[named_verdict(view) for view in views[:MOST_VERDICTS]],
+        picture=figures[:1],
+        figures=figures[1:],
+        note=NOTE,
+        summary=overview_tables(views),
+        sections=sections,
+        glossary=GLOSSARY,
+    )
+
+
+def _report_of_one(view: ProfileRun) -> Report:
+    overview, details = overview_tables([view]), detailed_tables(view)
+    picture, figures = picture_of(view), figures_of(view)
+    return Report(
+        view.label,
+        kicker=KICKER,
+        basis=_basis(view),
+        verdict=verdict_of(view),
+        picture=picture or figures[:1],
+        figures=figures if picture else figures[1:],
+        note=NOTE,
+        summary=overview[:MOST_TABLES],
+        tables=overview[MOST_TABLES:],
+        sections=[Section("Every number", "numbers", tables=details)] if details else [],
+        left_out=list(view.left_out),
+        record=view.record,
+        glossary=GLOSSARY,
+    )
+
+
+def _basis(view: ProfileRun) -> str:
+    """Number, texts and lengths of the prompts that a verdict rests on; "" if nothing was measured."""
+    prompts = view.record.prompts
+    if prompts is None or view.record.model is None or not view.subject.measured:
+        return ""
+    longest = view.record.model.get("max_positions")
+    text = f"Measured on {prompts['count']} texts of {prompts['n_positions']} tokens: "
+    text += TEXTS.get(prompts["source"], prompts["source"])
+    for subject in view.subjects[1:]:
+        counts = [measured.n_independent for measured in subject.measured.values()]
+        text += f"; at initialisation on {max(counts)} of them, with fresh random weights for each" if counts else ""
+    if longest and longest > prompts["n_positions"]:
+        text += f". To measure longer ones (up to {longest:,} tokens) pass `--length N`"
+    return f"{text}. In brackets, and as grey bands: 95 % intervals over texts."
+
+
+def picture_of(view: ProfileRun) -> list[Figure]:
+    """The first measured kind as trained and at initialisation, each with the theory that explains it best.
+
+    Empty if a run does not have both.
+    """
+    kind = next(iter(view.subjects[0].measured), None)
+    if kind is None or len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
+        return []
+    panels = []
+    for subject in view.subjects:
+        measurement = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
+        curves = []
+        if name := nearest_theory(subject, kind):
+            stroke = theory_strokes([name])[name]
+            curves.append(profile_curve(theory_name(view, name), subject.theories[name].profile, stroke))
+        title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, [measurement, *curves], measured=[measurement])
+        panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are="tenths and their shares"))
+    ranges = [panel.log_range for panel in panels if panel.log_range is not None]
+    log_range = min(low for low, _ in ranges), max(high for _, high in ranges)
+    tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
+    return [replace(panel, log_range=log_range, linear_range=(0.0, max(tops))) for panel in panels]
+
+
+def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]:
+    """Ranges of the first, the middle and the last tenth, and their shares; a position is a cell around its number."""
+    profile, n_positions = subject.measured[kind].profile, subject.n_positions
+    starts = dict(zip(TENTHS, (0.0, 0.45, 0.9), strict=True))
+    shares = {name: percent(float(STATISTICS[name](profile.influence))) for name in TENTHS}
+    ends = {
+        name: (start * n_positions - 0.5, (start + FLAT_TENTH) * n_positions - 0.5) for name, start in starts.items()
+    }
+    return tuple((*ends[name], shares[name]) for name in TENTHS)
+
+
+def figures_of(view: ProfileRun) -> list[Figure]:
+    """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
+    figures = [figure for subject in view.subjects for figure in _subject_figures(view, subject)]
+    figures.extend(
+        _depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None
+    )
+    if any(subject.mixing for subject in view.subjects):
+        figures.append(_mixing_figure(view))
+    return figures
+
+
+Entry = tuple[str, Profile, Stroke]
+"""A curve of several runs' picture."""
+
+
+def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
+    """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
+    one of the predictions alone if nothing was measured. Profiles of several lengths are drawn over fractions."""
+    figures = []
+    kinds = list(dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured))
+    for kind in kinds or [""]:
+        curves: list[Entry] = [
+            (
+                state_of(view, subject),
+                subject.measured[kind].profile,
+                Stroke(RUNS[number % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3]),
+            )
+            for number, view in enumerate(views)
+            for state, subject in enumerate(view.subjects)
+            if kind in subject.measured
+        ]
+        measured = all(is_measured(view, kind) for view in views)
+        predicted = _predictions(views, [stroke for *_, stroke in curves])
+        contents = f"{len(curves) + len(predicted)} curves side by side"
+        if measured:
+            contents = "measured beside predicted" if predicted else f"{len(curves)} measurements side by side"
+        title = f"{capital(label(KINDS if measured else NAMED, kind))} influence, {contents}" if kind else ""
+        if measured and predicted and len(curves) == 1:
+            curves = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in curves]
+        entries = [*curves, *predicted]
+        if len(entries) > 1:
+            relative = len({profile.n_positions for _, profile, _ in entries}) > 1
+            drawn = [
+                profile_curve(name, profile, stroke, relative=relative, emphasis=stroke == MEASURED)
+                for name, profile, stroke in entries
+            ]
+            where = "position as a fraction of the context" if relative else "position in the context"
+            title = title or f"{len(predicted)} predictions, side by side"
+            figures.append(profile_figure(f"runs-{kind or 'predicted'}", title, drawn, x_label=where))
+    return figures
+
+
+def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[Entry]:
+    """Predictions of runs without measurement, in strokes that no measurement has."""
+    found = [
+        (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
+        for view in views
+        for subject in view.subjects
+        if not subject.measured
+        for name, theory in subject.theories.items()
+    ]
+    names = names_beside([settings for settings, _ in found])
+    free = cycle(stroke for stroke in RUNS if stroke not in used)
+    return [(name, profile, stroke) for name, (_, profile), stroke in zip(names, found, free, strict=False)]
+
+
+def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
+    """The theories beside each measured kind; alone if nothing was measured."""
+    theories = {name: theory.profile for name, theory in subject.theories.items()}
+    strokes = theory_strokes(list(theories)) if set(theories) <= set(NAMED) else run_strokes(list(theories))
+    curves = [profile_curve(theory_name(view, name), profile, strokes[name]) for name, profile in theories.items()]
+    title = state_of(view, subject)
+    for kind, measured in subject.measured.items():
+        name = kind_name(view, kind)
+        if is_measured(view, kind):
+            shares = shares_sentence(measured.profile, f" of the {name} influence")
+            legend, heading = f"measured ({name})", f"{title}: {shares}"
+        else:
+            legend, heading = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
+        measurement = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
+        yield profile_figure(f"{subject.name}-{kind}", heading, [measurement, *curves], measured=[measurement])
+    if not subject.measured and theories:
+        (first, *further) = theories.values()
+        heading = f"{title}: {'how much each position weighs' if further else shares_sentence(first, PREDICTED)}"
+        yield profile_figure(f"{subject.name}-predicted", heading, curves)
+
+
+def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
+    """The profile after a few layers, from pale (near the input) to dark."""
+    rows = shown_rows(len(depth.layers))
+    curves = []
+    for row, stroke in zip(rows, ramp(len(rows)), strict=True):
+        low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
+        profile = Profile(depth.influence[row], low, high)
+        curves.append(profile_curve(f"after layer {int(depth.layers[row])}", profile, stroke))
+    shares = [100 * float(STATISTICS["last_tenth"](depth.influence[row])) for row in (0, -1)]
+    title = (
+        f"{state_of(view, subject)}: the last tenth carries {shares[0]:.0f} % of the influence after layer"
+        f" {int(depth.layers[0])} and {shares[1]:.0f} % after layer {int(depth.layers[-1])}"
+    )
+    return profile_figure(f"{subject.name}-depth", title, curves)
+
+
+def _mixing_figure(view: ProfileRun) -> Figure:
+    curves = []
+    means = []
+    for number, subject in enumerate(view.subjects):
+        state, colour = label(SUBJECTS, subject.name), (RUNS[0], RUNS[3], RUNS[2])[number % 3].colour
+        for place, (definition, mixing) in enumerate(subject.mixing.items()):
+            if place == 0:
+                means.append(f"{mixing.value.mean():.2f} {state}")
+            stroke = Stroke(colour, "dash" if place else "solid")
+            layers = np.arange(mixing.value.size, dtype=np.float64)
+            name = f"{state}, {label(MIXINGS, definition)}"
+            curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
+    title = f"{view.label}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
+    return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)
+
+
+FLAT_TENTH = 0.1
+PERCENT = 100.0
+EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')\""""
+"""What finds where a model uses what its reader gives it, as a shell has it."""
+
+
+def verdict_of(view: ProfileRun) -> tuple[str, ...]:
+    """Does the model lose the middle; what that is worth; which end does it favour, by how much; the nearest theory.
+
+    Without theories nothing is said of them; if nothing was measured, the verdict says what was predicted, and how
+    near that is to what it was compared to.
+    """
+    subject = view.subjects[0]
+    kind = next(iter(subject.measured), None)
+    if kind is None:
+        return tuple(f"Predicted: {line}." for line in _predicted(view))
+    if subject.name not in SUBJECTS:
+        return _compared(view, subject)
+    end, favoured = _favoured(subject, kind)
+    lines = [_middle(subject, kind)]
+    if subject.name == "trained":
+        command = EVALUATE.format(model=shlex.quote(view.label))
+        lines.append(
+            f"Influence is not use: place nothing by it before you have tested answers on your own file, `{command}`."
+        )
+    lines += [favoured, *_before_training(view, kind, end)]
+    if subject.theories:
+        lines.append("No theory is shown to be nearer to the profile than a flat line.")
+        if nearest := _nearest(subject, kind):
+            block, found = nearest
+            lines[-1] = (
+                f"Nearest theory: {theory_name(view, block.theory)}, at W1 {found.distance}; a flat line is at "
+                f"{found.flat.value:.3f}."
+            )
+    return tuple(lines)
+
+
+def named_verdict(view: ProfileRun) -> str:
+    """The first line of the verdict, with the run's name in its lead, for a page of several."""
+    subject, title = view.subjects[0], view.label.replace(": ", ", ")
+    kind = next(iter(subject.measured), None)
+    if kind is None:
+        return f"Predicted, {title}: {_predicted(view, of='')[0]}."
+    if subject.name in SUBJECTS:
+        return _middle(subject, kind, about=title)
+    sentence = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
+    return f"{title}: {sentence[0].lower()}{sentence[1:]}"
+
+
+def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
+    return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
+
+
+def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
+    """Shares of the tenths; of several predictions which has least and which most of each."""
+    profiles = {
+        theory_name(view, name): theory.profile
+        for subject in view.subjects
+        for name, theory in subject.theories.items()
+    }
+    if len(profiles) == 1:
+        return [f"{shares_sentence(next(iter(profiles.values())), of)}{' (even: 10 %)' * bool(of)}"]
+    lines = []
+    for statistic in TENTHS:
+        shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
+        least, most = (end(shares, key=lambda name: shares[name]) for end in (min, max))
+        words = statistic.removesuffix("_tenth")
+        lines.append(f"on the {words} tenth {percent(shares[least])} ({least}) to {percent(shares[most])} ({most})")
+    return lines
+
+
+def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
+    """The answer to whether the middle has less than either end."""
+    summary, n_units = _summary(subject, kind), subject.measured[kind].n_independent
+    share = f"its middle tenth has {percent(summary['middle_tenth'])} of the influence"
+    ends = {"beginning": _sign(summary["first_over_middle"]), "end": _sign(summary["last_over_middle"])}
+    name = capital(about) if about == "it" else about
+    if n_units < UNITS_FOR_CLAIM:
+        return f"Whether {about} loses the middle is not decided by {n_units} prompts or seeds: {share}."
+    if all(sign == 1 for sign in ends.values()):
+        return f"{name} loses the middle: {share} (even share: 10 %), less than either end."
+    if -1 in ends.values():
+        less = [f"its {end}" for end, sign in ends.items() if sign == -1]
+        than = less[0] if len(less) == 1 else "either end"
+        return f"{name} does not lose the middle: {share} (even share: 10 %), more than {than}."
+    return f"Whether {about} loses the middle is not decided: {share} (even share: 10 %)."
+
+
+def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
+    """The end that has more, "" if that is not decided, and the line that says so."""
+    n_units = subject.measured[kind].n_independent
+    whole, within = _gaps(subject, kind)
+    sign = decided(whole, n_units)
+    if not sign:
+        summary = _summary(subject, kind)
+        numbers = f"the last tenth has {percent(summary['last_tenth'])}, the first {percent(summary['first_tenth'])}"
+        return "", f"Which end it favours is not decided: {numbers}."
+    end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
+    alone = {0: "that is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
+    more = f"; without the last position {alone}" if alone else ""
+    return end, f"It favours the {end}, by {_points(whole, sign)} over the {opposite}{more}."
+
+
+def _points(gap: Interval, sign: int) -> str:
+    """A difference of shares in percentage points, as seen from the end that has more."""
+    size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
+    return size.text(".0f", scale=PERCENT, unit=" percentage points")
+
+
+def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
+    """Last tenth minus first tenth, with the very last position and without it."""
+    measured = subject.measured[kind]
+    sample = measured.sample
+    averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
+    first, middle, last = (STATISTICS[name](averages) for name in TENTHS)
+    inside = STATISTICS["last_over_middle"](averages) + middle
+    whole, within = (jackknife(tenth - first).interval(least=-1.0, most=1.0) for tenth in (last, inside))
+    return whole, within
+
+
+def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
+    """The end that random weights favour, if that is decided, and the last position's share if it has more than its."""
+    start = next(
+        (subject for subject in view.subjects[1:] if kind in subject.measured and subject.name in SUBJECTS), None
+    )
+    if start is None:
+        return
+    gap, _ = _gaps(start, kind)
+    n_units, last = start.measured[kind].n_independent, _summary(start, kind)["last_token"]
+    sign = decided(gap, n_units)
+    if sign:
+        favoured = "end" if sign > 0 else "beginning"
+        also = ", too," if favoured == end else ""
+        yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
+    if n_units >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
+        even = f"an even share is {PERCENT / start.n_positions:.2g} %"
+        yield f"Before training its last position alone had {percent(last)} of the influence; {even}."
+
+
+def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:
+    """The theory that is nearest to a measurement, of those that are shown to be nearer than the flat line."""
+    closer = [
+        (block, block.prompts)
+        for block in subject.comparisons
+        if block.kind == kind and block.prompts is not None and block.prompts.decides < 0
+    ]
+    return min(closer, key=lambda pair: pair[1].distance.value, default=None)
+
+
+def nearest_theory(subject: Subject, kind: str) -> str | None:
+    """The name of the theory that explains a measurement best; without one the nearest of all."""
+    nearest = _nearest(subject, kind)
+    if nearest is not None:
+        return nearest[0].theory
+    distances = {block.theory: block.metrics["wasserstein"] for block in subject.comparisons if block.kind == kind}
+    return min(distances, key=lambda name: distances[name], default=None)
+
+
+def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
+    """The nearest of what was compared, and how the others fare."""
+    blocks = sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
+    if not blocks:
+        return ("Nothing was compared.",)
+    best = blocks[0]
+    name = theory_name(view, best.theory)
+    theory = f"The {name}" if best.theory in NAMED else capital(name)
+    if best.prompts is None:
+        distance, flat = best.metrics["wasserstein"], best.flat["wasserstein"]
+        numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
+        first = f"{capital(name)}: {numbers}; no claim without single prompts."
+    else:
+        numbers = f"(W1 {best.prompts.distance} against {best.prompts.flat.value:.3f})"
+        first = {
+            -1: f"{theory} is closer to the measurement than a flat line {numbers}.",
+            0: f"{theory}: whether it is closer than a flat line is not decided {numbers}.",
+            1: f"{theory} is farther from the measurement than a flat line {numbers}.",
+        }[best.prompts.decides]
+    if len(blocks) == 1:
+        return (first,)
+    decides = Counter(0 if block.prompts is None else block.prompts.decides for block in blocks)
+    words = {-1: "closer than a flat line", 1: "farther", 0: "undecided"}
+    counted = ", ".join(f"{decides[sign]} {said}" for sign, said in words.items() if decides[sign])
+    return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
+
+
+def percent(share: Interval | float) -> str:
+    """A share of the influence, with a decimal if it is small, and with its interval if it has one."""
+    interval = share if isinstance(share, Interval) else Interval(share, -math.inf, math.inf)
+    return interval.text(".0f" if abs(interval.value) >= FLAT_TENTH else ".1f", scale=PERCENT, unit=" %")
+
+
+def shares_sentence(profile: Profile, of: str) -> str:
+    """Shares of the tenths; `of` says of what, such as " of the influence"."""
+    first, middle, last = (percent(float(STATISTICS[name](profile.influence))) for name in TENTHS)
+    return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
+
+
+def _sign(interval: Interval) -> int:
+    if not math.isfinite(interval.value) or not interval.excludes(0.0):
+        return 0
+    return 1 if interval.value > 0 else -1

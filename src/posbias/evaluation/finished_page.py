@@ -1,0 +1,399 @@
+"""Pages of what stands on finished evaluations: correlations with influence, evaluations side by side, placements.
+
+Influence beside behaviour is of one run or of several; evaluations differ from the first, paired over samples; an order
+of passages has its worth, and the curve of the model that it follows.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, cycle
+from typing import Any
+
+import numpy as np
+
+from posbias.evaluation.comparison import Compared, EvaluationComparison
+from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
+from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
+from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
+from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
+from posbias.results.figures import (
+    GREEN,
+    MEASURED,
+    RUNS,
+    SKY,
+    YELLOW,
+    Curve,
+    Figure,
+    Stroke,
+    interval_curves,
+    theory_strokes,
+)
+from posbias.results.naming import KINDS, THEORIES, label
+from posbias.results.page import CONTROL_TOKENS, Report, first_of, quoted
+from posbias.results.tables import Table
+from posbias.statistics import MISSING
+from posbias.tasks.language.base import NOTICES
+
+NOTE = (
+    "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
+    "most, and correlated over the positions of all of them. Bootstrap draws take the samples of each anew, those "
+    "that several share together; permutations move positions within each. In the pictures of single measurements "
+    "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
+)
+CORRELATION_CAVEAT = (
+    "A rank correlation over positions is nearly automatic if both curves fall or bend alike; the partial ones hold "
+    "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
+    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
+)
+WHAT = {
+    "gold": "answer's item",
+    "place": "place, another item",
+}
+"""Item that a series of influence is about."""
+CONTROLLED = {
+    "nothing": "plain",
+    "position": "position held fixed",
+    "ends": "distance to the nearer end held fixed",
+    "position_and_ends": "both held fixed",
+}
+INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
+"""Strokes of measured kinds, none a theory's."""
+TIE_RANGE = (0.02, 20.0)
+"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
+NOTICED = {
+    "gold_without_answer": "a model that reads only that passage cannot be right there",
+    "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
+    "answer_elsewhere": "a right answer need not come from the passage that moves, so less depends on the position",
+    "control_tokens": CONTROL_TOKENS,
+    "thoughts_left_out": "it answers without having read them",
+}
+"""What follows from a notice (`NOTICES` says what it is)."""
+ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
+"""Measures that can be drawn as multiples of their mean: none is negative."""
+
+
+def correlation_report(result: InfluenceCorrelation) -> Report:
+    """What is correlated, the correlations over all measurements, and the pictures of each."""
+    pictures = figures(result)
+    cells = [[group.title, str(group.n_samples), " ".join(map(str, group.positions))] for group in result.groups]
+    over = "" if len(result.groups) == 1 else ", all measurements pooled"
+    tables = [
+        Table("What is correlated", ["measurement", "samples", "positions"], cells),
+        *correlation_tables(result.pooled, over),
+    ]
+    noticed = [
+        sentence
+        for group in result.groups
+        for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
+    ]
+    nothing = "Nothing to compare: samples in common, at 3 positions at least, are needed of influence and behaviour."
+    return Report(
+        result.record.title,
+        kicker="posbias · what weighs, and what is used, over several measurements",
+        verdict=[correlation_verdict(result.pooled) or nothing],
+        picture=pictures[:1],
+        summary=tables[:2],
+        notices=[*(f"No conclusion from the generated answers of {reason}." for reason in result.withheld), *noticed],
+        caveats=[CORRELATION_CAVEAT],
+        figures=pictures[1:],
+        note=NOTE,
+        tables=tables[2:],
+        left_out=reasons(result),
+        record=result.record,
+    )
+
+
+def reasons(result: InfluenceCorrelation) -> list[str]:
+    """Runs that a pooled correlation does without, and those that leave it without an interval."""
+    reasons = []
+    for series in result.pooled:
+        for measure, there in series.groups.items():
+            about = f"{series_name(series)} and {label(MEASURES, measure)}"
+            missing = [group.title for group in result.groups if group.title not in there]
+            if missing:
+                reasons.append(f"{about}: without {', '.join(missing)} (one of the two is missing)")
+            if series.correlations[measure].n_samples == 1:  # from which nothing can be resampled
+                reasons.append(f"{about}: no interval, since a measurement has a single sample")
+    return reasons
+
+
+def figures(result: InfluenceCorrelation) -> list[Figure]:
+    """Every run's own curves."""
+    drawn = [influence_figure(f"correlation-{number}", group) for number, group in enumerate(result.groups)]
+    return [figure for figure in drawn if figure.curves]
+
+
+def series_name(series: InfluenceSeries) -> str:
+    """Name of a series of influence in words."""
+    name = f"influence ({label(KINDS, str(series.kind))})" if series.measured else label(THEORIES, series.source)
+    return f"{name}: {WHAT[series.what]}"
+
+
+def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> list[Table]:
+    """A table for each measure, with a row for each series that is correlated with it."""
+    tables = []
+    for measure in dict.fromkeys(measure for entry in series for measure in entry.correlations):
+        cells = []
+        for entry in (entry for entry in series if measure in entry.correlations):
+            found = entry.correlations[measure]
+            texts = [
+                f"{each.value} p {each.p_value:.2g}{', established' * each.established}" for each in found.correlations
+            ]
+            unknown = [np.isnan(each.value.value) for each in found.correlations]
+            told = [MISSING if nothing else text for nothing, text in zip(unknown, texts, strict=True)]
+            cells.append([series_name(entry), *told, str(found.n_positions)])
+        title = f"Influence and {label(MEASURES, measure)} over positions{over}"
+        tables.append(Table(title, ["influence", *CONTROLLED.values(), "positions"], cells))
+    return tables
+
+
+def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
+    """Whether more influence goes with better answers: the first measured series that has a correlation."""
+    for entry in filter(lambda entry: entry.measured, series):
+        for correlations in entry.correlations.values():
+            plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
+            if np.isnan(plain.value.value):
+                continue
+            deciding = partial if partial.established else plain
+            numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
+            if not deciding.established:
+                return f"It is not established that positions with more influence are answered better: {numbers}."
+            better = "better" if deciding.value.value > 0 else "worse"
+            limit = "beyond position and ends" if partial.established else "though position alone may explain it"
+            return f"Positions with more influence are answered {better}, {limit}: {numbers}."
+    return None
+
+
+def influence_figure(slug: str, group: MeasuredGroup) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
+    series, means = group.series, group.means
+    lines = [(label(MEASURES, name), means[name], stroke) for name, stroke in ON_ONE_SCALE.items() if name in means]
+    theories = theory_strokes([entry.source for entry in series if not entry.measured])
+    kinds = list(dict.fromkeys(entry.kind for entry in series if entry.measured))
+    of_answers = {(entry.source, entry.kind) for entry in series if entry.what == "gold"}
+    for entry in series:
+        stroke = theories[entry.source] if not entry.measured else INFLUENCES[kinds.index(entry.kind) % len(INFLUENCES)]
+        if entry.what == "place" and (entry.source, entry.kind) in of_answers:
+            stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
+        lines.append((series_name(entry), entry.means, stroke))
+    curves: list[Curve] = []
+    for name, by_position, stroke in lines:
+        values = [mean.value for mean in by_position if not np.isnan(mean.value)]
+        if values and np.mean(values) > 0:
+            curves += interval_curves(name, group.positions, by_position, stroke, unit=float(np.mean(values)))
+    return Figure(
+        slug,
+        f"{group.title}: what weighs, and what is used, by position (each as a multiple of its mean)",
+        axis_of(group.n_items),
+        "multiple of the mean over positions",
+        tuple(curves),
+        markers=True,
+        log_range=TIE_RANGE,
+        linear_range=(0.0, 4.0),
+    )
+
+
+PAIRED_NOTE = (
+    "All evaluations asked the same samples; differences are paired over those answered at every position in all of "
+    "them. p-values are corrected (Holm) over all evaluations: of mean, worst position and spread together, and of "
+    "the positions together."
+)
+RISES = {
+    MEAN: ("better on average", "worse on average"),
+    WORST: ("better at worst", "worse at worst"),
+    SPREAD: ("position matters more", "position matters less"),
+}
+"""A change of each endpoint in words, upwards and downwards."""
+
+
+def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
+    """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
+    withheld = [entry for entry in comparison.compared if entry.withheld]
+    return Report(
+        comparison.record.title,
+        kicker="posbias · evaluations compared",
+        verdict=[
+            *(f"No conclusion from the generated answers of {each.name}: {each.withheld}." for each in withheld),
+            *(_sentence(comparison, entry) for entry in comparison.compared[1:]),
+        ],
+        picture=[_evaluations_figure(comparison)],
+        summary=[_change_table(comparison)],
+        tables=[_position_table(comparison)],
+        note=PAIRED_NOTE,
+        record=comparison.record,
+    )
+
+
+def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:
+    """Oddities of samples of a file, one sentence each; the layout is that of `samples.notices_of`.
+
+    Args:
+        notices: By name, the numbers of samples.
+        count: Number of all samples; None: not known.
+        here: True if the model ran in this process, which reads control tokens in texts as ordinary text.
+        of: The run, if a record is made of several.
+    """
+    sentences = []
+    for name, entry in notices.items():
+        samples = entry["samples"]
+        tokens = f" ({quoted(entry['tokens'])})" if "tokens" in entry else ""
+        after = NOTICED[name]
+        if name == "control_tokens" and not here:
+            after = "it is not known whether whatever runs the model reads them as ordinary text"
+        total = "" if count is None else f" of {count}"
+        numbers = f"number {first_of(list(map(str, samples)))}"
+        sentences.append(f"{of}In {len(samples)}{total} samples ({numbers}) {NOTICES[name]}{tokens}: {after}.")
+    return sentences
+
+
+def axis_of(n_items: int) -> str:
+    """Label of the axis of positions."""
+    return f"position of the answer among {n_items} (0 is the first)"
+
+
+def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
+    """What is established of one evaluation less the first."""
+    baseline, measure = comparison.compared[0].name, label(MEASURES, comparison.measure)
+    if not entry.changes:
+        if comparison.n_samples >= comparison.samples_needed:
+            return f"{entry.name} and {baseline} are not compared by {measure}."
+        return (
+            f"{entry.name} and {baseline} are not compared: {comparison.n_samples} samples are complete in all "
+            f"evaluations, {comparison.samples_needed} are needed."
+        )
+    numbers = {name: f"{change_text(change.value, '+')}" for name, change in entry.changes.items()}
+    established = {name: change.value.value > 0 for name, change in entry.changes.items() if entry.p[name] < ALPHA}
+    if not established:
+        ends = f"mean {measure} {numbers[MEAN]}, worst position {numbers[WORST]}"
+        return f"No difference between {entry.name} and {baseline} is established: {ends}."
+    clauses = [f"{RISES[name][0 if rises else 1]} ({numbers[name]})" for name, rises in established.items()]
+    return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
+
+
+def _evaluations_figure(comparison: EvaluationComparison) -> Figure:
+    curves: list[Curve] = []
+    for entry, stroke in zip(comparison.compared, chain([MEASURED], cycle(RUNS)), strict=False):
+        curves += interval_curves(entry.name, comparison.positions, entry.means, stroke)
+    measure = label(MEASURES, comparison.measure)
+    title = f"{comparison.task}: {measure} by position"
+    return Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)
+
+
+def _change_table(comparison: EvaluationComparison) -> Table:
+    baseline = comparison.compared[0].name
+    cells = [
+        [entry.name, name, change_text(change.value, "+"), f"{entry.p[name]:.2g}"]
+        for entry in comparison.compared[1:]
+        for name, change in entry.changes.items()
+    ]
+    return Table(f"Less {baseline}, {comparison.n_samples} samples", ["run", "of", "difference", "p"], cells)
+
+
+def _position_table(comparison: EvaluationComparison) -> Table:
+    baseline = comparison.compared[0]
+    cells = [
+        [
+            entry.name,
+            str(place),
+            baseline.means[column].text(),
+            entry.means[column].text(),
+            change_text(entry.differences[column].value, "+"),
+            f"{entry.difference_p[column]:.2g}",
+        ]
+        for entry in comparison.compared[1:]
+        for column, place in enumerate(comparison.positions)
+        if entry.differences
+    ]
+    return Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], cells)
+
+
+ORDERS = {
+    "best_first": "best first",
+    "best_last": "best last",
+    "alternating": "best at both ends",
+    SHUFFLED: "shuffled ones",
+}
+PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank": "reciprocal rank"}
+"""Quantity that an order by each measure raises."""
+
+
+def placement_report(placement: Placement) -> Report:
+    """The order, what it is worth against the usual ones, why, and what the data do not decide."""
+    samples = placement.n_samples
+    p_flat = f"p {placement.p_flat:.2g}"
+    why = f"{samples} samples do not show that the places differ ({p_flat}), so best first is kept."
+    if placement.decided:
+        signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
+        why = f"over {samples} samples the places differ ({p_flat}); {signal}"
+    statements = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
+    if placement.advice != REORDER:
+        kept = "Leave the order" if placement.advice == LEAVE else "Best first, by the scores given"
+        statements = [
+            f"{kept}: none is shown to be better than both best first and shuffled ones.",
+            f"That is best first (0 is the first given): {_order(placement.order)}.",
+            f"Estimated as best, but not shown to be: {_order(placement.estimated)}.",
+        ][: 2 + (placement.estimated != placement.order)]
+    statements += [*_worth(placement), f"Why: {why}"]
+    if placement.method:
+        statements.append(f"Measured under {placement.method}: an order for the model with that method.")
+    if placement.interpolated:
+        statements.append("Not every place was measured itself: the curve is interpolated between those that were.")
+    cells = []
+    for gain in placement.gains:
+        worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
+        if gain.order != placement.estimated:  # shuffled ones have none
+            judged = "held-out samples" if placement.decided else "all samples"
+            worth = [gain.gain.text("+.3f"), judged, "yes" if gain.raises else "not shown"]
+        cells.append([ORDERS[gain.over], _order(gain.order) or MISSING, *worth])
+    title = f"Gain in {PLACED_BY[placement.measure]}, per unit of relevance"
+    return Report(
+        placement.record.title,
+        kicker="posbias · where relevant passages should stand",
+        verdict=statements,
+        picture=[_placement_figure(placement)],
+        summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
+        record=placement.record,
+    )
+
+
+def _worth(placement: Placement) -> list[str]:
+    """The usual orders over which the chosen one is shown to gain, with the least gain, and those over which it is not.
+
+    Shuffled ones stand for their mean; the table has every gain.
+    """
+    measure = PLACED_BY[placement.measure]
+    gains = [gain for gain in placement.gains if gain.order != placement.estimated]
+    raised = sorted((gain for gain in gains if gain.raises), key=lambda gain: gain.gain.value)
+    undecided = sorted((gain for gain in gains if not gain.raises), key=lambda gain: -gain.gain.value)
+    if not gains:
+        return ["This is the usual order, best first."]
+    said = []
+    if raised:
+        over = _listed(ORDERS[gain.over] for gain in raised)
+        said = [f"On held-out samples {measure} rises, over {over}: by at least {raised[0].gain.text('+.2f')}."]
+    if undecided:
+        over, most = _listed(ORDERS[gain.over] for gain in undecided), undecided[0].gain.text("+.2f")
+        said.append(f"No gain in {measure} is shown over {over}: {'at most ' * (len(undecided) > 1)}{most}.")
+    return said
+
+
+def _placement_figure(placement: Placement) -> Figure:
+    """The curve by which the passages were ordered."""
+    curve = np.array(placement.curve)
+    best, worst, places = int(curve.argmax()), int(curve.argmin()), f"place among {curve.size} (0 is the first)"
+    title = "No difference between the places is shown"
+    if placement.decided:
+        title = (
+            f"Place {best} is used best and holds passage {placement.order[best]}; "
+            f"place {worst} is used worst and holds passage {placement.order[worst]}"
+        )
+    curves = (Curve("the curve that the order follows", np.arange(float(curve.size)), curve, MEASURED),)
+    return Figure("placement", title, places, f"expected {PLACED_BY[placement.measure]}", curves, markers=True)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _order(order: Sequence[int]) -> str:
+    return ",".join(map(str, order))

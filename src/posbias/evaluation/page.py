@@ -1,0 +1,438 @@
+"""An evaluation in words, tables and figures: scores by position, beside influence if that was measured; at
+several lengths, accuracy by length and depth, and the effective length."""
+
+import shlex
+from collections import Counter
+
+import numpy as np
+
+from posbias.evaluation.correlate import MeasuredGroup
+from posbias.evaluation.curve import PositionCurve
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
+from posbias.evaluation.finished_page import (
+    CORRELATION_CAVEAT,
+    axis_of,
+    correlation_tables,
+    correlation_verdict,
+    influence_figure,
+    notice_sentences,
+)
+from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
+from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
+from posbias.results.figures import MEASURED, RUNS, Figure, HeatMap, interval_curves
+from posbias.results.naming import label
+from posbias.results.page import Report
+from posbias.results.tables import Table, capital
+from posbias.statistics import CONFIDENCE, MISSING, mean_of
+from posbias.tasks.language.rules import LETTERS
+
+NOTE = (
+    "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
+    "intervals over samples, position by position; statements about differences rest on the same samples at all "
+    "positions and are corrected for the number of comparisons. A position that is missing was too long for the "
+    "model, or refused."
+)
+SHAPES = {
+    "u": "It loses answers in the middle",
+    "inverted_u": "It uses the middle better than either end",
+    "rising": "It uses later positions better",
+    "falling": "It uses earlier positions better",
+    "unclear": "The position matters, but in no clear pattern",
+    "flat": "No dependence on position is established",
+}
+"""Answer of a curve's shape to a reader."""
+MEASURE_WORDS = {
+    "values_found": "share of values found",
+    "logprob": "log-probability per token",
+    "reciprocal_rank": "1 / rank",
+    "starts": "share of right beginnings",
+}
+REMEDIES = {
+    "unfinished": "--thinking-tokens allows more thoughts",
+    "cut_off": "--max-tokens allows longer answers",
+}
+"""What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
+NAMED_POSITIONS = 3
+"""Positions of equal scores that a verdict names."""
+
+
+def evaluation_report(evaluation: Evaluation) -> Report:
+    """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
+    record = evaluation.record
+    figures, tables = _figures(evaluation), tables_of(evaluation)
+    return Report(
+        record.title,
+        kicker="posbias · behaviour by position",
+        notices=notices_of(evaluation),
+        verdict=verdict_of(evaluation),
+        picture=figures[:1],
+        summary=tables[:1],
+        statements=statements_of(evaluation),
+        caveats=_caveats(evaluation),
+        figures=figures[1:],
+        note=NOTE,
+        tables=tables[1:],
+        left_out=_reasons(evaluation),
+        record=record,
+    )
+
+
+def notices_of(evaluation: Evaluation) -> list[str]:
+    """Notices about the answers that a reader needs before any number."""
+    notices, responder, reading = [], evaluation.responder, evaluation.reading
+    if responder.get("key_in_clear"):
+        variable, address = responder["key_variable"], responder["address"]
+        notices.append(f"The key in {variable} was sent unencrypted to {address}, where others can read it.")
+    if refused := evaluation.refused:
+        # Without an item that holds the answer there is one position, which has no number.
+        counted = sorted(Counter(each.position for each in refused).items(), key=lambda entry: entry[0] or 0)
+        at = ", ".join(f"{'no position' if place is None else f'position {place}'}: {n}" for place, n in counted)
+        first = refused[0]
+        notices.append(
+            f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every "
+            f"curve ({at}). Comparisons rest on the samples that were answered at all positions. The first: sample "
+            f"{first.sample}, position {first.position}: {first.detail}"
+        )
+    if reading is not None and (unfinished := reading.unjudged.get("unfinished")):
+        most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
+        notices.append(
+            f"{unfinished} of {reading.answers} answers never came out of the model's thoughts ({most}) and "
+            "count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' turns "
+            "them off in chat templates that know it."
+        )
+    if reading is not None and reading.thought:
+        scored = "logprob" in evaluation.curves
+        notices.append(
+            f"{reading.thought} of {reading.answers} answers came with thoughts, which were taken out."
+            + scored * " The right answer was scored without thoughts before it, not as the model would give it."
+        )
+    if evaluation.moved_blanks:
+        notices.append(
+            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
+            "and the right answer begins with the blanks, as its tokens do."
+        )
+    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
+
+
+def verdict_of(evaluation: Evaluation) -> list[str]:
+    """Sentences on whether the item's position matters, by the first two measures; and remedies, or the influence on
+    the same prompts."""
+    curves, withheld = evaluation.curves, _withheld(evaluation)
+    if not curves or evaluation.verdicts:
+        debiased = _debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
+        return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
+    sentences = [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
+    if not withheld and (correlated := correlation_verdict(evaluation.series)):
+        sentences.append(correlated)
+    elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
+        tries = ""
+        if evaluation.local:  # a server does not give a model's weights
+            model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
+            places = evaluation.positions
+            three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
+            tries = f"`posbias mitigate {model} --task {task} --positions {three}` tries methods; "
+        sentences.append(f"What to do: {tries}`posbias place` finds the best passage order.")
+    return sentences
+
+
+def measure_words(measure: str) -> str:
+    """A measure as sentences call it."""
+    return MEASURE_WORDS.get(measure, measure)
+
+
+def _shape_sentence(measure: str, curve: PositionCurve) -> str:
+    """The established shape of a curve in plain words, its best and worst position, and the samples that would decide
+    if no dependence on position is established."""
+    words = measure_words(measure)
+    means = {place: mean for place, mean in zip(curve.positions, curve.means, strict=True) if not np.isnan(mean.value)}
+    if curve.shape is None or not means:
+        return f"{capital(words)}: {curve.findings[0]}."
+    values = [mean.value for mean in means.values()]
+
+    def at(value: float) -> str:
+        alike = [place for place, mean in means.items() if mean.value == value]
+        places = f"position{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))}"
+        if len(alike) > NAMED_POSITIONS:
+            places = f"{len(alike)} positions"
+        return f"{means[alike[0]].text('.2f')} at {places}"
+
+    numbers = f"{words} {at(max(values))}, {at(min(values))}"
+    if max(values) == min(values):
+        numbers = f"{words} is {next(iter(means.values())).text('.2f')} at every position"
+    sentence = f"{SHAPES[curve.shape.label]}: {numbers}."
+    if curve.deciding is None or curve.deciding[1] <= curve.n_complete:
+        return sentence
+    difference, samples = curve.deciding
+    between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
+    return (
+        f"{sentence} About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
+    )
+
+
+def tables_of(evaluation: Evaluation) -> list[Table]:
+    """Scores by position, differences to the best one, and the correlation if it was measured."""
+    tables = [_score_table(evaluation), *_choice_tables(evaluation)]
+    tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
+    tables += correlation_tables(evaluation.series)
+    return [table for table in tables if table.cells]
+
+
+def statements_of(evaluation: Evaluation) -> list[str]:
+    """Sentences that the intervals support."""
+    withheld, reading = _withheld(evaluation), evaluation.reading
+    statements = list(withheld)
+    if evaluation.verdicts and not withheld:
+        statements = [f"Verdicts: {finding}." for finding in _judge_findings(evaluation.verdicts)]
+    for name, curve in evaluation.curves.items():
+        statements += [f"{label(MEASURES, name)}: {finding}." for finding in curve.findings]
+    statements = statements or ["No example was answered or scored, so there is no curve."]
+    if reading is not None and not withheld and not np.isnan(reading.starts) and reading.starts != reading.right:
+        statements.append(
+            f"{reading.right:.0%} of the generated answers are right by the task's rule; {reading.starts:.0%} begin "
+            "with the right one."
+        )
+    if "cluster" in evaluation.tables:
+        statements.append(
+            f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one."
+        )
+    return statements
+
+
+def _caveats(evaluation: Evaluation) -> list[str]:
+    """Answers that may not be what the model would say, and what a correlation with influence may mean."""
+    caveats, total = [], evaluation.answered
+    if evaluation.cut_off:
+        most = f"--max-tokens {evaluation.max_tokens}"
+        caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves.")
+    if wrong := [entry.reason for entry in evaluation.unjudged if entry.reason not in LEFT_OUT]:
+        reasons = "; ".join(f"{count} {UNJUDGED[reason]}" for reason, count in Counter(wrong).items())
+        marks = Counter(str(entry.detail) for entry in evaluation.unjudged if entry.reason == "unread" and entry.detail)
+        reasons += "".join(f"; {count} with {mark}, a form of calls that is not read" for mark, count in marks.items())
+        caveats.append(
+            f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
+        )
+    return [*caveats, *([CORRELATION_CAVEAT] if evaluation.influence else [])]
+
+
+def _reasons(evaluation: Evaluation) -> list[str]:
+    """Reasons why something was left out."""
+    responder = evaluation.responder
+    reasons = []
+    if too_long := evaluation.skipped:
+        places = ", ".join(f"position {place}: {count}" for place, count in too_long.items())
+        reasons.append(
+            f"{sum(too_long.values())} of {evaluation.examples} prompts are {UNJUDGED['too_long']} ({places})"
+        )
+    if responder.get("no_scores_because") and evaluation.record.arguments.get("score", True):
+        reasons.append(f"the right answers were not scored: {responder['no_scores_because']}")
+    elif evaluation.unscored:
+        reasons.append(
+            f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
+            "tell where they begin"
+        )
+    if responder.get("together") == "nothing":
+        reasons.append(
+            "no prompts were answered together, which takes longer: in a batch the logits would have been others"
+        )
+    if apart := responder.get("answers_apart"):
+        reasons.append(
+            f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"
+        )
+    return [*reasons, *(evaluation.influence.left_out if evaluation.influence else ())]
+
+
+def _withheld(evaluation: Evaluation) -> list[str]:
+    """Why nothing is concluded from the generated answers, and what to do; none if enough of them could be judged."""
+    reading = evaluation.reading
+    if reading is None or not reading.withheld:
+        return []
+    remedies = [words for reason, words in REMEDIES.items() if reason in reading.unjudged]
+    if evaluation.verdicts and "unread" in reading.unjudged:
+        remedies.append("the task's pattern='...' reads another form")
+    told = ", ".join([f"{OUTPUTS_FILE} has them", *remedies])
+    return [f"No conclusion from the generated answers: {reading.withheld}.", f"{told}."]
+
+
+def _score_table(evaluation: Evaluation) -> Table:
+    curves = evaluation.curves
+    header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
+    cells = []
+    for column, place in enumerate(evaluation.positions if curves else ()):
+        first = next(iter(curves.values()))
+        token = MISSING if first.gold_tokens is None else f"{first.gold_tokens[column]:.0f}"
+        means = [curve.means[column].text() for curve in curves.values()]
+        cells.append([str(place), token, str(first.counts[column]), *means])
+    title = f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})"
+    return Table(title, header, cells)
+
+
+def _choice_tables(evaluation: Evaluation) -> list[Table]:
+    """How often each letter was chosen, of answers that name one; without a preference each is as often as it is right.
+
+    The share is a mean over samples, which were asked once for every evaluated letter.
+    """
+    chosen = evaluation.tables.get("chosen")
+    if chosen is None or np.isnan(chosen).all() or _withheld(evaluation):
+        return []
+    named = chosen[~np.isnan(chosen).any(axis=1)]
+    cells = []
+    for slot, letter in enumerate(LETTERS[: evaluation.n_items]):
+        share = mean_of((named == slot).mean(axis=1)).interval(least=0.0, most=1.0) if len(named) > 1 else None
+        expected = 1 / len(evaluation.positions) if slot in evaluation.positions else 0.0
+        cells.append([letter, MISSING if share is None else share.text(), f"{expected:.3f}"])
+    title = f"Letters chosen, {len(named)} samples in which every answer names one"
+    return [Table(title, ["letter", "chosen", "right"], cells)]
+
+
+def _difference_table(name: str, curve: PositionCurve) -> Table:
+    """Every position against the best one; no rows if there is no comparison."""
+    title = f"{label(MEASURES, name)}: against the best position"
+    if curve.comparison is None:
+        return Table(title, [], [])
+    best = curve.positions[curve.comparison.best]
+    header = ["position", f"difference to position {best}", "p, all pairs"]
+    cells = [
+        [
+            str(curve.positions[difference.position]),
+            difference.interval.text(),
+            MISSING if np.isnan(difference.adjusted_p) else f"{difference.adjusted_p:.2g}",
+        ]
+        for difference in curve.comparison.differences
+    ]
+    return Table(title, header, cells)
+
+
+def _figures(evaluation: Evaluation) -> list[Figure]:
+    """One figure per measure; before them, if influence was measured on the same prompts, everything on one scale."""
+    figures = [
+        Figure(
+            f"behaviour-{name.replace('_', '-')}",
+            f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
+            axis_of(evaluation.n_items),
+            words := label(MEASURES, name),
+            interval_curves(words, curve.positions, curve.means, MEASURED if name == "accuracy" else RUNS[0]),
+            markers=True,
+        )
+        for name, curve in evaluation.curves.items()
+    ]
+    if evaluation.series:
+        group = MeasuredGroup.of(evaluation, evaluation.title)
+        figures.insert(0, influence_figure("behaviour-influence", group))
+    return [figure for figure in figures if figure.curves]
+
+
+def requirement_text(check: RequirementCheck) -> str:
+    """Whether a requirement is met, and the number that it bounds, or why answers decide nothing."""
+    verb = "is met" if check.met else "is not met"
+    of = ", ".join(filter(None, (label(MEASURES, check.measure), check.arm)))
+    told = f"{check.interval} ({of})"
+    if check.withheld:
+        told = f"{check.withheld} ({check.arm})" if check.arm else check.withheld
+    elif check.measure == EFFECTIVE_LENGTH:
+        told = f"at least {check.low or 0:.0f} tokens are established, {check.value:.0f} tokens estimated"
+    return f"Required {check.text} {verb}: {told}."
+
+
+def _judge_findings(verdicts: Verdicts) -> list[str]:
+    """Findings that the intervals of a judge's verdicts support."""
+    first = verdicts.first_pick
+    if not first.known:
+        return ["no question has a response named in both orders, so nothing can be said about the slot"]
+    leaning = "no preference for a slot is established"
+    if first.excludes(0.5):
+        leaning = f"the {'first' if first.value > 0.5 else 'second'} slot is preferred"
+    return [
+        f"right in {verdicts.accuracy} of the verdicts",
+        f"the preferred response changes with the order in {verdicts.flip_rate} of {verdicts.n_both} questions",
+        f"the first response is picked in {first}: {leaning}",
+        *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
+        *_debiasing_findings(verdicts),
+    ]
+
+
+def _debiasing_findings(verdicts: Verdicts) -> list[str]:
+    """Whether it helps to keep only verdicts that agree in both orders, and at which price in requests."""
+    gain, share = verdicts.agreement_gain, 1 - verdicts.flip_rate.value
+    if verdicts.agreed_accuracy is None or gain is None:
+        return []
+    decided = "helps" if gain.low > 0 else "harms" if gain.high < 0 else "no gain established"
+    return [
+        f"verdicts that agree in both orders are right in {verdicts.agreed_accuracy}, {gain.text('+.3f')} against one "
+        f"verdict ({decided})",
+        f"verdicts that agree decide {share:.0%} of the questions, {2 / share:.1f} requests each",
+    ]
+
+
+LENGTHS_NOTE = (
+    "One sample is requested once per depth; only the item that holds the answer moves. Each cell has a 95 % interval "
+    "over samples. The effective length rests on the low ends, and claims too much in at most 5 % of runs; that a "
+    "length fails rests on high ends that hold for all cells at once, which are a little wider than a cell's own."
+)
+
+
+def length_report(evaluation: LengthEvaluation) -> Report:
+    """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
+    record, runs = evaluation.record, evaluation.at.values()
+    cut, of = (sum(getattr(run, name) for run in runs) for name in ("cut_off", "examples"))
+    cut_off = [f"{cut} of {of} generated answers were cut off, not ended by themselves."] if cut else []
+    return Report(
+        record.title,
+        kicker="posbias · behaviour by length and depth",
+        notices=list(dict.fromkeys(notice for run in runs for notice in notices_of(run))),
+        verdict=length_verdict(evaluation),
+        picture=[_heat_map(evaluation)],
+        summary=[_cell_table(evaluation)],
+        caveats=cut_off,
+        note=LENGTHS_NOTE,
+        left_out=[f"too long at {tokens} tokens: {lost} samples" for tokens, lost in evaluation.too_long.items()],
+        record=record,
+    )
+
+
+def length_verdict(evaluation: LengthEvaluation) -> list[str]:
+    """The effective length as a bound, and what keeps it from being longer."""
+    effective = evaluation.effective_length
+    wanted = f"{effective.threshold:g} accuracy at every depth"
+    first = f"No length is shown to reach {wanted}."
+    if effective.at_least:
+        first = f"Effective length: at least {effective.at_least} tokens with {wanted} ({CONFIDENCE:.0%} confidence)."
+    length = effective.below or effective.undecided
+    if length is None:
+        limit = [length for length in evaluation.not_evaluated if length in evaluation.too_long]
+        why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
+        return [first, f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
+    level = next(level for level in evaluation.levels if level.length == length)
+    numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
+    if level.withheld:
+        return [first, f"{length} tokens are not decided: {level.withheld}."]
+    if effective.below is not None:
+        return [first, f"At {length} tokens accuracy is lower: {numbers}."]
+    asked = f"about {max(level.deciding(effective.threshold), level.n_complete + 1):,} samples (`--count`) would decide"
+    return [first, f"{length} tokens are not decided: accuracy {numbers}; {asked}."]
+
+
+def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
+    cells = evaluation.cells
+    return HeatMap(
+        "accuracy-by-length",
+        f"{evaluation.record.resolved['title']}: accuracy by length and depth",
+        "depth of the answer (0 begin, 1 end)",
+        "tokens",
+        "accuracy",
+        {"": np.array([[cell.value for cell in row] for row in cells.values()])},
+        (evaluation.depths[0], evaluation.depths[-1]),
+        (1, len(cells)),
+        rows=tuple(map(str, cells)),
+        ends=(0.0, 1.0),
+    )
+
+
+def _cell_table(evaluation: LengthEvaluation) -> Table:
+    threshold, words = evaluation.threshold, {True: "yes", False: "no", None: "not decided"}
+    depths = [f"depth {depth:.2g}" for depth in evaluation.depths]
+    header = ["tokens", "samples", f"{threshold:g} at every depth", *depths, "mean", "worst"]
+    cells = []
+    for level, row in zip(evaluation.levels, evaluation.cells.values(), strict=True):
+        reached, means = words[level.reaches(threshold)], [cell.text() for cell in (*row, level.mean, level.worst)]
+        cells.append([str(level.length), str(level.n_complete), reached, *means])
+    return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)

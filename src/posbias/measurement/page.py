@@ -1,0 +1,211 @@
+"""An attention run in tables and figures."""
+
+import numpy as np
+
+from posbias.measurement.attention_statistics import AttentionStatistics
+from posbias.profiles import Profile
+from posbias.results.figures import (
+    BLUE,
+    FLAT,
+    RUNS,
+    Curve,
+    Figure,
+    HeatMap,
+    Stroke,
+    profiles_figure,
+)
+from posbias.results.naming import ATTENTION_ROLLOUTS, label
+from posbias.results.page import Report
+from posbias.results.tables import Table, number_text
+
+LAYER = "layer (0 is nearest the input)"
+PANELS = 6
+"""Layers whose mean kernel is drawn."""
+KERNEL_DECADES = 4.0
+"""Decades of attention that the colours of a mean kernel span."""
+SINK_RANGE = (1e-4, 1.3)
+"""Shares of queries on the logarithmic axis of the figure of the sinks."""
+
+GLOSSARY = {
+    "Interval": "In brackets, the 95 % interval over prompts; none with a single prompt.",
+    "Distance": "How many positions back a query's attention lies on average, over queries, heads and prompts. Even"
+    " attention spreads equally over all keys that the mask lets a query see.",
+    "Entropy": "Of each query's attention, divided by its largest possible value. 1 is even, 0 a single key.",
+    "Sink": "A position that takes more than a threshold of the attention of the queries that see it. Of the last"
+    " positions only few queries speak.",
+    "Learned sink": "In GPT-OSS, a place of each head's softmax that is no position and passes nothing on. Its share is"
+    " listed if there is one; distance and entropy are those of the rest.",
+    "Content logits": "Query times key times the model's scale, without positions: before rotation, ALiBi and soft cap."
+    " Diagonal: a token with itself; off-diagonal: with the tokens before it. The published measurement leaves the"
+    " scale out, which is why both are listed.",
+    "Similarity": "1 - entropy / log(199) of a histogram over 199 bins between the 0.5 % and 99.5 % quantiles of all"
+    " content logits of the model. The published number is that of the mean over prompts.",
+    "Mixing": "How large the attention branch is beside the stream it is added to: 0 is none, 1 is all.",
+    "Prefix-monotone": "Each query gives the first k + 1 keys no more attention than the query before it does, for"
+    " every k. Theories of primacy assume it; counted is how often it fails, and by how much.",
+    "Rollouts": "Layer by layer, attention is multiplied up into one influence per position. Measured mixing: a layer"
+    " stands still with one minus its mixing. Attention only: it never does. Norm-weighted: attention times the length"
+    " of what it moves (Kobayashi et al. 2020), rows normalised, with measured mixing. Power: squared attention with"
+    " each head's gain, energies added up, without MLPs.",
+}
+
+
+def attention_report(run: AttentionStatistics) -> Report:
+    """Report of what attention looks like: the whole model, every layer, and the rollouts."""
+    figures = _figures(run)
+    return Report(
+        f"{run.title}: {_prompts(run)}",
+        kicker="posbias · what attention looks like",
+        verdict=_verdict(run),
+        picture=figures[:1],
+        summary=[_whole_table(run)],
+        figures=figures[1:],
+        tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
+        left_out=list(run.left_out),
+        record=run.record,
+        glossary=GLOSSARY,
+    )
+
+
+def _verdict(run: AttentionStatistics) -> list[str]:
+    """How far attention looks back, what the first position takes, and how much of a layer attention is."""
+    said = [
+        f"Attention looks back {run.distance.overall.text('.0f', unit=' positions')} on average; even attention "
+        f"would look back {run.even_distance.mean():.0f}.",
+        f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
+        f"{run.first_sink(-1).text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
+    ]
+    if run.mixing is not None:
+        share = run.mixing.tokens.overall.text(".2f")
+        said.append(f"Attention contributes {share} of a layer's output; the residual stream carries the rest.")
+    return said
+
+
+def _whole_table(run: AttentionStatistics) -> Table:
+    content, mixing, monotonicity = run.content, run.mixing, run.monotonicity
+    rows = [
+        ("attention distance, positions", run.distance, 1, f"{run.even_distance.mean():.1f} (even attention)"),
+        ("entropy / largest", run.entropy, 3, "1 (even attention)"),
+        ("content logit, diagonal", content.diagonal, 3, ""),
+        ("content logit, off-diagonal", content.off_diagonal, 3, ""),
+        ("content logit, difference", content.difference, 3, "0 (no content)"),
+        ("the same without the model's scale, as published", content.published, 2, "0 (no content)"),
+        ("prefixes whose mass rises", monotonicity.violated, 3, "0 (monotone)"),
+        ("mean rise of those", monotonicity.gap, 4, "0 (monotone)"),
+    ]
+    if mixing is not None:
+        rows[6:6] = [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
+    if run.learned_sink is not None:
+        rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
+    cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
+    for name, values in vars(run.similarity).items() if run.similarity else ():
+        words = name.replace("off_", "off-").replace("_outside", ", outside the bins")
+        flat = "" if "outside" in name else "1 (all equal)"
+        cells.append([f"similarity of the mean logits, {words}", number_text(float(values.mean())), flat])
+    for index, threshold in enumerate(run.sink_thresholds):
+        cells.append([f"queries that give position 0 more than {threshold:g}", run.first_sink(index).text(), ""])
+    return Table(f"Attention of {run.title}, {_prompts(run)}", ("what", "mean [95 %]", "flat line"), cells)
+
+
+def _layer_table(run: AttentionStatistics) -> Table:
+    shown = {
+        "distance": (run.distance, 1),
+        "entropy": (run.entropy, 3),
+        "content diff": (run.content.difference, 2),
+        **({} if run.mixing is None else {"mixing": (run.mixing.tokens, 3)}),
+        "monotone rise": (run.monotonicity.violated, 3),
+    }
+    header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]
+    columns = [(statistic.value, digits) for statistic, digits in shown.values()]
+    columns += [(sinks[:, 0], 3) for sinks in run.sinks_by_layer]
+    if run.similarity is not None:
+        header += ["sim diag", "sim off"]
+        columns += [(run.similarity.diagonal.mean(axis=1), 3), (run.similarity.off_diagonal.mean(axis=1), 3)]
+    cells = [
+        [str(layer), *(number_text(float(values[layer]), digits) for values, digits in columns)]
+        for layer in range(run.depth)
+    ]
+    return Table("Layer by layer, means over prompts and heads", header, cells)
+
+
+def _rollout_table(run: AttentionStatistics) -> Table:
+    header = ("rollout", "first tenth", "middle tenth", "last tenth", "first position", "W1 to the flat line")
+    shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
+    cells = []
+    for name, summary in run.rollout_shares.items():
+        texts = [summary[share].text(".1f", scale=100, unit=" %") for share in shares]
+        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, summary["flat"].text()])
+    return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
+
+
+def _prompts(run: AttentionStatistics) -> str:
+    return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
+
+
+def _figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
+    """All figures, in the order of the page: what the table of layers does not say."""
+    figures = [_distance_figure(run), _kernel_map(run), _sink_figure(run)]
+    if run.rollouts:
+        theories = {
+            label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
+            for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
+        }
+        title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
+        figures.append(profiles_figure("rollouts", title, theories))
+    return figures
+
+
+def _distance_figure(run: AttentionStatistics) -> Figure | HeatMap:
+    """Means of every layer with their intervals, the heads at both ends, and even attention."""
+    distance, even, heads, layers = run.distance, run.even_distance, run.distance.by_head, np.arange(float(run.depth))
+    curves = [Curve("mean over heads", layers, distance.value, Stroke(BLUE, "solid"), distance.low, distance.high)]
+    if heads.shape[1] > 1:
+        curves.append(Curve("highest head", layers, heads.max(axis=1), Stroke(BLUE, "dot")))
+        curves.append(Curve("lowest head", layers, heads.min(axis=1), Stroke(BLUE, "dot")))
+    title = (
+        f"{run.title}: attention looks back {distance.overall.text('.0f', unit=' positions')} on average; "
+        f"even attention would look back {even.mean():.0f}"
+    )
+    curves.append(Curve("even attention", layers, even, FLAT))
+    return Figure("distance", title, LAYER, "attention distance (positions)", tuple(curves), markers=True)
+
+
+def _kernel_map(run: AttentionStatistics) -> HeatMap:
+    kernels = run.kernels.astype(np.float64)
+    cells = kernels.shape[-1]
+    chosen = np.unique(np.linspace(0, run.depth - 1, min(PANELS, run.depth)).round().astype(int))
+    hidden = np.triu(np.ones((cells, cells), bool), 1)
+    panels = {f"layer {layer}": np.where(hidden, np.nan, kernels[layer]) for layer in chosen}
+    size = run.n_positions / cells
+    in_cells = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
+    return HeatMap(
+        "kernels",
+        f"{run.title}: where each query's attention goes, mean over prompts and heads{in_cells}",
+        "key position",
+        "query position",
+        "share of the query's attention",
+        panels,
+        x=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
+        y=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
+        floor=max(float(np.nanmax(panel)) for panel in panels.values()) * 10**-KERNEL_DECADES,
+    )
+
+
+def _sink_figure(run: AttentionStatistics) -> Figure:
+    positions, sinks = np.arange(run.n_positions, dtype=np.float64), run.sinks
+    curves = []
+    for index, threshold in enumerate(run.sink_thresholds):
+        name, stroke = f"attention above {threshold:g}", RUNS[index % len(RUNS)]
+        curves.append(Curve(name, positions, sinks.value[index], stroke, sinks.low[index], sinks.high[index]))
+    first = float(curves[-1].y[0])
+    inside = max(float(curve.y[1:-10].max(initial=0.0)) for curve in curves)
+    return Figure(
+        "sinks",
+        f"{run.title}: position 0 takes more than {run.sink_thresholds[-1]:g} of the attention in {100 * first:.0f} %"
+        " of queries, layers and heads",
+        "position in the context",
+        "share of the queries that see it",
+        tuple(curves),
+        log_range=SINK_RANGE,
+        linear_range=(0.0, max(1.25 * inside, 0.01)),
+    )

@@ -1,0 +1,454 @@
+"""Methods against position bias, judged: the recommendation first, one table, curves before and after, the rest folded.
+
+Everything comes from the typed result (`posbias.mitigation.MitigationTrial`).
+"""
+
+import shlex
+from collections.abc import Sequence
+from inspect import getdoc
+
+import numpy as np
+
+from posbias.errors import UsageError
+from posbias.evaluation.evaluation import MEASURES
+from posbias.evaluation.finished_page import axis_of, notice_sentences
+from posbias.evaluation.levels import (
+    ALPHA,
+    FORMERLY_BEST,
+    JUDGED,
+    MEAN,
+    SPREAD,
+    UNCHANGED,
+    WORST,
+    Change,
+    change_text,
+)
+from posbias.evaluation.page import measure_words, requirement_text
+from posbias.evaluation.reading import UNJUDGED
+from posbias.mitigation.judging import (
+    APPLY,
+    CEILING,
+    EVENS,
+    GAINS,
+    GREW,
+    HARM,
+    NOTHING,
+    OPEN,
+    RAISES,
+    SHRANK,
+    SMALL,
+    STEADY,
+    WITHHELD,
+    Judgement,
+    MeasureChoice,
+    Verdict,
+)
+from posbias.mitigation.methods.adapter import Adapter
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, MitigationTrial
+from posbias.results.figures import MEASURED, RUNS, Figure, interval_curves
+from posbias.results.naming import label
+from posbias.results.page import Report
+from posbias.results.tables import Table, capital, number_text
+from posbias.statistics import MISSING, POWER, Interval
+
+MOST_DRAWN = 6
+"""Methods drawn beside the unchanged model: the recommended one and those after it by their worst position."""
+NOTE = (
+    "Every method answers the same test samples at the same positions as the unchanged model; no fit saw them. Changes "
+    "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
+    "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints. Do not "
+    "apply: mean, worst position, the position that was best, ordinary text or a short form of the task is harmed. "
+    "Otherwise, if mean or worst position rises: apply, if position matters less than before; evens out, if the "
+    "position that was best pays for that; raises, if it is not established that position matters less. Established "
+    "changes below what matters are reported but decide nothing. Otherwise nothing is established, which does not mean "
+    "that there is no effect."
+)
+FORM = (
+    "The log-probability of right answers also rises if answers merely take the form that is scored; "
+    "generated answers (--by accuracy) tell the two apart."
+)
+
+
+def mitigation_report(trial: MitigationTrial) -> Report:
+    """The method to apply, if any, and why."""
+    record, judgement = trial.record, trial.judgement
+    n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
+    whys = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
+    required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
+    here = (record.resolved.get("responder") or {}).get("kind") == "local"
+    return Report(
+        record.title,
+        kicker="posbias · methods against position bias, judged",
+        notices=notice_sentences(trial.notices, count=record.resolved.get("count"), here=here),
+        verdict=[*recommendation(judgement), *required],
+        basis=f"{n_samples} samples that no fit used.",
+        caveats=[*warnings(trial.choice, trial.arms), *([FORM] if judgement.measure == "logprob" else [])],
+        summary=[_position_table(trial), _verdict_table(trial)],
+        picture=_figures(trial),
+        note=NOTE,
+        folded={
+            "Why each verdict": [Table("Verdicts", ["method", "verdict", "why"], whys, prose=True)],
+            "Every number": [_number_table(trial)],
+            **_ending_table(trial),
+            **_use(trial),
+        },
+        left_out=list(trial.left_out),
+        record=record,
+    )
+
+
+def _position_table(trial: MitigationTrial) -> Table:
+    """The measure that decided at every position, before and after: what the picture draws."""
+    judgement = trial.judgement
+    curves = {"unchanged": judgement.before, **{verdict.name: verdict.means for verdict in judgement.verdicts}}
+    cells = [[name, *(mean.text(".2f") for mean in means)] for name, means in curves.items() if len(means)]
+    places = [f"position {position}" for position in judgement.positions]
+    return Table(f"{label(MEASURES, judgement.measure)} by position of the answer", ["method", *places], cells)
+
+
+def _verdict_table(trial: MitigationTrial) -> Table:
+    """Model x method: the changes, and the verdict that follows."""
+    judgement = trial.judgement
+    header = [
+        "model",
+        "method",
+        "verdict",
+        f"mean, change [95 %] of {label(MEASURES, judgement.measure)}",
+        "worst position, change",
+        "best minus worst, change",
+        "ordinary text",
+        "seconds per request",
+    ]
+    # Levels of the unchanged model, on the samples of the first method that has enough.
+    before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
+    levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
+    rows = [[trial.model, "unchanged", MISSING, *levels, MISSING, seconds_each(trial.arms[0])]]
+    for number, verdict in enumerate(judgement.verdicts, start=1):
+        changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
+        text = text_change(verdict, trial.arms[number])
+        rows.append([trial.model, verdict.name, words(verdict), *changes, text, seconds_each(trial.arms[number])])
+    return Table(f"{trial.task}: what each method does", header, rows)
+
+
+def _changed(change: Change | None) -> str:
+    """A change in as many decimals as tell it from none."""
+    return MISSING if change is None else change_text(change.value, "+")
+
+
+def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
+    """How the recommended method is put on a model of transformers and leaves for others, or how it changes prompts."""
+    arm = trial.recommended
+    kind = "" if arm is None else arm.method.partition("(")[0]
+    if arm is None or kind not in MITIGATIONS:
+        return {}
+    method = MITIGATIONS[kind]
+    if not issubclass(method, Mitigation):
+        summary = " ".join((getdoc(method) or "").partition("\n\n")[0].split())
+        return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
+    needs_places = arm.needs_passages or method.needs_passages is True
+    told = ("question" if method.needs_question else "passages") if needs_places else ""
+    here = ", from the directory of this run"
+    recipe = f"{arm.directory}/recipe.json" if arm.fitted is not None else arm.recipe or arm.name
+    title = f"{arm.name} on a model of transformers{here if arm.fitted is not None else ''}"
+    lines = [[line] for line in transformers_lines(recipe, told)]
+    used = {"Use it with transformers": [Table(title, ["Python"], lines)]}
+    try:
+        served = issubclass(method, Adapter) and MITIGATIONS.parse(arm.method)
+    except UsageError:  # a spelling that was cut off
+        served = False
+    if served:
+        export = f"posbias export {shlex.quote(arm.recipe or '.')} --to"
+        forms = [
+            [f"{export} adapter --gguf  # for vLLM, transformers, llama.cpp"],
+            [f"{export} merged --merged  # a whole model, for all others"],
+        ]
+        used["Serve it"] = [Table(f"{arm.name} in other programs{'' if arm.recipe else here}", ["Shell"], forms)]
+    return used
+
+
+def transformers_lines(recipe: str, told: str) -> list[str]:
+    """Python that puts a method on a model of transformers: for good, or told the "passages" of each prompt.
+
+    A method that acts from the question on stays, too: it is told the text with which questions begin ("question").
+    """
+    tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
+    answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
+    asked = ", question=QUESTION, tokenizer=tokenizer" if told else ""
+    said = "QUESTION: the text with which questions begin" if told else "until it is removed"
+    lines = [f"pb.mitigated(model, {recipe!r}{asked}).install()  # {said}", tokens, answer]
+    if told == "passages":
+        lines = [
+            f"{tokens}  # the texts PASSAGES stand in it, in this order",
+            f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
+            f"    {answer}",
+        ]
+    return [
+        "import posbias as pb",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        "model = AutoModelForCausalLM.from_pretrained(NAME)",
+        "tokenizer = AutoTokenizer.from_pretrained(NAME)",
+        *lines,
+    ]
+
+
+def _number_table(trial: MitigationTrial) -> Table:
+    """Every endpoint and side effect of every method, with its p-values."""
+    header = ["method", "endpoint or side effect", "change [95 %]", "p", "p of a rise, corrected"]
+    header += ["p of harm, corrected", "p of rare losses, corrected", "units", "accepted"]
+    cells = []
+    for verdict in trial.judgement.verdicts:
+        rows = {name: (_changed(change), change.p, verdict.n_samples, "") for name, change in verdict.changes.items()}
+        for name, effect in verdict.effects.items():
+            change = change_text(effect.value, "+", least=4, unit=f" {measure_words(effect.unit)}")
+            rows[name] = change, effect.p, effect.n_units, f"{effect.tolerance:g}"
+        for name, (change, p, units, accepted) in rows.items():
+            families = (verdict.gains, verdict.harms, verdict.unseen)
+            corrected = [f"{family[name]:.2g}" if name in family else MISSING for family in families]
+            cells.append([verdict.name, name, change, f"{p:.2g}", *corrected, str(units), accepted])
+    return Table("Changes against the unchanged model, paired over samples", header, cells)
+
+
+def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
+    """Generated answers that are right, that begin with the right one, and that cannot be judged."""
+    readings = {arm.name: arm.reading for arm in trial.arms if arm.reading and arm.reading.answers}
+    reasons = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
+    header = ["method", "answers", "right", "begin with the right one", *(UNJUDGED[reason] for reason in reasons)]
+    cells = [
+        [
+            name,
+            str(reading.answers),
+            *(number_text(None if np.isnan(share) else share) for share in (reading.right, reading.starts)),
+            *(str(reading.unjudged.get(reason, 0)) for reason in reasons),
+        ]
+        for name, reading in readings.items()
+    ]
+    return {"How answers ended": [Table("Generated answers by method", header, cells)]} if cells else {}
+
+
+def _figures(trial: MitigationTrial) -> list[Figure]:
+    """The measure that decided, before and after; the recommended method first, then by worst position."""
+    judgement = trial.judgement
+    if judgement.measure not in trial.curves:
+        return []
+
+    def rank(verdict: Verdict) -> tuple[bool, float]:
+        worst = min((mean.value for mean in verdict.means if np.isfinite(mean.value)), default=-np.inf)
+        return verdict.name != judgement.recommended, -worst
+
+    ranked, measure = sorted(judgement.verdicts, key=rank), label(MEASURES, judgement.measure)
+    lines = list(interval_curves("unchanged", judgement.positions, judgement.before, MEASURED))
+    for verdict, stroke in zip(ranked[:MOST_DRAWN], RUNS, strict=False):
+        lines += interval_curves(verdict.name, judgement.positions, verdict.means, stroke)
+    n_left = len(ranked) - MOST_DRAWN
+    omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left > 0 else ""
+    title = f"{trial.task}: {measure} by position, without and with each method{omitted}"
+    return [Figure("before-and-after", title, axis_of(trial.n_items), measure, tuple(lines), markers=True)]
+
+
+def recommendation(judgement: Judgement) -> list[str]:
+    """The recommended method and its effect, or why the model should stay as it is, line by line."""
+    verdicts, measure = judgement.verdicts, measure_words(judgement.measure)
+    gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS and verdict.after is not None]
+    harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
+    withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
+    warned = [f"Do not apply {', '.join(harmful)}: harm is established."] if harmful else []
+    warned += [f"No verdict by answers is possible for {', '.join(withheld)}."] if withheld else []
+    best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
+    if best is not None:
+        gainers = [verdict.name for verdict in gaining if verdict is not best]
+        also = f"{', '.join(gainers)} also {'gain' if len(gainers) > 1 else 'gains'}; which is best was not tested."
+        return [*_gain_lines(best, measure), *([also] if gainers else []), *warned]
+    if len(harmful) == len(verdicts):
+        return ["Leave the model as it is.", *warned]
+    first = verdicts[0]
+    if len(withheld) == len(verdicts) and first.withheld:
+        return [f"No verdict by answers for any method ({first.name}).", f"{capital(first.withheld)}."]
+    enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
+    lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
+    return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
+
+
+def _gain_lines(best: Verdict, measure: str) -> list[str]:
+    """The verdict on the recommended method, both levels, its price, other harm, and the dependence on position."""
+    assert best.before is not None
+    assert best.after is not None
+    lines = [
+        {
+            APPLY: f"Apply {best.name}.",
+            EVENS: f"{best.name} evens scores out.",
+            RAISES: f"{best.name} raises scores at {'some' if best.lowered else 'all'} positions; {_fate(best)}.",
+        }[best.verdict]
+    ]
+    for endpoint, name, lead in (
+        (MEAN, "mean", f"On average over positions, {measure} goes"),
+        (WORST, "worst", "At the worst position it goes"),
+    ):
+        before, after = (getattr(levels, name).value for levels in (best.before, best.after))
+        p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
+        alone = "" if p < ALPHA else ", not established by itself"
+        change = change_text(best.changes[endpoint].value, "+", least=2)
+        lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
+    price = [FORMERLY_BEST] if best.verdict == EVENS else []
+    harm = "harm that matters" if any(p < ALPHA for name, p in best.harms.items() if name not in price) else "harm"
+    if price:
+        loss = change_text(_lost(best.changes[FORMERLY_BEST].value), least=2)
+        lines.append(
+            f"The best position, {best.formerly_best}, loses {loss}. Apply it where answers may stand anywhere."
+        )
+    besides = [name for name in best.effects if name in best.harms]
+    scope = f"here or for {' and '.join(besides)}" if besides else "but only this task was judged"
+    lines.append(f"No {'other ' if price else ''}{harm} is established{' ' if besides else ', '}{scope}.")
+    return [*lines, f"{capital(dependence_text(best))}."] if best.dependence else lines
+
+
+def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
+    """The methods that gain in the samples alone, and how many samples would decide about all that are undecided."""
+    undecided = [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]
+    if not undecided:
+        return []
+    rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
+    lines = [f"{', '.join(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
+    needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
+    return [*lines, f"{capital(needed)}."] if needed else lines
+
+
+def _needed_text(verdict: Verdict) -> str:
+    """The number of samples that would decide about the mean, in questions; empty if it is not known."""
+    needed = verdict.changes[MEAN].needed
+    if needed is None:
+        return ""
+    rise, samples = needed
+    unit = 10 ** max(0, len(str(samples)) - 2)
+    samples, places = -(-samples // unit) * unit, len(verdict.means)
+    at = f", each at {places} positions" if places > 1 else ""
+    questions = f"{samples * places:,} questions{at}"
+    return f"about {samples:,} samples ({questions}) would decide whether the mean rises by {rise:.2f}"
+
+
+def words(verdict: Verdict) -> str:
+    """The verdict as a table has it: with the price of evening out, and with what position does after a rise."""
+    if verdict.verdict == EVENS:
+        return f"{EVENS}: the best position loses {-verdict.changes[FORMERLY_BEST].value.value:.2f}"
+    if verdict.verdict == RAISES:
+        return f"{RAISES} {'some' if verdict.lowered else 'all'}, {_fate(verdict)}"
+    return verdict.verdict
+
+
+def _fate(verdict: Verdict) -> str:
+    """What position does after a rise."""
+    fates = {GREW: "position matters more", STEADY: "position matters as before"}
+    return fates.get(verdict.dependence, "whether position matters less is not decided")
+
+
+def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
+    """Everything that decided about a method, in whole sentences, every number with its interval."""
+    smallest = judgement.smallest
+    if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
+        return [f"It changes no score of these {verdict.n_samples} samples at all."]
+    harms, gains, price, negligible, unsure = verdict.established(smallest)
+    sentences = [f"{capital(verdict.withheld)}."] if verdict.withheld else []
+    for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
+        sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
+    if harms or gains or verdict.withheld:
+        sentences += [f"Only in these samples: {_change_sentence(verdict, name)}" for name in unsure]
+    below = f"Established but negligible (below {smallest:g})"
+    sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
+    sentences += [f"{capital(dependence_text(verdict))}."] if verdict.dependence else []
+    if verdict.lost:
+        sentences.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
+    sentences += [
+        f"Not judged: {name}, of which there are {effect.n_units} units; a verdict needs {effect.units_needed}."
+        for name, effect in verdict.effects.items()
+        if effect.n_units < effect.units_needed
+    ]
+    if not verdict.changes:
+        sentences.append(
+            f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict by "
+            f"{measure_words(judgement.measure)} needs {verdict.samples_needed}."
+        )
+    elif not (gains or harms or price or verdict.withheld):
+        undecided = [name for name in JUDGED if name not in negligible]
+        if undecided:
+            sentences.insert(0, _undecided_sentence(verdict, undecided, judgement))
+    return sentences
+
+
+def dependence_text(verdict: Verdict) -> str:
+    """The fate of the dependence on position, with the spread before and after; empty if it was not asked for."""
+    if not verdict.dependence or verdict.before is None or verdict.after is None:
+        return ""
+    fate = {
+        SHRANK: "the dependence on position shrank",
+        GREW: "the dependence on position grew",
+        STEADY: "the dependence on position is as before",
+        OPEN: "whether the dependence on position shrank or grew is not decided",
+    }[verdict.dependence]
+    if verdict.dependence == OPEN and verdict.changes[SPREAD].value.excludes(0.0):
+        fate = "corrected for several methods, it is not decided whether position matters less"
+    before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
+    change = change_text(verdict.changes[SPREAD].value, "+", least=2)
+    return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
+
+
+def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
+    """What the verdicts do not say: the choice of measure, unjudged answers."""
+    lines = []
+    instead = f"methods are judged by {measure_words(choice.measure)} instead"
+    if choice.undecided:
+        lines.append(f"No verdict by answers: {choice.undecided}; {instead}")
+    if choice.level is not None:
+        side = "ceiling" if choice.level > CEILING else "floor"
+        hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
+        lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little shows"
+        lines.append(f"{lead}; {hint}")
+    return lines + [f"{arm.name}: {arm.reading.withheld}" for arm in arms if arm.reading and arm.reading.withheld]
+
+
+def text_change(verdict: Verdict, arm: ArmResult) -> str:
+    """The change of the loss on ordinary text, or why there is none."""
+    effect = verdict.effects.get(ORDINARY_TEXT)
+    if effect is None:
+        return arm.text_reason or MISSING
+    return change_text(effect.value, "+", least=4, unit=" nats")
+
+
+def seconds_each(arm: ArmResult) -> str:
+    """Seconds of one request."""
+    return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
+
+
+def _lost(value: Interval) -> Interval:
+    """A fall as a positive size."""
+    return Interval(-value.value, -value.high, -value.low)
+
+
+def _change_sentence(verdict: Verdict, name: str) -> str:
+    """An established change as a size in its own direction; a side effect beside what is accepted."""
+    effect = verdict.effects.get(name)
+    if effect is not None:
+        unit = f" {measure_words(effect.unit)}" if effect.unit else ""
+        beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
+        return f"{name} changes by {change_text(effect.value, '+')}{unit}{beyond}."
+    value = verdict.changes[name].value
+    place = f"{name} ({verdict.formerly_best})" if name == FORMERLY_BEST else name
+    if value.value > 0:
+        return f"{place} rises by {change_text(value)}."
+    return f"{place} falls by {change_text(_lost(value))}."
+
+
+def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:
+    """Changes that are not established, and how many samples would decide."""
+    unsure = verdict.established(judgement.smallest).unsure
+    text = "".join(
+        f"In these samples the {_change_sentence(verdict, name)[:-1]}; {verdict.n_samples} samples are too few to "
+        "exclude rare losses that would undo it. "
+        for name in unsure
+    )
+    sizes = "; ".join(f"{name} {change_text(verdict.changes[name].value, '+')}" for name in names if name not in unsure)
+    if sizes:
+        further = "other " if len(names) < len(JUDGED) or unsure else ""
+        text += f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}. "
+    needed = _needed_text(verdict) if MEAN in names else ""
+    return f"{text}{capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()

@@ -1,0 +1,192 @@
+"""The parts of a run's report, and how it becomes one offline HTML page, or text.
+
+A page answers first: the verdict, one picture, the tables that matter most; everything else is folded below. All text
+is escaped where it is rendered, here and in `tables.py`, so that none of it steers a page or a terminal. Figures are
+SVG; a content security policy forbids any script and external load, so that a report can be mailed around and opened
+years later.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from posbias.errors import printable
+from posbias.results.drawing import fragment_of
+from posbias.results.figures import Figure, HeatMap
+from posbias.results.records import Record
+from posbias.results.tables import Table, condensed, print_notes, print_tables
+from posbias.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from rich.console import Console
+
+TEMPLATE = "page.html.jinja"
+DEMO_NAME = "SmolLM2-135M-Instruct"
+CONTROL_TOKENS = "they were read as ordinary text, never as the tokens"
+"""What is done with control tokens that a text spells."""
+LONGEST_LIST = 8
+"""Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A part of a page, in the order in which it is shown; folded, unless it is the whole report."""
+
+    title: str
+    anchor: str = "figure"
+    """Beginning of the ids of its charts."""
+    badge: str = ""
+    mark: str = ""
+    """Colour of the badge: `holds`, `correction` or `fails`."""
+    source: str = ""
+    texts: Sequence[str] = ()
+    """Paragraphs, the statement first."""
+    statements: Sequence[str] = ()
+    """Sentences that the intervals support."""
+    caveats: Sequence[str] = ()
+    """Warnings to read before anything is believed; those of the record stand first."""
+    figures: Sequence[Figure | HeatMap] = ()
+    note: str = ""
+    """How to read figures and tables."""
+    tables: Sequence[Table] = ()
+    left_out: Sequence[str] = ()
+    """Things that were not possible or not done, and why."""
+    record: Record | None = None
+    """The run that is repeated by its command, under its conditions."""
+
+    def __post_init__(self) -> None:
+        of_record = [] if self.record is None else caveats_of(self.record)
+        object.__setattr__(self, "caveats", list(dict.fromkeys([*of_record, *self.caveats])))
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Section):
+    """All text, tables and figures about one run, or several."""
+
+    kicker: str = ""
+    """The sort of page, named above its title."""
+    notices: Sequence[str] = ()
+    """Notes to be read before any number: they stand first, on the page and on a terminal."""
+    basis: str = ""
+    """Data that the verdict rests on, and how much of it."""
+    verdict: Sequence[str] = ()
+    """Lines that answer what the run was made for, each of at most 25 words that need no glossary."""
+    picture: Sequence[Figure | HeatMap] = ()
+    """Figures that are seen first: one, or two side by side. Further ones are `figures`."""
+    summary: Sequence[Table] = ()
+    """The few tables that matter most. Further ones are `tables`."""
+    folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
+    """Further tables by the line that unfolds them."""
+    sections: Sequence[Section] = ()
+    glossary: Mapping[str, str] = field(default_factory=dict)
+
+
+def figures_of(report: Report) -> dict[str, Figure | HeatMap]:
+    """All figures that are drawn as pictures, too, by the name of their file without its ending."""
+    figures = {figure.slug: figure for figure in (*report.picture, *report.figures)}
+    for section in report.sections:
+        figures.update({f"{section.anchor}-{figure.slug}": figure for figure in section.figures})
+    return figures
+
+
+def tables_of(report: Report) -> list[Table]:
+    """All tables that hold anything, those that matter most first."""
+    folded = [table for tables in report.folded.values() for table in tables]
+    of_sections = [table for section in report.sections for table in section.tables]
+    return [table for table in (*report.summary, *report.tables, *folded, *of_sections) if table.cells]
+
+
+def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
+    """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
+    return _page_template().render(
+        chart=fragment_of,
+        report=report,
+        title=real_name(report.title),
+        called=real_name(report.title) != report.title,
+        demo=DEMO_NAME,
+        links=links or {},
+        version=__version__,
+    )
+
+
+@cache
+def _page_template() -> "Template":
+    """The template of pages, compiled once: that takes longer than drawing most pages."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("posbias.results"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(condensed=condensed, conditions_of=conditions_of)
+    # Names of columns are told to style sheets once, as strings of CSS; phones show them before the cells.
+    quoted = str.maketrans({"\\": r"\\", '"': r"\""})
+    environment.filters.update(printable=printable, quoted=lambda name: f'"{printable(name).translate(quoted)}"')
+    return environment.get_template(TEMPLATE)
+
+
+def show_report(report: Report, console: "Console") -> None:
+    """Print notices, the verdict, tables and statements: ruled on a terminal, else in plain columns."""
+    print_notes(report.notices, console, mark="Notice: ")
+    print_notes(report.verdict, console, mark="")
+    if report.verdict:
+        console.print()
+    folded = [table for tables in report.folded.values() for table in tables if table.cells]
+    print_tables([*report.summary, *report.tables, *folded], console)
+    texts = [*report.statements, *report.caveats]
+    print_notes([text for text in texts if text not in report.verdict], console)
+    print_notes(report.left_out, console, mark="Left out: ")
+
+
+def real_name(title: str) -> str:
+    """A title in which the demo model goes by the name that its makers gave it."""
+    return re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, title)
+
+
+def caveats_of(record: Record) -> list[str]:
+    """Warnings about the model (an encoding that is not the published one), the theories and the prompts."""
+    resolved = record.resolved
+    model = resolved.get("model") or (resolved.get("responder") or {}).get("model")
+    caveats = [*(model.get("caveats", ()) if isinstance(model, Mapping) else ()), *record.scalars.get("caveats", ())]
+    if tokens := (record.prompts or {}).get("control_tokens"):
+        caveats.append(f"The prompts spell control tokens ({quoted(tokens)}): {CONTROL_TOKENS}.")
+    return list(map(str, caveats))
+
+
+def quoted(tokens: Mapping[str, int]) -> str:
+    """Control tokens, each with the number of times that it occurs; the first of many."""
+    return first_of([f"{token!r} {times} times" if times > 1 else repr(token) for token, times in tokens.items()])
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """The first of many texts."""
+    return ", ".join(texts[:LONGEST_LIST]) + (" ..." if len(texts) > LONGEST_LIST else "")
+
+
+def conditions_of(record: Record) -> dict[str, str]:
+    """Model, prompts, seeds and versions as label and text, nested tables written out."""
+    found: dict[str, str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                add(f"{name}: {key}" if name else str(key), entry)
+        elif isinstance(value, list | tuple) and value:
+            texts = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
+            more = f", ... ({len(value)} values)" if len(value) > LONGEST_LIST else ""
+            found[name.replace("_", " ")] = ", ".join(texts) + more
+        elif value is not None and value not in ("", [], ()):
+            found[name.replace("_", " ")] = f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    untold = ("command", "title", "related", "curves")
+    add("", {name: value for name, value in record.resolved.items() if name not in untold})
+    add("", {"seed": record.seeds, "environment": record.environment})
+    return {**found, "finished": record.created, "run": record.run_id}

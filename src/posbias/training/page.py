@@ -1,0 +1,60 @@
+"""A training in tables and a figure: how members ended, losses by step, last losses over the grid."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from posbias.results.figures import RUNS, Curve, Figure
+from posbias.results.page import Report
+from posbias.results.tables import Table
+from posbias.statistics import MISSING, mean_ends, mean_of
+from posbias.training.running import ENDED_WELL, StudyRun
+
+
+def training_report(run: StudyRun) -> Report:
+    """How members ended, their losses by step, and their last losses over the grid."""
+    trained, last = run.trained, defaultdict[tuple[str, ...], list[float]](list)  # NaN: it did not end well
+    for outcome in trained.members:
+        point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
+        last[point].append(float(outcome.losses[-1]) if outcome.status in ENDED_WELL else np.nan)
+    header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
+    title = f"{run.title}: mean loss at the end (nats) with its 95 % interval over seeds"
+    rows = []
+    for point, of_seeds in last.items():
+        losses = np.array([loss for loss in of_seeds if not np.isnan(loss)])
+        mean = mean_of(losses).interval(least=0.0).text(".4f") if losses.size else MISSING
+        rows.append([*point, f"{losses.size} of {len(of_seeds)}", mean])
+    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
+    stacks = f"{trained.n_stacks} stack{'' if trained.n_stacks == 1 else 's'}"
+    return Report(
+        run.title,
+        kicker="posbias · small models, trained at once",
+        verdict=[f"{len(trained.members)} members in {stacks}: {counts}.", *_extremes(rows)],
+        picture=_loss_figures(run),
+        summary=[Table(title, header, rows)],
+        statements=[f"{name}: {ended}" for name, ended in run.shown().facts.items()],
+        record=run.record,
+    )
+
+
+def _loss_figures(run: StudyRun) -> list[Figure]:
+    """Mean loss over the seeds of each point, by step, with its interval; none if no member ended well."""
+    drawn = run.loss_curves()
+    curves = [
+        Curve(name, run.steps, rows.mean(0), stroke, *mean_ends(rows, least=0.0))
+        for (name, rows), stroke in zip(drawn.items(), RUNS, strict=False)
+    ]
+    shown = f" (the first {len(curves)} of {len(drawn)} points of the grid)" if len(drawn) > len(curves) else ""
+    title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{shown}"
+    return [Figure("losses", title, "step", "loss (nats)", tuple(curves))] if curves else []
+
+
+def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The points of the grid with the least and the largest loss at the end; empty if there is one point alone."""
+    ended = [row for row in rows if row[-1] != MISSING]
+    if len(ended) < 2:
+        return []
+    least, most = (end(ended, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
+    named = [f"{row[-1]} nats with {', '.join(row[:-2])}" for row in (least, most)]
+    return [f"Loss at the end: from {named[0]} to {named[1]}."]

@@ -1,0 +1,109 @@
+"""The page and the tables of a decomposition, drawn from a made-up record with known shifts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posbias import Record, write_report
+from posbias.decomposition.decomposition import Counterfactual, Decomposition, store_decomposition
+from posbias.decomposition.page import (
+    CAVEAT,
+    decomposition_report,
+    reasons_of,
+    tables_of,
+)
+from posbias.results.records import read_record
+from posbias.results.result import verdict
+from posbias.statistics import Interval
+
+N_POSITIONS = 40
+
+
+def moved(profiles: np.ndarray, share: float) -> np.ndarray:
+    """A share of every prompt's influence goes to the first position."""
+    first = np.zeros(profiles.shape[1])
+    first[0] = 1
+    return (1 - share) * profiles + share * first
+
+
+def build(count: int) -> Decomposition:
+    flat = np.random.default_rng(0).dirichlet(np.full(N_POSITIONS, 50.0), count)
+    series = [("measured", "jacobian"), ("power_rollout_rerun", "jacobian"), ("rollout_content", "jacobian")]
+    changed = {series[0]: moved(flat, 0.3), series[1]: moved(flat, 0.2)}
+    reasons = {"rollout_content": "no_rope: <nothing> to take out"}
+    resolved = {"title": "made <up>", "command": "posbias decompose made-up"}
+    decomposition = Decomposition(
+        Record("decompose", {"model": "made up"}, resolved),
+        baseline=dict.fromkeys(series, flat),
+        counterfactuals=(
+            Counterfactual("no_rope", "encoding", changed, reasons, np.full(count, 0.25)),
+            Counterfactual(
+                "sink_masked(positions=2)",
+                "sinks",
+                {series[2]: moved(flat, 0.1)},
+                {"measured": "not on this model"},
+                None,
+            ),
+        ),
+        left_out={"rollout_content": "no attention"},
+        kinds=("jacobian",),
+    )
+    return store_decomposition(decomposition)
+
+
+@pytest.fixture
+def decomposition() -> Decomposition:
+    return build(8)
+
+
+def test_tables_show_shifts_and_gaps_in_points(decomposition):
+    tables = {table.title: (table.header, table.cells) for table in tables_of(decomposition)}
+    header, cells = tables["Shift of the mass in percentage points (Jacobian)"]
+    assert header == ["ingredient", "replaced by", "source", "first tenth", "middle tenth", "last tenth"]
+    assert [row[:3] for row in cells] == [
+        ["encoding", "no_rope", "measured"],
+        ["encoding", "no_rope", "power rollout of the changed model"],
+        ["sinks", "sink_masked(positions=2)", "architecture: residual rollout with content"],
+    ]
+    # 30 % of everything goes to the first position, which had about a fortieth: the first tenth wins about .3 * .9.
+    assert cells[0][3].startswith("+27.")
+    assert cells[1][3].startswith("+18.")
+    (gap,) = tables["Theory's shift less the measured one, in points (Jacobian)"][1]
+    assert gap[3].startswith("-9.")
+    (score,) = tables["How far are a theory's shifts from the measured ones?"][1]
+    assert score[-1] == "closer"
+    assert tables["How far does the change drive the model?"][1] == [["encoding", "no_rope", "0.250 [0.176, 0.324]"]]
+    assert [row[0] for row in tables["Masses with nothing replaced (a flat line: 10 % each)"][1]] == [
+        "measured", "power rollout of the changed model", "architecture: residual rollout with content",
+    ]  # fmt: skip
+
+
+def test_the_verdict_says_no_more_than_the_intervals(decomposition):
+    most, moving = verdict(decomposition)
+    assert most.startswith("no_rope moves the profile most: the first tenth changes by +27.")
+    assert moving == "These replacements are shown to move it: no_rope."
+    assert verdict(build(5)) == ("5 prompts: with fewer than 6 nothing is decided.",)
+    wide = [replace(shift, shift=Interval(0.1, -0.1, 0.2)) for shift in decomposition.shifts]
+    vars(decomposition)["shifts"] = tuple(wide)
+    assert list(decomposition_report(decomposition).verdict) == ["No replacement is shown to move the profile."]
+
+
+def test_what_was_not_possible_is_told_with_its_reason(decomposition):
+    assert reasons_of(decomposition) == [
+        "architecture: residual rollout with content: no attention",
+        "no_rope, architecture: residual rollout with content: not possible, <nothing> to take out",
+        "sink_masked(positions=2), measured: not possible, not on this model",
+    ]
+
+
+def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(decomposition, tmp_path):
+    decomposition.save(tmp_path)
+    page = write_report([read_record(tmp_path)], tmp_path).read_text()
+    assert "made &lt;up&gt;" in page
+    assert "made <up>" not in page
+    assert "&lt;nothing&gt;" in page
+    assert CAVEAT in page
+    assert "posbias decompose made-up" in page
+    assert page.count('id="figure-shifts-jacobian"') == 1
+    assert 'src="http' not in page

@@ -1,0 +1,112 @@
+"""Figures keep their numbers: on the page, in the picture, and in the ends of their scales."""
+
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+
+from posbias import Profile, UsageError
+from posbias.results.drawing import TOLD_PLACES, fragment_of, image_of
+from posbias.results.figures import (
+    DRAWN_POINTS,
+    LONG_CONTEXT,
+    MEASURED,
+    Curve,
+    Figure,
+    HeatMap,
+    profile_curve,
+    profiles_figure,
+)
+
+
+def _map(*matrices: np.ndarray, floor: float | None = None) -> HeatMap:
+    shape, panels = matrices[0].shape, {f"<{index}>": matrix for index, matrix in enumerate(matrices)}
+    ends = (0.0, shape[1] - 1.0), (0.0, shape[0] - 1.0)
+    return HeatMap("slug", "Costs $5 & <more>", "x", "y", "value", panels, *ends, floor=floor)
+
+
+def test_scales_end_where_the_values_do() -> None:
+    values = np.array([[0.0, 0.5], [np.nan, -2.0]])
+    assert _map(values).limits == (-2.0, 0.5)
+    assert _map(values, floor=0.01).limits == (0.01, 0.5)
+    assert _map(np.zeros((2, 2))).limits == (-0.5, 0.5)
+    assert _map(np.full((2, 2), np.nan)).limits == (0.0, 1.0)
+
+
+def test_the_page_carries_values_and_escapes_texts() -> None:
+    """Cells of a small map are told, those of a large one are colours alone."""
+    small = _map(np.array([[0.125, np.nan]]), np.ones((1, 2)))
+    fragment = fragment_of(small, anchor="here")
+    assert fragment == fragment_of(small, anchor="here")
+    assert fragment.startswith('<figure class="chart" id="here"><figcaption>Costs $5 &amp; &lt;more&gt;</figcaption>')
+    assert not re.search(r"<0>|<more>", fragment)
+    assert ">&lt;0&gt;</text>" in fragment
+    assert titles_of(fragment)[:2] == ["x: 0\ny: 0\nvalue: 0.125", "x: 1\ny: 0\nvalue: nan"]
+    assert titles_of(fragment_of(_map(np.ones((21, 20))), anchor="here")) == []
+
+
+def test_what_steers_a_terminal_is_spelled_out_in_a_picture() -> None:
+    curve = Curve("a\x1b", np.arange(3.0), np.ones(3), MEASURED)
+    fragment = fragment_of(Figure("f", "t\u202e", "x", "y", (curve,)), anchor="here")
+    assert "\x1b" not in fragment
+    assert "\u202e" not in fragment
+    assert r"a\x1b: 1" in titles_of(fragment)[0]
+    assert r"<figcaption>t\u202e<" in fragment
+
+
+def test_nothing_to_draw_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1 panel"):
+        HeatMap("slug", "title", "x", "y", "value", {}, x=(0.0, 1.0), y=(0.0, 1.0))
+    with pytest.raises(UsageError, match="floor > 0, got 0"):
+        _map(np.ones((2, 2)), floor=0.0)
+
+
+def titles_of(fragment: str) -> list[str]:
+    """What a pointer is told, from left to right."""
+    return [unescape(found) for found in re.findall("<title>(.*?)</title>", fragment, flags=re.DOTALL)]
+
+
+def test_a_profile_tells_every_place_with_its_interval() -> None:
+    values = np.full(8, 1 / 8)
+    figure = profiles_figure("slug", "title", {}, measured={"measured": Profile(values, values / 2, values * 2)})
+    fragment = fragment_of(figure, anchor="here")
+    assert "fill-opacity:0.16" in fragment, "a band lets what is below it be seen"
+    told = titles_of(fragment)
+    assert told == [f"position: {j}\nmeasured: 1 [0.5, 2]" for j in range(8)]
+
+
+def test_rows_tell_every_value_and_keep_their_names() -> None:
+    x, y = np.array([1.0, 2.0]), np.array([0.5, -0.5])
+    curves = (Curve("a < b", x, y, MEASURED, y - 1, y + 1), Curve("c", x[:1], y[:1], MEASURED))
+    fragment = fragment_of(Figure("f", "t", "x", "y", curves, rows=("one", "two " * 20)), anchor="here")
+    assert titles_of(fragment) == ["one\na < b: 0.5 [-0.5, 1.5]\nc: 0.5", f"{'two ' * 20}\na < b: -0.5 [-1.5, 0.5]"]
+    assert ">a &lt; b</text>" in fragment
+    assert fragment.count("stroke-width:0.9") >= 2, "an interval is a line"
+
+
+def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
+    long, short = (
+        profiles_figure("slug", "title", {"theory": (Profile.normalised(np.linspace(1.0, 3.0, n)), MEASURED)})
+        for n in (LONG_CONTEXT, LONG_CONTEXT - 1)
+    )
+    fragments = [fragment_of(figure, anchor="here") for figure in (long, short)]
+    assert ["distance from the end" in fragment for fragment in fragments] == [True, False]
+    assert titles_of(fragments[0])[0].startswith("distance: ")
+    assert len(titles_of(fragments[0])) <= TOLD_PLACES
+    assert image_of(long) != image_of(short)
+
+
+def test_a_long_curve_keeps_both_ends_whatever_is_left_out_between_them() -> None:
+    long, short = (profile_curve("a", Profile.normalised(np.linspace(1, 2, n)), MEASURED) for n in (100_000, 90))
+    drawn = long.thinned()
+    assert drawn.y.size <= DRAWN_POINTS
+    assert (drawn.x[0], drawn.x[-1], drawn.x[1], drawn.x[-2]) == (0, 99_999, 1, 99_998)
+    assert short.thinned() is short
+
+
+def test_a_solid_curve_that_covers_another_is_dashed() -> None:
+    x, y = np.arange(5.0), np.arange(5.0)
+    below, covering, apart = (Curve(name, x, y + up, MEASURED) for name, up in (("a", 0.0), ("b", 1e-3), ("c", 1.0)))
+    figure = Figure("f", "", "x", "y", (below, covering, apart))
+    assert [curve.stroke.dash for curve in figure.curves] == ["solid", "dash", "solid"]
