@@ -103,7 +103,7 @@ class Registry(Generic[Variant]):
         except UsageError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
+            fields = ", ".join(inspect.signature(variant).parameters) or "none"
             raise UsageError(f"{self.sort} {name}: {error}; parameters of {name}: {fields}") from None
 
     def spell(self, variant: object) -> str:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from posbias import UsageError
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
 from posbias.tasks.language.documents import CITIES
-from posbias.tasks.language.needle import PEOPLE
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
     "animal": ("dog", "horse", "rabbit", "tiger", "wolf", "bear", "lion", "mouse", "goat", "duck"),
@@ -44,7 +43,8 @@ COMMON = (
     *("house", "door", "wall", "floor", "roof", "chair", "table", "bed", "lamp", "box"),
 )
 NAMES = (
-    *PEOPLE,
+    *("Yuki", "Stuart", "Katie", "Veronica", "Gary", "Megan", "Calvin", "Mandy", "Diana", "Caleb"),
+    *("Nadia", "Omar", "Ingrid", "Hugo", "Priya", "Felix", "Leila", "Marek", "Tessa", "Viktor"),
     *("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba"),
     *("Anton", "Beata", "Cyril", "Elena", "Frida", "Greta", "Henrik", "Irena", "Jonas", "Karin", "Lukas", "Mirjam"),
     *("Nils", "Olga", "Pavel", "Rosa"),

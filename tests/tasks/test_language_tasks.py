@@ -32,7 +32,6 @@ SPELLINGS = (
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
-    "needle(tokens=1200, depths=5, literal=False, distractors=2)",
 )
 
 
@@ -370,6 +369,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(tokens=10)", "tokens must be a whole number >= 64"),
         ("pairwise(pattern='x')", "task pairwise: pattern left posbias after 0.1.0: answer_pattern"),
         ("items(file='x', repeats=2)", "task items: repeats left posbias after 0.1.0: write the record again"),
+        ("needle(literal=False)", "task needle: literal left posbias after 0.1.0: items(file=...), with facts and"),
         ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
         ("needle(distractors=40)", "distractors must be a whole number >= 0 and < 40, got 40"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
@@ -425,17 +425,3 @@ def test_distractors_are_of_other_cities(tokenizer: Any) -> None:
         assert len({*told.values()}) == 7
         assert f"What is the number of {needle[1]}?" in example.text
         assert example.answers == (needle[2],)
-
-
-def test_a_needle_that_is_not_literal_shares_no_word_with_its_question(tokenizer: Any) -> None:
-    def words(text: str) -> set[str]:
-        return set(re.findall(r"\w+", text.lower()))
-
-    examples = asked(Needle(tokens=1200, depths=2, literal=False, distractors=3), tokenizer, count=4)
-    for example in examples:
-        needle, question = item_of(example, tokenizer), example.text.rpartition("Question: ")[2].partition("\n")[0]
-        assert example.answers[0] in needle
-        assert not words(needle) & words(question)
-    for text in ("needles=2", "distractors=20"):
-        with pytest.raises(UsageError, match="literal=False takes one needle and at most 19 distractors"):
-            LANGUAGE_TASKS.parse(f"needle(literal=False, {text})")

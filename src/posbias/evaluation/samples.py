@@ -21,7 +21,7 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.progress import report
 from posbias.tasks.language import Example, LanguageTask, share_found
-from posbias.tasks.language.rules import Python, starts_with
+from posbias.tasks.language.rules import starts_with
 
 LINE_END = "\n"
 CLUSTER = "cluster"
@@ -53,7 +53,7 @@ def task_for(responder: Responder, task: LanguageTask) -> LanguageTask:
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
     rule = task.answer_rule
-    if isinstance(rule, Python) and not options.allow_code:
+    if rule.function is not None and not options.allow_code:
         raise UsageError(
             f"{task.name}: answers would be judged by code of one's own, {rule.function!r}, which allow_code=True "
             "(--allow-code) permits"

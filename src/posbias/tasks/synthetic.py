@@ -149,7 +149,7 @@ class SyntheticTask(ABC):
             object.__setattr__(self, name, value)
 
     @abstractmethod
-    def stack(self, tasks: Sequence[Any], seeds: Sequence[int], device: torch.device) -> "TaskStack":
+    def stack(self, tasks: Sequence[Any], draws: Draws) -> "TaskStack":
         """The stack of `tasks`, all of this task's key; called by `stack_tasks`."""
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
     for task in tasks:
         if task.stack_key != tasks[0].stack_key:
             raise UsageError(f"{task} and {tasks[0]} cannot be drawn in one stack: their shapes differ")
-    return tasks[0].stack(tasks, seeds, torch.device(device))
+    return tasks[0].stack(tasks, Draws.of(tasks[0].name, seeds, torch.device(device)))
 
 
 def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) -> Float[Tensor, "member"]:
@@ -237,9 +237,79 @@ def _stream(base: int, purpose: Purpose, index: int) -> int:
 Tokens = Int64[Tensor, "member batch position"]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Contexts, and by position what asks for it and the answer."""
+
+    tokens: Tokens
+    answers: Tokens
+    chosen: Int64[Tensor, "member batch one"]
+    """The position asked for."""
+    cues: Tokens | None = None
+    """What stands behind the context to ask for a position; None: nothing, for it is always the same one."""
+
+    def at(self, chosen: Int64[Tensor, "member batch one"]) -> Batch:
+        """The contexts when certain positions are asked for."""
+        cued = [] if self.cues is None else [self.cues.gather(2, chosen)]
+        return Batch(torch.cat((self.tokens, *cued), dim=2), self.answers.gather(2, chosen))
+
+
+class CopyTask(SyntheticTask):
+    """A task that asks for one position of a context of tokens, which may have a cue behind it."""
+
+    context: int
+    vocabulary: int
+
+    def _asks(self, vocabulary_size: int, cues: int = 0) -> None:
+        """Set what follows from the sizes, from `__post_init__`."""
+        n_positions = self.context + (cues > 0)
+        self._follows(
+            n_positions=n_positions,
+            n_outputs=self.vocabulary,
+            vocabulary_size=vocabulary_size,
+            rows=(n_positions - 1,),
+            stack_key=(self.name, self.context, self.vocabulary, cues),
+        )
+
+    @abstractmethod
+    def asked(self, tasks: Sequence[Any], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
+        """The sequences of one stream (see `Draws`) for every member."""
+
+    def stack(self, tasks: Sequence["CopyTask"], draws: Draws) -> TaskStack:
+        """Members differ in their seeds, and in the position that is always asked for."""
+        return CopyStack(tuple(tasks), draws)
+
+
+@dataclass(frozen=True)
+class CopyStack(TaskStack):
+    """Contexts of every member; members of one seed share them."""
+
+    tasks: tuple[CopyTask, ...]
+    draws: Draws
+
+    def _asked(self, purpose: Purpose, index: int, size: int) -> Asked:
+        return self.tasks[0].asked(self.tasks, self.draws, purpose, index, size)
+
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        """Each context as its position is asked for."""
+        contexts = self._asked(purpose, index, size)
+        return contexts.at(contexts.chosen)
+
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """`loss` (nats), `accuracy`; with cues `accuracy_by_position` [position]: each context is asked for all."""
+        yield from super().scores(predict, index, size)
+        contexts, right = self._asked(Purpose.EVALUATION, index, size), []
+        if contexts.cues is None:
+            return
+        for position in range(contexts.tokens.shape[2]):
+            batch = contexts.at(torch.full_like(contexts.chosen, position))
+            right.append(right_answers(predict(batch.inputs), batch.targets[..., 0]))
+        yield "accuracy_by_position", torch.stack(right, dim=-1)
+
+
 @SYNTHETIC_TASKS.register("position_copy")
 @dataclass(frozen=True)
-class PositionCopy(SyntheticTask):
+class PositionCopy(CopyTask):
     """Name the token at one position of a context of independent uniform tokens."""
 
     target: Natural
@@ -254,144 +324,72 @@ class PositionCopy(SyntheticTask):
             raise UsageError(
                 f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
             )
-        self._follows(
-            n_positions=self.context,
-            n_outputs=self.vocabulary,
-            vocabulary_size=self.vocabulary,
-            rows=(self.context - 1,),
-            stack_key=(self.name, self.context, self.vocabulary),
-        )
+        self._asks(self.vocabulary)
 
-    def stack(self, tasks: Sequence["PositionCopy"], seeds: Sequence[int], device: torch.device) -> TaskStack:
-        """Members may differ in their target."""
-        return CopyStack(tuple(tasks), Draws.of(self.name, seeds, device))
-
-
-@dataclass(frozen=True)
-class CopyStack(TaskStack):
-    """Contexts of every member; members of one seed share them whatever their target."""
-
-    tasks: tuple[PositionCopy, ...]
-    draws: Draws
-
-    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+    def asked(self, tasks: Sequence["PositionCopy"], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Independent uniform tokens."""
-        first = self.tasks[0]
-        tokens = self.draws.integers(purpose, index, (size, first.context)) % first.vocabulary
-        positions = torch.tensor([task.target for task in self.tasks], device=self.draws.device)
-        return Batch(tokens, tokens.gather(2, positions[:, None, None].expand(-1, size, 1)))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Contexts, and by position what asks for it and the answer."""
-
-    tokens: Tokens
-    cues: Tokens
-    answers: Tokens
-    chosen: Int64[Tensor, "member batch one"]
-    """The position asked for, uniform."""
-
-
-@dataclass(frozen=True)
-class AskingTask(SyntheticTask):
-    """Base of tasks with a context and, after it, a cue that asks for one of its positions."""
-
-    context: Count = 16
-    """Tokens in the context, and positions that may be asked for (>= 1)."""
-    vocabulary: Annotated[Count, Ge(2)] = 10
-    """Different answers (>= 2)."""
-
-    def _asks(self, n_cues: int, vocabulary_size: int) -> None:
-        """Check the sizes and set what follows from them, from `__post_init__`."""
-        self._follows(
-            n_positions=self.context + 1,
-            n_outputs=self.vocabulary,
-            vocabulary_size=vocabulary_size,
-            rows=(self.context,),
-            stack_key=(self.name, self.context, self.vocabulary, n_cues),
-        )
-
-    @abstractmethod
-    def asked(self, draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
-        """The sequences of one stream (see `Draws`) for every member."""
-
-    def stack(self, tasks: Sequence["AskingTask"], seeds: Sequence[int], device: torch.device) -> TaskStack:
-        """Members differ in their seeds alone."""
-        return AskedStack(tasks[0], Draws.of(self.name, seeds, device))
+        tokens = draws.integers(purpose, index, (size, self.context)) % self.vocabulary
+        targets = torch.tensor([task.target for task in tasks], device=draws.device)
+        return Asked(tokens, tokens, targets[:, None, None].expand(-1, size, 1))
 
 
 @SYNTHETIC_TASKS.register("cued_copy")
 @dataclass(frozen=True)
-class CuedCopy(AskingTask):
+class CuedCopy(CopyTask):
     """Name the token at the position that the last token stands for, every position as likely as the others.
 
     Token number `vocabulary` + k stands for position k.
     """
 
+    context: Count = 16
+    """Tokens in the context, and positions that may be asked for (>= 1)."""
+    vocabulary: Annotated[Count, Ge(2)] = 10
+    """Different answers (>= 2)."""
     cues: Count | None = None
     """Different cues there are (>= context), which a model that reads several lengths needs; None: context."""
 
     def __post_init__(self) -> None:
         cues = self.context if self.cues is None else self.cues
-        self._asks(cues, self.vocabulary + cues)
+        self._asks(self.vocabulary + cues, cues)
         checked_value(f"{self.name}: cues", cues, Annotated[int, Ge(self.context)])
 
-    def asked(self, draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
+    def asked(self, tasks: Sequence["CuedCopy"], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Independent uniform tokens."""
         raw = draws.integers(purpose, index, (size, self.context + 1))
         tokens = raw[..., :-1] % self.vocabulary
         cues = self.vocabulary + torch.arange(self.context, device=raw.device).expand_as(tokens)
-        return Asked(tokens, cues, tokens, raw[..., -1:] % self.context)
+        return Asked(tokens, tokens, raw[..., -1:] % self.context, cues)
 
 
 @SYNTHETIC_TASKS.register("key_value_retrieval")
 @dataclass(frozen=True)
-class KeyValueRetrieval(AskingTask):
+class KeyValueRetrieval(CopyTask):
     """Name the value that stands with the key asked for, at a uniform position.
 
     Token k * `vocabulary` + v is key k with value v, token keys * `vocabulary` + k asks for key k.
     """
 
+    context: Count = 16
+    """Pairs in the context, and positions that may be asked for (>= 1)."""
+    vocabulary: Annotated[Count, Ge(2)] = 10
+    """Different values (>= 2)."""
     keys: Count | None = None
     """Different keys there are (>= context); None: context, so that every key stands somewhere."""
 
     def __post_init__(self) -> None:
-        self._asks(self.n_keys, self.n_keys * (self.vocabulary + 1))
-        checked_value(f"{self.name}: keys", self.n_keys, Annotated[int, Ge(self.context)])
+        keys = self.context if self.keys is None else self.keys
+        self._asks(keys * (self.vocabulary + 1), keys)
+        checked_value(f"{self.name}: keys", keys, Annotated[int, Ge(self.context)])
 
-    @property
-    def n_keys(self) -> int:
-        """Keys to draw from."""
-        return self.context if self.keys is None else self.keys
-
-    def asked(self, draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
+    def asked(self, tasks: Sequence[Any], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Different keys in random order, values independent of them and of each other."""
-        raw = draws.integers(purpose, index, (size, self.n_keys + self.context + 1))
-        keys = raw[..., : self.n_keys].argsort(-1)[..., : self.context]
-        values = raw[..., self.n_keys : -1] % self.vocabulary
-        tokens, cues = keys * self.vocabulary + values, self.n_keys * self.vocabulary + keys
-        return Asked(tokens, cues, values, raw[..., -1:] % self.context)
-
-
-@dataclass(frozen=True)
-class AskedStack(TaskStack):
-    """Contexts of every member, each with a cue after it."""
-
-    task: AskingTask
-    draws: Draws
-
-    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
-        """Each context with the cue of the position asked for."""
-        contexts = self.task.asked(self.draws, purpose, index, size)
-        inputs = torch.cat((contexts.tokens, contexts.cues.gather(2, contexts.chosen)), dim=2)
-        return Batch(inputs, contexts.answers.gather(2, contexts.chosen))
-
-    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-        """`loss` (nats), `accuracy`, and `accuracy_by_position` [position], each context asked for all of them."""
-        yield from super().scores(predict, index, size)
-        contexts, right = self.task.asked(self.draws, Purpose.EVALUATION, index, size), []
-        for position in range(contexts.tokens.shape[2]):
-            inputs = torch.cat((contexts.tokens, contexts.cues[..., position : position + 1]), dim=2)
-            right.append(right_answers(predict(inputs), contexts.answers[..., position]))
-        yield "accuracy_by_position", torch.stack(right, dim=-1)
+        there = self.context if self.keys is None else self.keys
+        raw = draws.integers(purpose, index, (size, there + self.context + 1))
+        keys = raw[..., :there].argsort(-1)[..., : self.context]
+        values = raw[..., there:-1] % self.vocabulary
+        return Asked(
+            keys * self.vocabulary + values,
+            values,
+            raw[..., -1:] % self.context,
+            there * self.vocabulary + keys,
+        )

@@ -109,9 +109,9 @@ class InContextRetrieval(SyntheticTask):
             return tuple(range(self.pairs))
         return tuple(self.named_places[name] for name in self.answers.split("_and_"))
 
-    def stack(self, tasks: Sequence["InContextRetrieval"], seeds: Sequence[int], device: torch.device) -> TaskStack:
+    def stack(self, tasks: Sequence["InContextRetrieval"], draws: Draws) -> TaskStack:
         """Draws every member's class centres, labels and label vectors once."""
-        return RetrievalStack.of(tuple(tasks), Draws.of(self.name, seeds, device))
+        return RetrievalStack.of(tuple(tasks), draws)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,11 @@ that positions are compared on equal terms. Variants are frozen dataclasses, spe
 
 import hashlib
 import re
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,6 +31,7 @@ LEFT = {
     "items(repeats=)": "write the record again, its units in another order, with one 'group' for both",
     "key_value(file=)": "pairs are drawn as the published ones were, random UUIDs; for others take items(file=...)",
     "pairwise(pattern=)": "answer_pattern (--answer-pattern)",
+    "needle(literal=)": "items(file=...), with facts and questions that share no word",
     "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
     "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
     "multiple_choice": "items(file=..., rule='choice') with the options as units",
@@ -124,12 +127,33 @@ class Example(Draft):
     """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
 
 
+Entry = str | Mapping[str, str]
+"""A text, or fields by name, in a list of which one moves."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A drawn sample: a question, and entries in order, among which the one that answers it is moved."""
+
+    question: str
+    answers: tuple[str, ...]
+    """Accepted answers; empty if the answer is the letter of the moved one's place."""
+    moved: Any
+    """An entry, or what a task of its own makes a prompt of; None if there is none."""
+    others: tuple[Any, ...] = ()
+    """The others in their order."""
+    notices: tuple[str, ...] = ()
+    """As `Draft.notices`; the next two likewise."""
+    target: str | None = None
+    cluster: str = ""
+
+
 OWN_FIELD = re.compile(r"\{(?!number\}|letter\})(\w+)\}")
 """A field of a form that an entry fills."""
 
 
 def listed(
-    entries: Sequence[str | Mapping[str, str]],
+    entries: Sequence[Entry],
     gold: int,
     answers: tuple[str, ...],
     *,
@@ -137,10 +161,10 @@ def listed(
     between: str = "\n",
     form: str = "{text}",
 ) -> Draft:
-    """A prompt that lists entries, texts or fields by name, in a form such as `[{number}] {title}: {text}`.
+    """A prompt that lists entries in a form such as `[{number}] {title}: {text}`; entry `gold` is the moved one.
 
     What stands before the first field of an entry's own, `{number}` and `{letter}` among it, is its slot's and stays
-    where it is when entries change places. Entry `gold` is the moved one.
+    where it is when entries change places.
     """
     before, *own = OWN_FIELD.split(form)  # text, name, text, name, text ...
     told, items, passages, begin = [], [], [], len(around[0])
@@ -151,8 +175,7 @@ def listed(
         items.append((begin, begin + len(told[-1])))
         passages.append((begin + len(lead), begin + len(told[-1])))
         begin += len(told[-1]) + len(between)
-    text = around[0] + between.join(told) + around[1]
-    return Draft(text, answers, items[gold], passages=tuple(passages))
+    return Draft(around[0] + between.join(told) + around[1], answers, items[gold], passages=tuple(passages))
 
 
 def check_form(owner: str, form: str | None, *allowed: str) -> None:
@@ -187,29 +210,31 @@ class LanguageTask(ABC):
     slot: ClassVar[str] = ""
     """The field of a `template` of one's own, if the task takes one, in whose place the items stand."""
 
+    between: ClassVar[str] = "\n"
+    """What stands between two entries."""
+
     @property
     def plain(self) -> tuple[str, str]:
-        """Texts before and after the items without a template of one's own, with `{question}` in them."""
+        """Texts before and after the entries without a template of one's own, with `{question}` in them."""
         return "", ""
+
+    @property
+    def form(self) -> str:
+        """How an entry is listed."""
+        return getattr(self, "entry", None) or "{text}"
 
     @cached_property
     def words(self) -> tuple[str, str]:
-        """Texts before and after the items, as `plain`, or of one's own template."""
+        """Texts before and after the entries, as `plain`, or of one's own template."""
         template = getattr(self, "template", None)
-        return self.plain if template is None else self._own_words(template)
-
-    def _own_words(self, template: str) -> tuple[str, str]:
+        if template is None:
+            return self.plain
         text = decoded(read_whole(template, "template"), repr(template)).removesuffix("\n")
         if text.count(f"{{{self.slot}}}") != 1 or "{question}" not in text:
             raise UsageError(
                 f"{self.name}: template {template!r} must hold {{{self.slot}}} once and {{question}} at least once"
             )
         before, _, after = text.partition(f"{{{self.slot}}}")
-        return before, after
-
-    def framed(self, question: str) -> tuple[str, str]:
-        """Texts before and after the items of one sample."""
-        before, after = (part.replace("{question}", question) for part in self.words)
         return before, after
 
     @property
@@ -237,9 +262,15 @@ class LanguageTask(ABC):
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
         """Samples in order, lazily, from which `draft` makes prompts; files are read and checked at once."""
 
-    @abstractmethod
     def draft(self, sample: Any, position: int) -> Draft:
-        """The prompt of a drawn sample with the moved item at a position."""
+        """The prompt of a drawn sample with the moved item at a position; here of an `Asked`, as a list."""
+        before, after = (part.replace("{question}", sample.question) for part in self.words)
+        if sample.moved is None:
+            return Draft(before + after, sample.answers, None)
+        entries = [*sample.others[:position], sample.moved, *sample.others[position:]]
+        answers = sample.answers or (LETTERS[position],)
+        told = listed(entries, position, answers, around=(before, after), between=self.between, form=self.form)
+        return replace(told, notices=sample.notices, target=sample.target, cluster=sample.cluster)
 
     @cached_property
     def answer_rule(self) -> Rule:
@@ -297,32 +328,27 @@ class LanguageTask(ABC):
             why = "has a fixed number of items" if tokenizer is not None else "counts no tokens without a tokenizer"
             raise UsageError(f"{self.name} {why}, so its prompts cannot be made {tokens} tokens long")
         measured = min(MEASURED_SAMPLES, self.samples_there or MEASURED_SAMPLES)
-        reasons: list[str] = []
+
+        def longest(items: int) -> int:
+            prompts = self.with_items(items).examples(tokenizer, count=measured, positions=[0], seed=seed)
+            return max(int(prompt.n_tokens or 0) for prompt in prompts)
 
         @cache
-        def length(items: int) -> int | None:
-            """Tokens of the longest prompt; None if there are not so many items."""
-            try:
-                prompts = self.with_items(items).examples(tokenizer, count=measured, positions=[0], seed=seed)
-                return max(int(prompt.n_tokens or 0) for prompt in prompts)
-            except UsageError as error:
-                reasons.append(str(error))
-                return None
+        def length(items: int) -> int:
+            """Tokens of the longest prompt; endless if there are not so many items."""
+            with suppress(UsageError):
+                return longest(items)
+            return sys.maxsize
 
-        least = next((items for items in range(FEWEST_ITEMS) if length(items) is not None), None)
-        if least is None:
-            raise UsageError(reasons[-1])
-        shortest = int(length(least) or 0)
-        if shortest > tokens:
+        least = next((items for items in range(FEWEST_ITEMS) if length(items) < sys.maxsize), FEWEST_ITEMS)
+        if (shortest := longest(least)) > tokens:  # where there is none at all, it says why
             raise UsageError(f"{self}: its shortest prompt has {shortest} tokens; {tokens} are asked")
         high = max(1, 2 * least)
-        while (reached := length(high)) is not None and reached <= tokens:
+        while length(high) <= tokens:
             high *= 2
-        # Prompts grow with their items; with more than there are they are longer than any.
-        low = least - 1 + bisect_right(range(least, high), tokens, key=lambda items: length(items) or tokens + 1)
-        filled = int(length(low) or 0)
-        if length(low + 1) is None and filled < FILLED * tokens:
-            raise UsageError(f"{self.name}: its {low} items make prompts of {filled} tokens; {tokens} are asked")
+        low = least - 1 + bisect_right(range(least, high), tokens, key=length)  # prompts grow with their items
+        if length(low + 1) == sys.maxsize and length(low) < FILLED * tokens:
+            raise UsageError(f"{self.name}: its {low} items make prompts of {length(low)} tokens; {tokens} are asked")
         return self.with_items(low)
 
     def examples(

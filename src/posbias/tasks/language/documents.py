@@ -17,7 +17,7 @@ Key-value pairs of random UUIDs are generated as the published ones were.
 import random
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -29,13 +29,12 @@ from posbias.errors import UsageError
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
-    Draft,
+    Asked,
     LanguageTask,
     Line,
     Text,
     check_form,
     line_of,
-    listed,
     published_lines,
 )
 from posbias.tasks.language.rules import normalise_answer
@@ -67,6 +66,12 @@ class Document(Line):
     """Title; None if the file gives none, and then the prompt shows none."""
     is_gold: bool = Field(default=False, validation_alias=AliasChoices("is_gold", "isgold"))
 
+    @property
+    def entry(self) -> dict[str, str]:
+        """What a form may hold."""
+        published = ("" if self.title is None else f"(Title: {self.title})") + f" {self.text}"
+        return {"title": self.title or "", "text": self.text, "published": published}
+
 
 class Question(Line):
     """A line of a file; for `closed_book` it may go without documents."""
@@ -75,18 +80,10 @@ class Question(Line):
     answers: Annotated[list[Annotated[Text, AfterValidator(_scorable)]], MinLen(1)]
     documents: list[Document] = Field(default=[], validation_alias=AliasChoices("documents", "ctxs"))
 
-
-@dataclass(frozen=True)
-class DocumentSet:
-    """A question, the document that answers it, and documents that do not."""
-
-    question: str
-    answers: tuple[str, ...]
-    gold: Document
-    distractors: tuple[Document, ...]
-    """Other documents in their given order (of a file: by relevance)."""
-    notices: tuple[str, ...] = ()
-    """Oddities, keys of `NOTICES`."""
+    def asked(self, moved: Document | None, others: Sequence[Document] = ()) -> Asked:
+        """The question with its documents."""
+        entries = tuple(document.entry for document in others)
+        return Asked(self.question, tuple(self.answers), moved and moved.entry, entries)
 
 
 INSTRUCTION = (
@@ -145,7 +142,7 @@ class Documents(LanguageTask):
             # Resolved at once, so that a record says how many they were.
             numbers = [GENERATED]
             if self.file is not None and self.setting != "closed_book":
-                numbers = [1 + len(_set_of(*line).distractors) for line in published_lines(self.file)]
+                numbers = [len(_read(*line).documents) for line in published_lines(self.file)]
             if not numbers:
                 raise UsageError(f"{self.file!r} holds no question")
             object.__setattr__(self, "documents", min(numbers))
@@ -160,27 +157,39 @@ class Documents(LanguageTask):
         return super().n_items if self.setting == "gold" else 1
 
     @property
+    def form(self) -> str:
+        """As published, or one's own."""
+        return self.entry or AS_PUBLISHED
+
+    @property
     def short_forms(self) -> tuple[LanguageTask, ...]:
         """The gold document alone, and no document."""
         return tuple(replace(self, setting=setting) for setting in CONDITIONS[1:]) if self.setting == "gold" else ()
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
+        asked: Iterator[Asked]
         if self.file is None:
             documents = super().n_items
-            return (drawn_documents(documents, seed, index) for index in range(count))
-        return iter([self._cut(where, record) for where, record in published_lines(self.file, count)])
+            asked = (drawn_documents(documents, seed, index) for index in range(count))
+        else:
+            asked = iter([self._cut(where, record) for where, record in published_lines(self.file, count)])
+        if self.setting == "gold":
+            return asked
+        return (replace(one, others=(), moved=one.moved if self.setting == "oracle" else None) for one in asked)
 
-    def _cut(self, where: str, record: dict[str, Any]) -> DocumentSet:
+    def _cut(self, where: str, record: dict[str, Any]) -> Asked:
         """A line's question with the first of its documents, the gold one among them, and what is odd about them."""
         if self.setting == "closed_book":
-            line = line_of(Question, record, where)
-            return DocumentSet(line.question, tuple(line.answers), Document(text=line.question), ())
-        found = _set_of(where, record)
-        there = 1 + len(found.distractors)
-        if there < self.n_items:
-            raise UsageError(f"{where} has {there} documents; {self.n_items} were asked (documents={there} takes all)")
-        return noticed(replace(found, distractors=found.distractors[: self.n_items - 1]))
+            return line_of(Question, record, where).asked(None)
+        line = _read(where, record)
+        if len(line.documents) < self.n_items:
+            raise UsageError(
+                f"{where} has {len(line.documents)} documents; {self.n_items} were asked "
+                f"(documents={len(line.documents)} takes all)"
+            )
+        gold = next(document for document in line.documents if document.is_gold)
+        return noticed(line.asked(gold, [one for one in line.documents if one is not gold][: self.n_items - 1]))
 
     @property
     def plain(self) -> tuple[str, str]:
@@ -191,25 +200,8 @@ class Documents(LanguageTask):
         after = "Question: {question}\n" if self.query != "before" else ""
         return f"{INSTRUCTION}\n\n{before}", f"\n\n{after}Answer:"
 
-    def draft(self, sample: DocumentSet, position: int) -> Draft:
-        """The published wording, or one's own."""
-        around = self.framed(sample.question)
-        if self.setting == "closed_book":
-            return Draft("".join(around), sample.answers, None)
-        others = sample.distractors if self.setting == "gold" else ()
-        entries = [
-            {
-                "title": document.title or "",
-                "text": document.text,
-                "published": ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}",
-            }
-            for document in [*others[:position], sample.gold, *others[position:]]
-        ]
-        told = listed(entries, position, sample.answers, around=around, form=self.entry or AS_PUBLISHED)
-        return replace(told, notices=sample.notices)
 
-
-def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
+def drawn_documents(documents: int, seed: int, index: int) -> Asked:
     """A generated sample: `documents` people (1 ... 40), of whom one is asked for."""
     source = random.Random(f"documents {seed} {index}")
     towns = source.sample(CITIES, documents)
@@ -225,44 +217,40 @@ def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
             f"and grew up there with {source.randrange(2, 9)} siblings. After work {name} played the {instrument} and "
             f"kept a {animal}."
         )
-        people.append(Document(title=name, text=text, is_gold=not people))
-    question = f"in which city was {people[0].title} born"
-    return DocumentSet(question, (towns[0],), people[0], tuple(people[1:]))
+        people.append(Document(title=name, text=text))
+    line = Question(question=f"in which city was {people[0].title} born", answers=[towns[0]])
+    return line.asked(people[0], people[1:])
 
 
-def noticed(document_set: DocumentSet) -> DocumentSet:
+def noticed(asked: Asked) -> Asked:
     """A question with its documents, and what is odd about them.
 
     That the gold document has an answer is decided as the published scoring rule finds answers; another document only
     has it where it stands there as words of its own, not as part of another one.
     """
-    answers = [normalise_answer(answer) for answer in document_set.answers]
+    answers = [normalise_answer(answer) for answer in asked.answers]
     alone = re.compile("|".join(f"{APART[0]}{re.escape(answer)}{APART[1]}" for answer in answers))
-    documents = (document_set.gold, *document_set.distractors)
-    gold, *others = [normalise_answer(f"{document.title or ''} {document.text}") for document in documents]
-    text, *texts = [normalise_answer(document.text) for document in documents]
+    gold, *others = [normalise_answer(f"{one['title']} {one['text']}") for one in (asked.moved, *asked.others)]
     odd = {
         "gold_without_answer": not any(answer in gold for answer in answers),
-        "gold_repeated": text in texts,
+        "gold_repeated": normalise_answer(asked.moved["text"]) in [normalise_answer(o["text"]) for o in asked.others],
         "answer_elsewhere": any(map(alone.search, others)),
     }
-    return replace(document_set, notices=tuple(name for name, holds in odd.items() if holds))
+    return replace(asked, notices=tuple(name for name, holds in odd.items() if holds))
 
 
-def _set_of(where: str, record: dict[str, Any]) -> DocumentSet:
-    """A line with all its documents."""
+def _read(where: str, record: dict[str, Any]) -> Question:
+    """A line with all its documents, one of which is gold."""
     if ("documents" in record) == ("ctxs" in record):
         raise UsageError(f"{where}: need one of the fields 'documents' and, as published, 'ctxs'")
     line = line_of(Question, record, where)
-    gold, distractors = ([d for d in line.documents if d.is_gold is flag] for flag in (True, False))
-    if len(gold) != 1:
-        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold (is_gold true, as published isgold); need 1")
-    return DocumentSet(line.question, tuple(line.answers), gold[0], tuple(distractors))
+    gold = sum(document.is_gold for document in line.documents)
+    if gold != 1:
+        raise UsageError(f"{where}: {gold or 'no'} documents are gold (is_gold true, as published isgold); need 1")
+    return line
 
 
 EXTRACT = "Extract the value corresponding to the specified key in the JSON object below."
-
-Pair = tuple[str, str]
 
 
 @LANGUAGE_TASKS.register("key_value")
@@ -281,6 +269,7 @@ class KeyValue(LanguageTask):
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "pairs"
+    between: ClassVar[str] = ",\n "
 
     @property
     def plain(self) -> tuple[str, str]:
@@ -294,23 +283,14 @@ class KeyValue(LanguageTask):
         """Two pairs."""
         return (replace(self, pairs=2),) if self.pairs > 2 else ()
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
-        """The asked pair and the others."""
-        return (_drawn_pairs(self.pairs, seed, index) for index in range(count))
-
-    def draft(self, sample: tuple[Pair, list[Pair]], position: int) -> Draft:
-        """The published wording."""
-        gold, distractors = sample
-        entries = [f'"{key}": "{value}"' for key, value in [*distractors[:position], gold, *distractors[position:]]]
-        return listed(entries, position, (gold[1],), around=self.framed(gold[0]), between=",\n ")
-
-
-def _drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
-    """The asked pair and the other ones of a generated sample: version-4 UUIDs, keys all different."""
-    source = random.Random(f"key_value {seed} {index}")
-    values: dict[str, str] = {}
-    while len(values) < pairs:
-        value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
-        values[key] = value
-    gold, *distractors = values.items()
-    return gold, distractors
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
+        """The asked pair and the others: version-4 UUIDs, keys all different."""
+        for index in range(count):
+            source = random.Random(f"key_value {seed} {index}")
+            values: dict[str, str] = {}
+            while len(values) < self.pairs:
+                value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
+                values[key] = value
+            moved, *others = [f'"{key}": "{value}"' for key, value in values.items()]
+            key, value = next(iter(values.items()))
+            yield Asked(key, (value,), moved, tuple(others))

@@ -28,26 +28,23 @@ from posbias.prompts.tokens import DESCRIPTIONS, Message
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     MOST_EXAMPLES,
+    Asked,
     Draft,
     LanguageTask,
     Line,
     Text,
     check_form,
     line_of,
-    listed,
     published_lines,
 )
-from posbias.tasks.language.calls import AMONG, Placed, as_text, movable_blocks, read_messages
-from posbias.tasks.language.rules import LETTERS, RULES, Call, Choice, Rule
+from posbias.tasks.language.calls import AMONG, as_text, movable_blocks, read_messages
+from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 CLOSING = "\nAnswer with one letter."
 CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
 TOOLS = "tools"
 """Descriptions of tools, where these are what is moved among."""
-
-Unit = str | tuple[Message, ...]
-"""A text, or messages that stay together."""
 
 
 class OwnUnit(Line):
@@ -83,45 +80,30 @@ class OwnRecord(Line):
 
 
 @dataclass(frozen=True)
-class ItemRecord:
-    """A record of a file: units in their given order, some of which can change places, and one is moved over these."""
+class Transcript(Asked):
+    """A conversation in which messages that stay together, or descriptions of tools, change places."""
 
-    where: str
-    units: tuple[Unit, ...]
-    slots: tuple[int, ...]
-    """Indices of the units that can change places."""
-    moved: int
-    """Index of the moved one."""
-    question: str | None = None
-    answers: tuple[str, ...] = ()
-    """Accepted answers; empty if the answer is the letter of the moved unit's place."""
-    target: str | None = None
-    group: str = ""
+    units: tuple[Any, ...] = ()
+    """All of the conversation, or all descriptions, in their given order: blocks of messages, or lines of JSON."""
+    slots: tuple[int, ...] = ()
+    """Indices of those that can change places, the moved one's among them."""
     messages: tuple[Message, ...] = ()
-    """The conversation, if what is moved is not part of it."""
+    """The conversation, if descriptions are what is moved."""
     tools: tuple[str, ...] = ()
-    """Descriptions of tools that stay in place, as JSON."""
+    """Descriptions of tools, if they stay in place."""
 
-    @property
-    def texts(self) -> bool:
-        """True if units are texts in a prompt."""
-        return isinstance(self.units[0], str) and not self.messages
-
-    def at(self, slot: int, others: Sequence[Unit]) -> tuple[list[Unit], int]:
-        """All units with the moved one in a slot and the others, as many as there are or more, in the other slots.
-
-        Also its index among them. More slots than the record has follow its last.
-        """
-        movable, units, last = [*others[:slot], self.units[self.moved], *others[slot:]], [*self.units], self.slots[-1]
-        more = len(movable) - len(self.slots)
-        units[last + 1 : last + 1] = [""] * more
-        places = [*self.slots, *range(last + 1, last + 1 + more)]
-        for place, unit in zip(places, movable, strict=True):
-            units[place] = unit
-        return units, places[slot]
+    def arranged(self, slot: int) -> tuple[list[Any], int]:
+        """All units with the moved one in a slot, and its index; more others than slots follow the last of these."""
+        movable = iter([*self.others[:slot], self.moved, *self.others[slot:]])
+        units: list[Any] = []
+        for index, unit in enumerate(self.units):
+            units.append(next(movable) if index in self.slots else unit)
+            if index == self.slots[-1]:
+                units += movable
+        return units, next(index for index, unit in enumerate(units) if unit is self.moved)
 
 
-def _read_record(given: dict[str, Any], where: str, rule: Rule, among: str) -> ItemRecord:
+def _read_record(given: dict[str, Any], where: str, rule: Rule, among: str) -> Asked:
     """A record, checked.
 
     Raises:
@@ -135,24 +117,27 @@ def _read_record(given: dict[str, Any], where: str, rule: Rule, among: str) -> I
     if record.units is not None:
         if record.tools is not None:
             raise UsageError(f"{where}: field 'tools' goes with 'messages'")
+        if record.question is None:
+            raise UsageError(f"{where}: need the field 'question'")
         allowed = f"unit, by its index (0 ... {len(record.units) - 1}) or 'id', or a unit be marked \"moved\": true"
         fields = [unit.model_dump() for unit in record.units]
-        texts = tuple(unit.text for unit in record.units)
-        read = ItemRecord(where, texts, tuple(range(len(texts))), _moved(record, fields, "id", where, allowed))
+        moved = _moved(record, fields, "id", where, allowed)
+        texts = [unit.text for unit in record.units]
+        read = Asked("", (), texts.pop(moved), tuple(texts))
     else:
-        read = _of_messages(record, where, among)
+        read = _transcript(record, where, among)
     return replace(
         read,
-        question=record.question,
+        question=record.question or "",
         answers=_answers(record, where, rule),
         target=None if rule.text else record.target or "",
-        group="" if record.group is None else str(record.group),
+        cluster="" if record.group is None else f"group {record.group}",
     )
 
 
 def _answers(record: OwnRecord, where: str, rule: Rule) -> tuple[str, ...]:
     given = [name for name in ("answer", "answers") if getattr(record, name) is not None]
-    if isinstance(rule, Choice):
+    if rule.name == "choice":
         if given:
             raise UsageError(f"{where}: field {given[0]!r} goes without choice, which takes the moved one's letter")
         return ()
@@ -160,7 +145,7 @@ def _answers(record: OwnRecord, where: str, rule: Rule) -> tuple[str, ...]:
         raise UsageError(f"{where}: need one of the fields 'answer' (a text or number) and 'answers' (a list)")
     answers = []
     for answer in record.answers or [record.answer]:
-        text = json.dumps(answer) if isinstance(rule, Call) and isinstance(answer, Mapping) else answer
+        text = json.dumps(answer) if rule.name == "call" and isinstance(answer, Mapping) else answer
         if isinstance(text, bool) or not isinstance(text, str | int | float) or not str(text).strip():
             raise UsageError(f"{where}: field {given[0]!r} must hold texts or numbers, none empty, got {answer!r:.80}")
         try:
@@ -182,7 +167,7 @@ def _moved(record: OwnRecord, entries: Sequence[Mapping[str, Any]], key: str, wh
     return found[0]
 
 
-def _of_messages(record: OwnRecord, where: str, among: str) -> ItemRecord:
+def _transcript(record: OwnRecord, where: str, among: str) -> Transcript:
     """Units that are messages, or descriptions of tools beside a conversation."""
     messages = read_messages(record.messages or (), where)
     tools = [_described(tool, f"{where}, tool {index}") for index, tool in enumerate(record.tools or ())]
@@ -196,24 +181,29 @@ def _of_messages(record: OwnRecord, where: str, among: str) -> ItemRecord:
     if among == TOOLS:
         functions = [tool["function"] for tool in tools]
         allowed = f"of the tools {', '.join(function['name'] for function in functions)}"
-        moved = _moved(record, functions, "name", where, allowed)
-        return ItemRecord(where, lines, tuple(range(len(lines))), moved, messages=tuple(messages))
-    question = users[-1] if record.question is None else None  # the message that is answered
-    allowed = (
-        f"message, by its index (0 ... {len(messages) - 1}) or the 'tool_call_id' of its result, or a message be "
-        'marked "moved": true'
-    )
-    index = _moved(record, record.messages or (), "tool_call_id", where, allowed)
-    if index == question:
-        raise UsageError(f"{where}: message {index} is the question; move another, or give a 'question'")
-    blocks, slots = movable_blocks(messages, among, index, question)
-    moved = next((number for number, block in enumerate(blocks) if index in block), -1)
-    if moved not in slots:
-        raise UsageError(f"{where}: message {index} cannot be moved among {among!r}")
-    if not messages[blocks[moved][-1]]["content"]:
-        raise UsageError(f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told")
-    units = tuple(tuple(messages[number] for number in block) for block in blocks)
-    return ItemRecord(where, units, tuple(slots), moved, tools=lines)
+        moved, slots = _moved(record, functions, "name", where, allowed), [*range(len(lines))]
+        units: tuple[Any, ...] = lines
+    else:
+        question = users[-1] if record.question is None else None  # the message that is answered
+        allowed = (
+            f"message, by its index (0 ... {len(messages) - 1}) or the 'tool_call_id' of its result, or a message be "
+            'marked "moved": true'
+        )
+        index = _moved(record, record.messages or (), "tool_call_id", where, allowed)
+        if index == question:
+            raise UsageError(f"{where}: message {index} is the question; move another, or give a 'question'")
+        blocks, slots = movable_blocks(messages, among, index, question)
+        moved = next((number for number, block in enumerate(blocks) if index in block), -1)
+        if moved not in slots:
+            raise UsageError(f"{where}: message {index} cannot be moved among {among!r}")
+        if not messages[blocks[moved][-1]]["content"]:
+            raise UsageError(
+                f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told"
+            )
+        units = tuple(tuple(messages[number] for number in block) for block in blocks)
+    others = tuple(units[slot] for slot in slots if slot != moved)
+    told, kept = (tuple(messages), ()) if among == TOOLS else ((), lines)
+    return Transcript("", (), units[moved], others, units=units, slots=tuple(slots), messages=told, tools=kept)
 
 
 def _described(tool: Any, where: str) -> dict[str, Any]:
@@ -225,10 +215,6 @@ def _described(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(function.get("description") or "", str):
         raise UsageError(f"{where}: field 'description' must be text, got {function['description']!r:.80}")
     return {"type": "function", **wrapped}
-
-
-Asked = tuple[ItemRecord, list[Unit], str]
-"""A record, the units around the moved one in order, fillers among them, and the name of its cluster."""
 
 
 @LANGUAGE_TASKS.register("items")
@@ -282,7 +268,7 @@ class Items(LanguageTask):
     @property
     def _letters(self) -> bool:
         """True if the answer is the letter of the moved unit's place, which the file does not say."""
-        return isinstance(self.answer_rule, Choice)
+        return self.answer_rule.name == "choice"
 
     @cached_property
     def _raw(self) -> list[tuple[str, dict[str, Any]]]:
@@ -292,9 +278,9 @@ class Items(LanguageTask):
         return records
 
     @cached_property
-    def _fillers(self) -> list[Unit]:
+    def _fillers(self) -> list[Any]:
         """Units, one a line: a text in quotes or an object with `text`; a message, or a list of them."""
-        fillers: list[Unit] = []
+        fillers: list[Any] = []
         for where, line in read_lines(self.fillers) if self.fillers is not None else ():
             value = parsed_json(line, where)
             if isinstance(value, Mapping) and "role" in value:
@@ -311,21 +297,23 @@ class Items(LanguageTask):
             return "{question}\n", CLOSING if self.chat else "\nAnswer:"
         return "", "\n\nQuestion: {question}\nAnswer:"
 
+    @property
+    def form(self) -> str:
+        """How a unit is listed."""
+        return self.entry or ("{letter}. {text}" if self._letters else "[{number}] {text}")
+
     @cached_property
     def n_items(self) -> int:
         """Places of the moved unit: as many as in the first record, which all others must have, or `depths`."""
-        return self.depths or self._places(self._record(0))
+        return self.depths or len(self._record(0).others) + 1 + self.filled
 
-    def _places(self, record: ItemRecord) -> int:
-        return len(record.slots) + self.filled
-
-    def _record(self, index: int) -> ItemRecord:
+    def _record(self, index: int) -> Asked:
         where, record = self._raw[index]
         return _read_record(record, where, self.answer_rule, self.among)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`chosen`, if letters are asked for: the place of the one that is named; None if none is."""
-        if not isinstance(self.answer_rule, Choice):
+        if not self._letters:
             return {}
         named = None if text is None else self.answer_rule.read(text)
         return {"chosen": None if named is None else float(LETTERS.index(named))}
@@ -337,73 +325,72 @@ class Items(LanguageTask):
         return super().at_length(tokens, tokenizer, seed=seed)
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
-        """Records with the units around the moved one in order."""
+        """Records with the units around the moved one in order, fillers evenly among them."""
         if len(self._raw) < count:
             raise UsageError(f"{self.file!r} holds {len(self._raw)} records; {count} samples are asked")
         records = [self._checked(index) for index in range(count)]
         clustered = any(record.get("group") is not None for _, record in self._raw)
         if len(self._fillers) < self.filled:
             raise UsageError(f"{self.fillers!r} holds {len(self._fillers)} fillers; {self.filled} are asked")
-        return (self._asked(record, seed, index, clustered=clustered) for index, record in enumerate(records))
 
-    def _checked(self, index: int) -> ItemRecord:
-        record = self._record(index)
-        places, texts = self._places(record), record.texts
+        def asked(index: int, record: Asked) -> Asked:
+            source, others = random.Random(f"items {seed} {index}"), [*record.others]
+            total = len(others) + self.filled
+            for number, filler in enumerate(source.sample(self._fillers, self.filled)):
+                others.insert(int((number + 0.5) * total / self.filled), filler)
+            cluster = record.cluster or (self._raw[index][0] if clustered else "")
+            return replace(record, others=tuple(others), cluster=cluster)
+
+        return (asked(index, record) for index, record in enumerate(records))
+
+    def _checked(self, index: int) -> Asked:
+        record, where = self._record(index), self._raw[index][0]
+        places, texts = len(record.others) + 1 + self.filled, not isinstance(record, Transcript)
         if self.depths is None and places != self.n_items:
             raise UsageError(
-                f"{record.where}: the moved one has {places} places, in the first record {self.n_items}; "
+                f"{where}: the moved one has {places} places, in the first record {self.n_items}; "
                 "items(depths=...) spreads so many over any number"
             )
-        least = max(2, self.n_items)
-        if places < least:
-            raise UsageError(f"{record.where}: the moved one has {places} of at least {least} places")
+        if places < (least := max(2, self.n_items)):
+            raise UsageError(f"{where}: the moved one has {places} of at least {least} places")
         if self._letters and (not texts or places > len(LETTERS)):
-            raise UsageError(f"{record.where}: rule 'choice' takes units that are texts, at most {len(LETTERS)}")
+            raise UsageError(f"{where}: rule 'choice' takes units that are texts, at most {len(LETTERS)}")
         if not texts and (self.template or self.entry):
-            raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
-        if texts and record.question is None:
-            raise UsageError(f"{record.where}: need the field 'question'")
+            raise UsageError(f"{where}: template and entry are for units that are texts, not for messages")
         if any(isinstance(filler, str) != texts for filler in self._fillers):
             raise UsageError(f"{self.fillers!r}: fillers must be {'texts' if texts else 'messages'}, as the units are")
         return record
 
-    def _asked(self, record: ItemRecord, seed: int, index: int, *, clustered: bool) -> Asked:
-        source = random.Random(f"items {seed} {index}")
-        others = [record.units[slot] for slot in record.slots if slot != record.moved]
-        total = len(others) + self.filled
-        for number, filler in enumerate(source.sample(self._fillers, self.filled)):  # evenly spread
-            others.insert(int((number + 0.5) * total / self.filled), filler)
-        cluster = record.group and f"group {record.group}"
-        return record, others, (cluster or record.where) if clustered else ""
-
     def draft(self, sample: Asked, position: int) -> Draft:
         """Units as texts in a prompt, or as messages of a conversation."""
-        record, others, cluster = sample
-        slot = position if self.depths is None else round(position * len(others) / (self.depths - 1))
-        units, moved = record.at(slot, others)
-        answers = (LETTERS[slot],) if self._letters else record.answers
-        if record.texts:
-            form = self.entry or ("{letter}. {text}" if self._letters else "[{number}] {text}")
-            told = listed(list(map(str, units)), moved, answers, around=self.framed(str(record.question)), form=form)
-            # With letters the order of passages decides which one is right.
-            told = replace(told, passages=()) if self._letters else told
-        else:
-            messages, index, span = self._conversation(record, units, moved)
-            told = Draft(str(messages[index]["content"]), answers, span, messages=messages, moved_message=index)
-        return replace(told, target=record.target, cluster=cluster)
+        slot = position if self.depths is None else round(position * len(sample.others) / (self.depths - 1))
+        if isinstance(sample, Transcript):
+            return self._conversation(sample, slot)
+        told = super().draft(sample, slot)
+        # With letters the order of passages decides which one is right.
+        return replace(told, passages=()) if self._letters else told
 
-    def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
-        told = record.messages
-        tools = [str(unit) for unit in units] if told else record.tools
+    def _conversation(self, sample: Transcript, slot: int) -> Draft:
+        units, moved = sample.arranged(slot)
+        told = sample.messages or tuple(message for block in units for message in block)
+        tools = units if sample.messages else sample.tools
         described = ({"role": DESCRIPTIONS, "content": "\n".join(tools)},) if tools else ()
-        asked = () if record.question is None else ({"role": "user", "content": record.question},)
-        if told:
+        asked = ({"role": "user", "content": sample.question},) if sample.question else ()
+        messages = (*described, *told, *asked)
+        if sample.messages:
             index, begin = 0, sum(len(tool) + 1 for tool in tools[:moved])
             span = (begin, begin + len(tools[moved]))
         else:
-            blocks = [unit for unit in units if not isinstance(unit, str)]
-            told = tuple(message for block in blocks for message in block)
-            last = sum(map(len, blocks[: moved + 1])) - 1
-            index, span = len(described) + last, (0, len(str(told[last]["content"])))
-        messages = (*described, *told, *asked)
-        return as_text(messages, index, span) if self.calls == "text" else (messages, index, span)
+            index = len(described) + sum(map(len, units[: moved + 1])) - 1
+            span = (0, len(str(messages[index]["content"])))
+        if self.calls == "text":
+            messages, index, span = as_text(messages, index, span)
+        return Draft(
+            str(messages[index]["content"]),
+            sample.answers,
+            span,
+            messages=messages,
+            moved_message=index,
+            target=sample.target,
+            cluster=sample.cluster,
+        )

@@ -32,34 +32,6 @@ CUT = " ..."
 """What stands where the text was cut."""
 CHARACTERS_PER_TOKEN = 8
 """Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
-LANDMARKS = {
-    "Paris": "the Eiffel Tower",
-    "London": "Big Ben",
-    "Rome": "the Colosseum",
-    "Athens": "the Acropolis",
-    "Berlin": "the Brandenburg Gate",
-    "Moscow": "the Kremlin",
-    "Sydney": "the famous sail-shaped Opera House",
-    "Dresden": "the Semperoper",
-    "Barcelona": "the Sagrada Familia",
-    "Istanbul": "the Hagia Sophia",
-    "Agra": "the Taj Mahal",
-    "Amsterdam": "the Rijksmuseum",
-    "Madrid": "the Prado Museum",
-    "Florence": "the Uffizi Gallery",
-    "Granada": "the Alhambra",
-    "Pisa": "the Leaning Tower",
-    "Cairo": "the Khan el-Khalili bazaar",
-    "Beijing": "the Forbidden City",
-    "Copenhagen": "the Tivoli Gardens",
-    "Vienna": "the Belvedere Palace",
-}
-"""Landmarks by their towns, which share no word with them."""
-PEOPLE = (
-    *("Yuki", "Stuart", "Katie", "Veronica", "Gary", "Megan", "Calvin", "Mandy", "Diana", "Caleb"),
-    *("Nadia", "Omar", "Ingrid", "Hugo", "Priya", "Felix", "Leila", "Marek", "Tessa", "Viktor"),
-)
-"""First names, all different."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +67,12 @@ class Needle(LanguageTask):
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
     distractors: Annotated[int, Interval(ge=0, lt=len(CITIES))] = 0
     """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
-    literal: bool = True
-    """False asks in words that the needle does not share: it names a landmark, the question the town it stands in,
-    which a model must know (Modarressi et al. 2025, "NoLiMa"); the answer is a name. One needle then."""
     corpus: FileName | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "depths"
-
-    def __post_init__(self) -> None:
-        if not self.literal and (self.needles > 1 or self.distractors >= len(LANDMARKS)):
-            most = len(LANDMARKS) - 1
-            raise UsageError(
-                f"{self.name}: literal=False takes one needle and at most {most} distractors, of other towns"
-            )
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "Needle":
         """The same depths in a text of another length, which needs no measuring."""
@@ -128,7 +90,7 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
-        gold, facts, question, values = self._told(source) if self.literal else self._told_by_landmark(source)
+        gold, facts, question, values = self._told(source)
         bare = _prompt(" ".join([gold, *facts]), question)
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (3 + len(facts))
         if room < 1:
@@ -141,13 +103,6 @@ class Needle(LanguageTask):
             f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
             "ask for fewer depths or more tokens"
         )
-
-    def _told_by_landmark(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
-        """As `_told`, with a question that shares no word with the needle."""
-        towns = source.sample(sorted(LANDMARKS), 1 + self.distractors)
-        people = source.sample(PEOPLE, 1 + self.distractors)
-        told = [f"{name} lives beside {LANDMARKS[town]}." for name, town in zip(people, towns, strict=True)]
-        return told[0], told[1:], f"Who has been to {towns[0]}?", (people[0],)
 
     def _told(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
         """The needle, what stays in place, the question, and the values that it asks for."""

@@ -15,21 +15,13 @@ by teacher forcing is that of the right letter.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from posbias.checks import FileName
 from posbias.errors import UsageError
-from posbias.tasks.language.base import (
-    LANGUAGE_TASKS,
-    Draft,
-    LanguageTask,
-    Line,
-    Text,
-    line_of,
-    listed,
-    published_lines,
-)
+from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, LanguageTask, Line, Text, line_of, published_lines
 from posbias.tasks.language.documents import CITIES, drawn_documents
 from posbias.tasks.language.readings import TIE, verdict_of
 from posbias.tasks.language.rules import LETTERS
@@ -43,10 +35,6 @@ class PairLine(Line):
     response_B: Text  # noqa: N815
     label: Literal["A>B", "B>A"]
     group: str | int | None = None
-
-
-Judged = tuple[str, tuple[str, str], str]
-"""A question, its responses, the better one first, and the name of its cluster (`Example.cluster`)."""
 
 
 @LANGUAGE_TASKS.register("pairwise")
@@ -71,6 +59,7 @@ class Pairwise(LanguageTask):
     lead_in: ClassVar[str] = "The better response is Response"
     fixed_order: ClassVar[bool] = True
     slot: ClassVar[str] = "responses"
+    between: ClassVar[str] = "\n\n"
     wording: ClassVar[tuple[str, ...]] = ("rubric", "template")
     """Parameters that change what is said about the same samples."""
 
@@ -97,13 +86,24 @@ class Pairwise(LanguageTask):
             "tie": None if verdict is None else float(verdict == TIE),
         }
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Judged]:
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
         """A question with its responses, the better one first."""
         if self.file is None:
             return (_drawn(seed, index) for index in range(count))
         lines = [(where, line_of(PairLine, record, where)) for where, record in published_lines(self.file, count)]
         grouped = any(line.group not in (None, "") for _, line in lines)
-        return iter([_judged(line, where if grouped else "") for where, line in lines])
+        asked = []
+        for where, line in lines:
+            # One without a group, where others have one, is alone in its own.
+            cluster = where if line.group in (None, "") else f"group {line.group}"
+            better, worse = (line.response_A, line.response_B)[:: 1 if line.label == "A>B" else -1]
+            asked.append(Asked(line.question, (), better, (worse,), cluster=cluster if grouped else ""))
+        return iter(asked)
+
+    @property
+    def form(self) -> str:
+        """How a response is listed."""
+        return "Response {letter}:\n{text}"
 
     @property
     def plain(self) -> tuple[str, str]:
@@ -113,39 +113,24 @@ class Pairwise(LanguageTask):
         asked = "\n\nAnswer with one letter, A or B." + ("" if self.chat else f"\n\n{self.lead_in}")
         return f"{head}{criteria}Question:\n{{question}}\n\n", asked
 
-    def _own_words(self, template: str) -> tuple[str, str]:
-        words = super()._own_words(template)
-        if any("{rubric}" in part for part in words) != (self.rubric is not None):
-            raise UsageError(f"{self.name}: template {template!r} must hold {{rubric}} exactly if a rubric is given")
-        before, after = (part.replace("{rubric}", self.rubric or "") for part in words)
-        return before, after
-
-    def draft(self, sample: Judged, position: int) -> Draft:
-        """The question, the responses in one of the orders, and what is asked."""
-        question, responses, cluster = sample
-        told = listed(
-            responses[:: -1 if position else 1],
-            position,
-            (LETTERS[position],),
-            around=self.framed(question),
-            between="\n\n",
-            form="Response {letter}:\n{text}",
-        )
-        return replace(told, cluster=cluster)
+    @cached_property
+    def words(self) -> tuple[str, str]:
+        """As `plain`, or of one's own template, with the rubric."""
+        before, after = super().words
+        if self.template is None:
+            return before, after
+        if ("{rubric}" in before + after) != (self.rubric is not None):
+            raise UsageError(
+                f"{self.name}: template {self.template!r} must hold {{rubric}} exactly if a rubric is given"
+            )
+        return before.replace("{rubric}", self.rubric or ""), after.replace("{rubric}", self.rubric or "")
 
 
-def _judged(line: PairLine, place: str) -> Judged:
-    """A line with the better response first; one without a group, where others have one, is alone in its own."""
-    responses = line.response_A, line.response_B
-    cluster = place if line.group in (None, "") else f"group {line.group}"
-    return line.question, responses if line.label == "A>B" else responses[::-1], cluster
-
-
-def _drawn(seed: int, index: int) -> Judged:
+def _drawn(seed: int, index: int) -> Asked:
     """A text about a person, and the right and a wrong town in the same words."""
-    documents = drawn_documents(2, seed, index)
-    question = f"{documents.question[0].upper()}{documents.question[1:]}?"
-    right = documents.answers[0]
+    asked = drawn_documents(2, seed, index)
+    (right,), person = asked.answers, asked.moved
     wrong = random.Random(f"pairwise {seed} {index}").choice([town for town in CITIES if town != right])
-    told = [f"{documents.gold.title} was born in {town}." for town in (right, wrong)]
-    return f"{documents.gold.text}\n{question}", (told[0], told[1]), ""
+    better, worse = (f"{person['title']} was born in {town}." for town in (right, wrong))
+    question = f"{asked.question[0].upper()}{asked.question[1:]}?"
+    return Asked(f"{person['text']}\n{question}", (), better, (worse,))

@@ -3,19 +3,19 @@
 A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 """
 
+import operator
 import re
 import string
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from runpy import run_path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from posbias.checks import NonNegative
+from posbias.checks import NonNegative, checked
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.calls import Called, calls_in
@@ -40,11 +40,6 @@ FENCE = re.compile(r"\s*```\w*[ \t]*\n\s*(?!\s|```)")
 """The line that opens a block of code, with the blanks around it."""
 
 
-def first_line(prediction: str) -> str:
-    """The first line of a text that is neither blank nor the opening of a block, without blanks at its ends."""
-    return unfenced(prediction).partition("\n")[0].strip()
-
-
 def unfenced(text: str) -> str:
     """A text without blanks, and without the opening of a block of code, at its beginning."""
     opening = FENCE.match(text)
@@ -67,115 +62,95 @@ def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> fl
     the prediction was cut off (`goes_on`), None if it may still become an accepted answer.
     """
     normalised = normalise_answer(prediction)
-    accepted = [normalise_answer(answer) for answer in checked_answers(answers)]
+    accepted = [normalise_answer(answer) for answer in answers]
     if any(f"{normalised} ".startswith(f"{answer} ") for answer in accepted if answer):
         return 1.0
     return None if goes_on and any(answer.startswith(normalised) for answer in accepted) else 0.0
 
 
 def share_found(prediction: str, values: Sequence[str]) -> float:
-    """Share of several values that occur in the prediction, ignoring case, in 0 ... 1."""
-    return sum(value.lower() in prediction.lower() for value in checked_answers(values)) / len(values)
+    """Share of several values (at least 1) that occur in the prediction, ignoring case, in 0 ... 1."""
+    return sum(value.lower() in prediction.lower() for value in values) / len(values)
 
 
-def checked_answers(answers: Sequence[str]) -> Sequence[str]:
-    """Accepted answers; none at all, or an empty one, which would occur everywhere, is refused."""
-    if isinstance(answers, str) or not answers or not all(answers):
-        raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
-    return answers
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A rule by which a generated text is right or wrong: it says an accepted answer, or the value of one is read."""
 
-
-@dataclass(frozen=True)
-class Rule(ABC):
-    """A rule by which a generated text is right or wrong."""
-
-    name: ClassVar[str]
-    text: ClassVar[bool] = True
+    name: str
+    says: Callable[[str, str], bool] | None = None
+    """True if a text says an accepted answer; None if a value is read."""
+    read: Callable[[str], Any] = lambda _: None
+    """The one value that a text tells, or None where that is not certain; it counts as wrong."""
+    accepted: Callable[[str], Any] | None = None
+    """The value of an accepted answer, or None if it is none; by default `read`."""
+    same: Callable[[Any, Any], bool] = operator.eq
+    """True if a value counts as an accepted one."""
+    wanted: str = "a letter"
+    """What an accepted answer must be, if a value is read."""
+    refuse: Callable[[str], object] | None = None
+    """Refuses an accepted answer that cannot be judged otherwise."""
+    text: bool = True
     """True if an accepted answer is a text that a model may say: it is scored by teacher forcing, too."""
-    begins: ClassVar[bool] = True
+    begins: bool = True
     """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
-    one_line: ClassVar[bool] = False
+    one_line: bool = False
     """True if the first line alone that is not blank is judged."""
-    schema: ClassVar[Mapping[str, Any] | None] = None
+    first: bool = False
+    """True if the first value of several is the one that counts, so that nothing behind it does."""
+    schema: Mapping[str, Any] | None = None
     """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
+    function: str | None = None
+    """Code of one's own that scores a text."""
+
+    def _accepted(self, answer: str) -> Any:
+        return (self.accepted or self.read)(answer)
 
     def check(self, answer: str) -> None:
         """Refuse an accepted answer that cannot be judged by this rule."""
-
-    def readable(self, text: str) -> bool:
-        """True if it is certain what a text says of what is judged, such as a number; else it counts as wrong."""
-        return True
-
-    def settled(self, text: str) -> bool:
-        """True if nothing that might follow a text, which was cut off, belongs to what is judged."""
-        return self.one_line and "\n" in unfenced(text)
-
-    @abstractmethod
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if a text, or its first line if that alone is judged, says an accepted answer."""
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """The score of a text, 0 ... 1: 1 if it says one of the answers."""
-        said = first_line(text) if self.one_line else text
-        return float(any(self.accepts(said, answer) for answer in checked_answers(answers)))
-
-
-@dataclass(frozen=True)
-class ReadingRule(Rule):
-    """A rule that reads one value out of a text, or nothing where that is not certain, and compares it."""
-
-    begins: ClassVar[bool] = False  # "A" is an article, and a sign punctuation, to what compares beginnings
-    wanted: ClassVar[str] = "a letter"
-    """What an accepted answer must be."""
-
-    @abstractmethod
-    def read(self, text: str) -> Any | None:
-        """The value, or None."""
-
-    def accepted(self, answer: str) -> Any | None:
-        """The value of an accepted answer; None if it is none."""
-        return self.read(answer)
-
-    def same(self, told: Any, accepted: Any) -> bool:
-        """True if a value counts as an accepted one."""
-        return bool(told == accepted)
-
-    def check(self, answer: str) -> None:
-        """Refuse what is no such value."""
-        if self.accepted(answer) is None:
+        if self.refuse is not None:
+            self.refuse(answer)
+        elif self.says is None and self.function is None and self._accepted(answer) is None:
             raise UsageError(f"the answer must be {self.wanted}, got {answer!r:.80}")
 
     def readable(self, text: str) -> bool:
-        """True if there is a value."""
-        return self.read(text) is not None
+        """True if it is certain what a text says of what is judged, such as a number; else it counts as wrong."""
+        return self.says is not None or self.function is not None or self.read(text) is not None
 
     def settled(self, text: str) -> bool:
-        """True if a mark or label tells a value that the last word, which may have been cut, has no part in."""
-        told = self.read(text)
-        return told is not None and explicit(text) and self.read(text.rstrip().rpartition(" ")[0]) == told
+        """True if nothing that might follow a text, which was cut off, belongs to what is judged.
 
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if the value is the accepted one."""
+        Of a value: a mark or label tells it, and the last word, which may have been cut, has no part in it.
+        """
+        told = self.read(text)
+        if told is None or self.first:
+            return told is not None or (self.one_line and "\n" in unfenced(text))
+        return explicit(text) and bool(self.read(text.rstrip().rpartition(" ")[0]) == told)
+
+    def right(self, text: str, answers: Sequence[str]) -> float:
+        """The score of a text, 0 ... 1: 1 if it says one of the answers (at least 1, none empty)."""
+        if isinstance(answers, str) or not answers or not all(answers):
+            raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
+        if self.function is not None:
+            return _scored(self.function, text, answers)
+        said = unfenced(text).partition("\n")[0].strip() if self.one_line else text
+        if self.says is not None:
+            return float(any(self.says(said, answer) for answer in answers))
         told = self.read(said)
-        return told is not None and self.same(told, self.accepted(answer))
+        return float(told is not None and any(self.same(told, self._accepted(answer)) for answer in answers))
 
 
 @RULES.register("contains")
-@dataclass(frozen=True)
-class Contains(Rule):
+def contains() -> Rule:
     """An accepted answer occurs anywhere in the text, ignoring case.
 
     Source: Liu et al. 2024, section 3.1, key-value retrieval.
     """
-
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if it occurs."""
-        return answer.lower() in said.lower()
+    return Rule(name="contains", says=lambda said, answer: answer.lower() in said.lower())
 
 
 @RULES.register("best_subspan_em")
-@dataclass(frozen=True)
-class BestSubspan(Rule):
+def best_subspan_em() -> Rule:
     """An accepted answer occurs in the first line that is not blank, both normalised (`normalise_answer`).
 
     Only the text before that line's end counts: the answer stands in the context, so that a model which copies
@@ -185,169 +160,126 @@ class BestSubspan(Rule):
     blank lines before an answer, with which it is always wrong there.
     """
 
-    one_line: ClassVar[bool] = True
-
-    def check(self, answer: str) -> None:
-        """Refuse an answer that normalises to nothing and so would occur everywhere."""
-        if not normalise_answer(answer):
+    def normalised(answer: str) -> str:
+        if not (normal := normalise_answer(answer)):
             raise UsageError(f"answer {answer!r} holds nothing but articles and punctuation, so it cannot be scored")
+        return normal
 
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if the answer is a span of the line."""
-        self.check(answer)
-        return normalise_answer(answer) in normalise_answer(said)
+    def says(said: str, answer: str) -> bool:
+        return normalised(answer) in normalise_answer(said)
+
+    return Rule(name="best_subspan_em", says=says, refuse=normalised, one_line=True)
 
 
 @RULES.register("whole_words")
-@dataclass(frozen=True)
-class WholeWords(Rule):
+def whole_words() -> Rule:
     """The first sentence of the first line holds an accepted answer as whole words, both normalised."""
 
-    one_line: ClassVar[bool] = True
-
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if the answer's words stand together in the sentence."""
+    def says(said: str, answer: str) -> bool:
         sentence = re.split(r"(?<=[.!?]) ", said)[0]
         return f" {normalise_answer(answer)} " in f" {normalise_answer(sentence)} "
 
+    return Rule(name="whole_words", says=says, one_line=True)
+
 
 @RULES.register("equals")
-@dataclass(frozen=True)
-class Equals(Rule):
+def equals() -> Rule:
     """The first line that is not blank is an accepted answer, but for case, and quotes or a full stop around it."""
 
-    one_line: ClassVar[bool] = True
+    def bare(text: str) -> str:
+        return " ".join(text.split()).strip("\"'`*“”.").casefold()
 
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if they are the same."""
-        bare, accepted = (" ".join(text.split()).strip("\"'`*“”.").casefold() for text in (said, answer))
-        return bare == accepted
+    return Rule(name="equals", says=lambda said, answer: bare(said) == bare(answer), one_line=True)
 
 
 @RULES.register("regex")
-@dataclass(frozen=True)
-class Matches(Rule):
+def regex() -> Rule:
     """An accepted answer is a regular expression that is found anywhere in the text."""
 
-    text: ClassVar[bool] = False
-    begins: ClassVar[bool] = False
-
-    def check(self, answer: str) -> None:
-        """Refuse what is no regular expression."""
+    def refuse(answer: str) -> None:
         check_own("the answer", answer)
 
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if it is found."""
+    def says(said: str, answer: str) -> bool:
         return bool(search_own(answer, said))
+
+    return Rule(name="regex", says=says, refuse=refuse, text=False, begins=False)
 
 
 @RULES.register("number")
-@dataclass(frozen=True)
-class Number(ReadingRule):
-    """The one number that the text gives is an accepted one: marked, labelled, alone in a line, or the only one."""
+@checked
+def number(tolerance: NonNegative = 0.0) -> Rule:
+    """The one number that the text gives is an accepted one: marked, labelled, alone in a line, or the only one.
 
-    tolerance: NonNegative = 0.0
-    """Largest difference that still counts as right, >= 0."""
+    It may differ by `tolerance` (>= 0).
+    """
 
-    wanted: ClassVar[str] = "a number"
-    schema: ClassVar[Mapping[str, Any]] = {"type": "number"}
+    def same(told: float, accepted: float) -> bool:
+        return abs(told - accepted) <= tolerance * (1 + 1e-12)
 
-    def read(self, text: str) -> Any | None:
-        """The number (`number_in`)."""
-        return number_in(text)
-
-    def same(self, told: Any, accepted: Any) -> bool:
-        """True if they differ by no more than the tolerance."""
-        return bool(abs(told - accepted) <= self.tolerance * (1 + 1e-12))
+    schema = {"type": "number"}
+    return Rule(name="number", read=number_in, same=same, wanted="a number", begins=False, schema=schema)
 
 
 @RULES.register("call")
-@dataclass(frozen=True)
-class Call(ReadingRule):
+def call() -> Rule:
     """The first tool that is called is the accepted one: a name or, as JSON, a name and the arguments that must be so.
 
     Calls are those that a server tells of, or what the text holds in the forms of `calls_in`.
     """
 
-    text: ClassVar[bool] = False
-    wanted: ClassVar[str] = "a tool's name, or an object with name and arguments"
-
-    def read(self, text: str) -> Called | None:
-        """The first call."""
+    def read(text: str) -> Called | None:
         return next(iter(calls_in(text)), None)
 
-    def accepted(self, answer: str) -> Called | None:
-        """A call, or a tool's name alone."""
-        return self.read(answer) or (None if answer.lstrip().startswith("{") else Called(answer, {}))
+    def accepted(answer: str) -> Called | None:
+        return read(answer) or (None if answer.lstrip().startswith("{") else Called(answer, {}))
 
-    def same(self, told: Called, accepted: Called) -> bool:
-        """True if the tool is called with all that is accepted."""
+    def same(told: Called, accepted: Called) -> bool:
         return told.meets(accepted.name, accepted.arguments)
 
-    def settled(self, text: str) -> bool:
-        """True if there is a call: the first one counts."""
-        return self.readable(text)
+    wanted = "a tool's name, or an object with name and arguments"
+    reads: dict[str, Any] = {"read": read, "accepted": accepted, "same": same, "wanted": wanted}
+    return Rule(name="call", **reads, text=False, begins=False, first=True)
 
 
 @RULES.register("choice")
-@dataclass(frozen=True)
-class Choice(ReadingRule):
-    """The text names the letter of the moved unit, which units are listed with."""
-
-    options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTERS)
-    """Options among which one is named."""
-
-    @property
-    def schema(self) -> Mapping[str, Any]:  # type: ignore[override]  # read-only, as all of a frozen class
-        """One of the letters."""
-        return {"type": "string", "enum": [*LETTERS[: self.options]]}
-
-    def read(self, text: str) -> str | None:
-        """The letter of an option (`letter_in`)."""
-        return letter_in(text, LETTERS[: self.options])
+@checked
+def choice(options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTERS)) -> Rule:
+    """The text names the letter of the moved unit, one of so many `options` that units are listed with."""
+    letters = LETTERS[:options]
+    schema = {"type": "string", "enum": [*letters]}
+    # "A" is an article to what compares beginnings.
+    return Rule(name="choice", read=lambda text: letter_in(text, letters), begins=False, schema=schema)
 
 
 @RULES.register("verdict")
-@dataclass(frozen=True)
-class Verdict(ReadingRule):
-    """The text says which of two responses, A or B, is better (`verdict_of`)."""
-
-    schema: ClassVar[Mapping[str, Any]] = {"type": "string", "enum": ["A", "B", TIE]}
-
-    def read(self, text: str) -> str | None:
-        """A, B, `TIE`, or None."""
-        return verdict_of(text)
+def verdict() -> Rule:
+    """The text says which of two responses, A or B, is better, or that it is a tie (`verdict_of`)."""
+    schema = {"type": "string", "enum": ["A", "B", TIE]}
+    return Rule(name="verdict", read=verdict_of, begins=False, schema=schema)
 
 
 @RULES.register("python")
-@dataclass(frozen=True)
-class Python(Rule):
-    """A function of one's own scores the text: `function(text, answers)` gives 0 ... 1."""
+@checked
+def python(function: str) -> Rule:
+    """A function of one's own scores the text: `function(text, answers)` gives 0 ... 1.
 
-    function: str
-    """`package.module:function`, or `file.py:function`."""
+    It is spelled `package.module:function`, or `file.py:function`.
+    """
+    if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", function):
+        raise UsageError(f"python: function must be module:function or file.py:function, got {function!r}")
+    return Rule(name="python", function=function, text=False, begins=False)
 
-    text: ClassVar[bool] = False
-    begins: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
-            raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
-
-    def accepts(self, said: str, answer: str) -> bool:
-        """True if the function gives 1."""
-        return self.right(said, [answer]) == 1
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """What the function returns."""
-        function = _imported(self.function)
-        try:
-            score = float(function(text, list(answers)))
-        except Exception as error:  # whatever one's own code raises
-            raise RunError(f"{self.function} failed: {type(error).__name__}: {error}") from error
-        if not 0 <= score <= 1:
-            raise RunError(f"{self.function} must return 0 ... 1, got {score!r}")
-        return score
+def _scored(path: str, text: str, answers: Sequence[str]) -> float:
+    """What a function of one's own gives."""
+    function = _imported(path)
+    try:
+        score = float(function(text, list(answers)))
+    except Exception as error:  # whatever one's own code raises
+        raise RunError(f"{path} failed: {type(error).__name__}: {error}") from error
+    if not 0 <= score <= 1:
+        raise RunError(f"{path} must return 0 ... 1, got {score!r}")
+    return score
 
 
 @cache
