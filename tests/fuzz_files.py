@@ -33,7 +33,6 @@ DOCUMENTS = {
     "answers": ["Ada"],
     "ctxs": [{"title": "A", "text": "Ada did.", "isgold": True}, {"title": "B", "text": "Bob.", "isgold": False}],
 }
-CHAT = {"messages": [{"role": "user", "content": "hello you"}]}
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
 PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. Winston walked home; it rained. "
 
@@ -46,14 +45,13 @@ FILES: dict[str, Callable[[], bytes]] = {
     "text": lambda: (PROSE * 40).encode(),
     "records": lambda: json_lines({"text": PROSE, "id": 1}, {"text": PROSE.upper(), "id": 2}),
     "token_ids": lambda: json_lines({"token_ids": list(range(40))}, {"token_ids": list(range(50, 90))}),
-    "chat": lambda: json_lines(CHAT, {"messages": [{"role": "user", "content": "hello us!"}]}),
     "pairs": lambda: gzip.compress(json_lines(PAIRS, PAIRS)),
     "documents": lambda: json_lines(DOCUMENTS, DOCUMENTS),
     "scores": lambda: json_lines({"score": 0.5}, 0.25, {"score": 1}),
     "study": lambda: json.dumps(STUDY).encode(),
 }
 SUFFIXES = {
-    **dict.fromkeys(("records", "token_ids", "chat", "documents", "scores"), ".jsonl"),
+    **dict.fromkeys(("records", "token_ids", "documents", "scores"), ".jsonl"),
     "text": ".txt",
     "pairs": ".jsonl.gz",
     "study": ".yaml",

@@ -77,7 +77,6 @@ COMMANDS = (
     "measure {model} --prompts {records} --length 8 --count 2 --kinds jacobian(probes=1) --output last",
     "measure {model} --prompts {token_ids} --length 8 --count 2 --kinds probability --depth-profiles 0",
     "measure {model} --prompts {text} --length 8 --count 2 --kinds logprob --output at(position=-1)",
-    "measure {model} --prompts chat:{chat} --length 12 --count 1 --kinds probability",
     "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3",
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",
     UNASKED + " --task pairwise(file='{pairs}') --count 2 --positions spread(2)",

@@ -65,7 +65,6 @@ def endless(path: Path, sort: str) -> Path:
     [
         (".txt", "measure {model} --length 8 --prompts {}"),
         (".jsonl", "measure {model} --length 8 --prompts {}"),
-        (".jsonl", "measure {model} --length 8 --prompts chat:{}"),
         (".yaml", "train {}"),
         (".jsonl", "place --run x --scores {}"),
         (".jsonl", f"evaluate {UNASKED} --task pairwise(file='{{}}')"),

@@ -92,12 +92,9 @@ def test_a_tokenizer_that_cannot_be_read_says_why(llama: Path, files: dict[str, 
         (llama / name).write_text(text)
     model = load_model(llama)
     assert model.tokenizer is None
-    talk = llama / "talk.jsonl"
-    talk.write_text('[{"role": "user", "content": "hi"}]')
     refusals = [
         lambda: load_prompts("default", model, n_positions=8, count=1),
         lambda: LocalResponder(model),
-        lambda: load_prompts(f"chat:{talk}", model, n_positions=8, count=1),
         lambda: load_tokenizer(llama),
     ]
     for refusal in refusals:

@@ -1,10 +1,8 @@
 """What a text spells of control tokens stays text, whatever the tokenizer; only a template's own are tokens."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -117,7 +115,7 @@ def test_answers_and_requests_spell_none() -> None:
     assert control_of(meant.prompt, tokenizer) == ["<|im_start|>", "<|im_end|>"]
 
 
-def test_windows_of_a_file_and_conversations_count_what_they_spell(tmp_path: Path) -> None:
+def test_windows_of_a_file_count_what_they_spell(tmp_path: Path) -> None:
     model = OneModel(tokenizer_of("byte"))
     path = tmp_path / "notes.txt"
     path.write_text(("word " * 10 + "</s> ") * 40)
@@ -126,12 +124,6 @@ def test_windows_of_a_file_and_conversations_count_what_they_spell(tmp_path: Pat
     spelled = sum(model.tokenizer.decode(row).count("</s>") for row in prompts.token_ids)
     assert prompts.describe()["control_tokens"] == {"</s>": spelled}
     assert spelled >= 3
-    talks = [[{"role": "user", "content": text}] for text in ("say <s>", "say it!")]
-    path = tmp_path / "talks.jsonl"
-    path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
-    chats = load_prompts(f"chat:{path}", model, n_positions=27, count=2)
-    assert chats.describe()["control_tokens"] == {"<s>": 1}
-    assert not np.array_equal(*chats.token_ids)
 
 
 def test_a_template_of_ones_own_may_spell_control_tokens_where_passages_do_not(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ LEFT = {
     "--png": "figures as PDF and SVG with --paper",
     "--repeats": "evaluate several servers with other seeds",
     "--seed": "nothing is drawn here, or what is read has its own seeds",
+    "--template-options": "evaluate, mitigate and audit --behaviour have it, which render conversations",
     "--sequential": "a small --count first, then more with --resume",
     "--vllm": "vllm serve, and --server",
     "--windows": "a file of documents as long as the prompts",

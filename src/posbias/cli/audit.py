@@ -94,10 +94,10 @@ def audit(
     if task is None:
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
     directory = out or Path("runs") / next(iter(directory_names([model])))
-    source = prompts.plan(settings, chat_task=task is not None and task.by_template).source
+    options.check_rendered(settings.template_options, rendered=task is not None and task.by_template)
     settings = replace(
         settings,
-        source=source,
+        source=prompts.plan(settings).source,
         engine=engine.of(settings.engine),
         command=options.command_line(context),
     )

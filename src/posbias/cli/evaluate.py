@@ -203,5 +203,5 @@ def check_answerer(
     asked = LANGUAGE_TASKS.parse(task)
     # A chat server renders every request as a conversation.
     rendered = asked.by_template or bool(server)
-    options.check_rendered(loading.template_options, rendered=rendered, by="chat=True in the task")
+    options.check_rendered(loading.template_options, rendered=rendered)
     return asked

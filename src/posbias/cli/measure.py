@@ -22,7 +22,7 @@ def measure(
     prompts: options.PromptFlags,
     kinds: str = "jacobian,probability",
     settings: MeasureOptions,
-    loading: Loading,
+    loading: Annotated[Loading, options.Take("template_options")],
     engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -84,7 +84,7 @@ def attention(
     *,
     prompts: options.PromptFlags,
     settings: AttentionOptions,
-    loading: Loading,
+    loading: Annotated[Loading, options.Take("template_options")],
     flags: options.RunFlags,
 ) -> None:
     """Measure a model's attention and its rollouts.
@@ -111,7 +111,7 @@ def decompose(
     *,
     prompts: Annotated[options.PromptFlags, options.Take(length=256, count=8)],
     settings: DecomposeOptions,
-    loading: Loading,
+    loading: Annotated[Loading, options.Take("template_options")],
     flags: options.RunFlags,
 ) -> None:
     """Show what each ingredient contributes to a model's profile.

@@ -46,8 +46,7 @@ class PromptFlags:
     """Source, number and length of the prompts."""
 
     prompts: str | None = "default"
-    """'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), 'hf:owner/name:split', or 'chat:FILE.jsonl'
-    (conversations)."""
+    """'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), or 'hf:owner/name:split'."""
     shuffle: bool = False
     """Put each prompt's tokens in random order, as a control."""
     length: Annotated[int, Ge(1)] = 512
@@ -57,13 +56,11 @@ class PromptFlags:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything that is drawn."""
 
-    def plan(self, loading: Loading, *, chat_task: bool = False) -> "MeasurePlan":
-        """What loads models and draws their prompts; options of a template go with conversations."""
+    def plan(self, loading: Loading) -> "MeasurePlan":
+        """What loads models and draws their prompts."""
         from posbias.measurement.measurement import MeasurePlan
         from posbias.prompts.prompts import PromptSource
 
-        rendered = chat_task or (self.prompts or "").startswith("chat:")
-        check_rendered(loading.template_options, rendered=rendered, by="--prompts chat:FILE.jsonl")
         source = PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
         return MeasurePlan(
             **loading.of_loading, source=source, n_positions=self.length, count=self.count, seed=self.seed
@@ -315,10 +312,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def check_rendered(template_options: Mapping[str, Any], *, rendered: bool, by: str) -> None:
-    """Refuse options of a chat template where no conversation is rendered, which `by` would ask for."""
+def check_rendered(template_options: Mapping[str, Any], *, rendered: bool) -> None:
+    """Refuse options of a chat template where no task is rendered as conversations."""
     if template_options and not rendered:
-        raise UsageError(f"--template-options are for conversations; ask for them by {by}")
+        raise UsageError("--template-options are for conversations; ask for them by chat=True in the task")
 
 
 def check_resume(resume: bool, out: Path | None) -> None:

@@ -96,7 +96,7 @@ def predict(
     theory: str = "rollout",
     model: str | None = None,
     prompts: Annotated[options.PromptFlags, options.Take(prompts=None, count=8)],
-    loading: Loading,
+    loading: Annotated[Loading, options.Take("template_options")],
     flags: options.RunFlags,
 ) -> None:
     """Predict the influence of every position on the last one.

@@ -6,7 +6,7 @@ any document has room, windows do not overlap; after that, other starts follow.
 
 import hashlib
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -19,7 +19,6 @@ from jaxtyping import Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.files import parsed_json, read_lines
 from posbias.progress import track
 from posbias.prompts.prompts import (
     Prompts,
@@ -36,27 +35,16 @@ from posbias.prompts.sources import (
     SCHEME,
     Document,
     Group,
-    check_file,
     dataset_group,
     default_corpus,
     record_file,
     text_file,
 )
-from posbias.prompts.tokens import (
-    Rendered,
-    check_template,
-    control_pattern,
-    opening,
-    render_conversation,
-    tokenise,
-)
+from posbias.prompts.tokens import control_pattern, opening, tokenise
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
 
-CHAT_SCHEME = "chat:"
-SHOWN_LENGTHS = 5
-"""Lengths of conversations that are named where none fits."""
 OPEN_SEGMENTS = 32
 """Segments of one group that take turns at a time."""
 
@@ -77,8 +65,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
             `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a dataset of
             Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens; token ids of
             shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken. Any of these
-            inside a `PromptSource`, for shuffled tokens. "chat:FILE.jsonl": the first `count` distinct conversations of
-            that length.
+            inside a `PromptSource`, for shuffled tokens.
         model: A loaded model, a hub id, a path, "demo" or a model of transformers; it gives `tokenizer`,
             `vocabulary_size` and `max_positions`. Of one that is named, weights are read for "synthetic" alone.
         n_positions: Tokens in each prompt, 2 ... model.max_positions.
@@ -98,8 +85,6 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
         model = opening_models.as_token_model(model, weights=weights)
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     prompts = _unshuffled(request.source, model, n_positions=n_positions, count=count, seed=seed)
-    if request.shuffle and prompts.conversations:
-        raise UsageError("chat prompts are whole conversations in order; shuffle needs text")
     return shuffled(prompts, seed) if request.shuffle else prompts
 
 
@@ -109,8 +94,6 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
     text = os.fspath(source)
     if text == "synthetic":
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
-    if text.startswith(CHAT_SCHEME):
-        return _of_conversations(Path(text.removeprefix(CHAT_SCHEME)), model, n_positions=n_positions, count=count)
     name, groups = _groups(text, n_positions, seed)
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
@@ -160,47 +143,6 @@ def _given(source: Any, model: TokenModel, *, n_positions: int, count: int) -> P
     return replace(given, token_ids=given.token_ids[:count])
 
 
-def _of_conversations(path: Path, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
-    """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens, each once.
-
-    A line of `chat:FILE.jsonl` is an object whose field `messages` holds the conversation, or the conversation itself;
-    empty lines are skipped. A text ends with the opening of the assistant's answer, which the last position predicts.
-
-    Raises:
-        UsageError: no tokenizer or template, an unreadable line, a conversation that the template refuses, or too few
-            of that length; conversations of other lengths do not matter.
-    """
-    check_file(path)  # all are rendered, since their lengths are not known before
-    if model.tokenizer is None:
-        raise UsageError(f"{why_no_tokenizer(model)}, so it cannot render a conversation; give token ids")
-    check_template(model.tokenizer)
-    rendered: list[Rendered] = []
-    for place, line in read_lines(path):
-        value = parsed_json(line, place)
-        messages = value.get("messages") if isinstance(value, dict) else value
-        rendered.append(render_conversation(model.tokenizer, messages, name=place))
-    encoded = tokenise([chat.text for chat in rendered], model.tokenizer, [chat.spelled for chat in rendered])
-    fitting = [index for index, token_ids in enumerate(encoded) if len(token_ids) == n_positions]
-    if not fitting:
-        sizes = Counter(sorted(map(len, encoded))).most_common(SHOWN_LENGTHS)
-        lengths = ", ".join(f"{length} tokens ({number})" for length, number in sizes)
-        raise UsageError(f"{path.name}: no conversation has {n_positions} tokens; there are {lengths}")
-    distinct = {encoded[index].tobytes(): index for index in reversed(fitting)}  # the first of each
-    chosen = sorted(distinct.values())[:count]
-    if len(chosen) < count:
-        raise UsageError(
-            f"{path.name}: only {len(chosen)} distinct conversations have {n_positions} tokens, {count} were asked for"
-        )
-    token_ids = np.stack([encoded[index] for index in chosen])
-    check_vocabulary(token_ids, model, path.name)
-    return Prompts(
-        token_ids,
-        source=f"{CHAT_SCHEME}{path.name}",
-        conversations=tuple(chosen),
-        control_tokens=tuple(rendered[index].spellings for index in chosen),
-    )
-
-
 def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> tuple[tuple[str, ...], ...]:
     """Control tokens that drawn windows spell; documents of ready token ids, which may hold some, spell none."""
     if model.tokenizer is None:
@@ -214,6 +156,11 @@ def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> t
 
 
 def _groups(text: str, n_positions: int, seed: int) -> tuple[str, list[Group]]:
+    if text.startswith("chat:"):
+        raise UsageError(
+            f"prompts {text!r}: chat: left posbias after 0.1.0: put what apply_chat_template returns into records, "
+            '{"token_ids": [...]}'
+        )
     if text.partition("#")[0] == "default":
         return text, default_corpus(text.partition("#")[2])
     if text.startswith(SCHEME):
@@ -231,8 +178,8 @@ def _groups(text: str, n_positions: int, seed: int) -> tuple[str, list[Group]]:
     if suffix == ".parquet":
         raise UsageError(f"prompts {text!r}: Parquet files are read by 'hf:DIRECTORY', all those of a directory")
     raise UsageError(
-        f"prompts {text!r}: need 'default', 'synthetic', a .txt file, a .jsonl file[#field], 'hf:owner/name', "
-        "'chat:FILE.jsonl', or token ids"
+        f"prompts {text!r}: need 'default', 'synthetic', a .txt file, a .jsonl file[#field], 'hf:owner/name', or token "
+        "ids"
     )
 
 

@@ -71,8 +71,6 @@ class Prompts:
     """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
     control_tokens: tuple[tuple[str, ...], ...] = ()
     """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
-    conversations: tuple[int, ...] = ()
-    """Number of the conversation that each prompt is, in a file of conversations."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -108,7 +106,6 @@ class Prompts:
             "prefix": list(self.prefix),
             "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
-            **({"conversations": list(self.conversations[: self.count])} if self.conversations else {}),
         }
 
 

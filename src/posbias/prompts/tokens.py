@@ -15,7 +15,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -168,58 +168,13 @@ def tokenise(
 
     `ordinary`: spans of each text in which the spelling of a control token is not one; None: all.
     """
-    if ordinary is None:
-        ordinary = [spelled_in(text, tokenizer) for text in texts]
-    plain = [text for text, spans in zip(texts, ordinary, strict=True) if not spans]
-    encoded: Iterator[list[int]] = iter(())
-    if plain:
-        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        encoded = iter(tokenizer(plain, **options)["input_ids"])
-    return [
-        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(encoded), dtype=np.int64)
-        for text, spans in zip(texts, ordinary, strict=True)
-    ]
-
-
-class Marks:
-    """Marks what messages spell, so that in a rendered conversation it is told from what the template wrote."""
-
-    def __init__(self, messages: Sequence[Any], pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
-        told = str(messages)
-        free = (chr(code) for code in PRIVATE if chr(code) not in told and repr(chr(code))[1:-1] not in told)
-        self._open, self._close = next(free, ""), next(free, "")
-        if not self._close:
-            raise UsageError("a conversation holds every private-use character, so that no part of it can be marked")
-        self.needed = self.marked(messages) != messages
-        """Set if any message spells a control token."""
-
-    def marked(self, value: Any) -> Any:
-        """Mark messages, or any part of one."""
-        if isinstance(value, str):
-            return self._pattern.sub(lambda match: f"{self._open}{match[0]}{self._close}", value)
-        if isinstance(value, dict):
-            return {name: self.marked(part) for name, part in value.items()}
-        return [self.marked(part) for part in value] if isinstance(value, list | tuple) else value
-
-    def unmarked(self, text: str) -> tuple[str, tuple[Span, ...]]:
-        """Take the marks off a rendered text, and return the spans of the control tokens that messages spelled."""
-
-        def bare(text: str) -> str:  # a template may have taken a marked token apart
-            return text.replace(self._open, "").replace(self._close, "")
-
-        spans, plain, end = [], "", 0
-        for match in re.finditer(f"{self._open}({self._pattern.pattern}){self._close}", text):
-            plain += bare(text[end : match.start()])
-            spans.append((len(plain), len(plain) + len(match[1])))
-            plain, end = plain + match[1], match.end()
-        return plain + bare(text[end:]), tuple(spans)
+    spans = [spelled_in(text, tokenizer) for text in texts] if ordinary is None else ordinary
+    pairs = zip(texts, spans, strict=True)
+    return [np.asarray(tokenised(text, tokenizer, places).token_ids, dtype=np.int64) for text, places in pairs]
 
 
 def check_template(tokenizer: Any) -> None:
-    """Refuse a model without a tokenizer, and a tokenizer that cannot render conversations."""
-    if tokenizer is None:
-        raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
+    """Refuse a tokenizer that cannot render conversations."""
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             "the model's tokenizer has no chat template (a base model?); write the prompts as text, or set "
@@ -306,11 +261,6 @@ class Rendered(NamedTuple):
     spelled: tuple[Span, ...]
     """Places where messages spelled control tokens, which stay ordinary text; all others are the template's."""
 
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """Control tokens that messages spelled."""
-        return tuple(self.text[begin:end] for begin, end in self.spelled)
-
 
 def render_conversation(tokenizer: Any, messages: Any, *, name: str = "conversation 0") -> Rendered:
     """Render one conversation by the tokenizer's chat template, up to the opening of the assistant's answer.
@@ -323,19 +273,41 @@ def render_conversation(tokenizer: Any, messages: Any, *, name: str = "conversat
         raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, name)
     plain = [_with_arguments(message, tokenizer, name) for message in messages]
-    text = _rendered(tokenizer, plain, name)
-    for pattern_of in (control_pattern, _pattern):  # without the added ones, which a template may look for
-        marks = Marks(plain, pattern_of(tokenizer))
-        if not marks.needed:
+    text, told = _rendered(tokenizer, plain, name), str(plain)
+    free = [mark for mark in map(chr, PRIVATE) if mark not in told and repr(mark)[1:-1] not in told][:2]
+    if len(free) < 2:
+        raise UsageError(f"{name} holds every private-use character, so that no part of it can be marked")
+    for pattern in (control_pattern(tokenizer), _pattern(tokenizer)):  # then without what a template may look for
+        marked = _marked(plain, pattern, *free)
+        if marked == plain:
             return Rendered(text, ())
-        marked = _rendered(tokenizer, marks.marked(plain), name)
-        unmarked, spelled = marks.unmarked(marked)
-        if unmarked == text:
-            return Rendered(text, spelled)
+        found = _unmarked(_rendered(tokenizer, marked, name), pattern, *free)
+        if found.text == text:
+            return found
         # The template itself looks for what was marked, such as the thoughts of an earlier answer, and renders it so.
     raise UsageError(
         f"{name} spells special tokens that the chat template reads in messages; allowed: messages without them"
     )
+
+
+def _marked(value: Any, pattern: re.Pattern[str], begin: str, end: str) -> Any:
+    """Messages, or any part of one, with marks around the control tokens that they spell."""
+    if isinstance(value, str):
+        return pattern.sub(lambda match: f"{begin}{match[0]}{end}", value)
+    if isinstance(value, dict):
+        return {name: _marked(part, pattern, begin, end) for name, part in value.items()}
+    return [_marked(part, pattern, begin, end) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _unmarked(text: str, pattern: re.Pattern[str], begin: str, end: str) -> Rendered:
+    """A rendered text without the marks, with the spans between them."""
+    strays = str.maketrans("", "", begin + end)  # a template may have taken a marked token apart
+    plain, spans, read_to = "", [], 0
+    for match in re.finditer(f"{begin}({pattern.pattern}){end}", text):
+        plain += text[read_to : match.start()].translate(strays)
+        spans.append((len(plain), len(plain) + len(match[1])))
+        plain, read_to = plain + match[1], match.end()
+    return Rendered(plain + text[read_to:].translate(strays), tuple(spans))
 
 
 def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> dict[str, Any]:
@@ -480,9 +452,7 @@ def _of_message(prompt: Sequence[Message], index: int, spans: Sequence[Span], to
     lead = content.find(bare)
     end = lead + len(bare)
     free = next(chr(code) for code in PRIVATE if chr(code) not in text)
-    marked = [dict(message) for message in prompt]
-    marked[index]["content"] = content[:lead] + free + content[lead:]
-    begin = rendered(marked, tokenizer)[0].text.find(free)
+    begin = _with_content(prompt, index, content[:lead] + free + content[lead:], tokenizer).find(free)
     if begin < 0 or text[begin : begin + len(bare)] != bare:
         raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
     shift = begin - lead
@@ -503,11 +473,14 @@ def _of_tool(prompt: Sequence[Message], index: int, spans: Sequence[Span], token
         said["name"] = free + said["name"]
         said[ends] += free
         line = json.dumps(tool, ensure_ascii=False)
-        marked = [dict(message) for message in prompt]
-        marked[index]["content"] = content[:first] + line + content[last:]
-        told = rendered(marked, tokenizer)[0].text
+        told = _with_content(prompt, index, content[:first] + line + content[last:], tokenizer)
         begin, end = told.find(free), told.rfind(free)
         if end <= begin or told.replace(free, "") != text:
             raise UsageError("the chat template changes the descriptions of tools, so one cannot be located in it")
         placed.append((begin, end - told[:end].count(free)))
     return placed
+
+
+def _with_content(prompt: Sequence[Message], index: int, content: str, tokenizer: Any) -> str:
+    """The rendered text of a conversation in which one message says something else."""
+    return rendered([*prompt[:index], {**prompt[index], "content": content}, *prompt[index:][1:]], tokenizer)[0].text
