@@ -175,8 +175,8 @@ def split_numbers(text: str, sort: type[int] | type[float] = int) -> list[float]
         raise UsageError(f"{text!r}: allowed are {numbers}") from None
 
 
-def split_settings(text: str) -> dict[str, Any]:
-    """Read settings separated by commas: "steps=600, rate=0.02" is two.
+def split_settings(text: str, example: str = "enable_thinking=False") -> dict[str, Any]:
+    """Read settings separated by commas: "steps=600, rate=0.02" is two; what is refused is told an example.
 
     Raises:
         UsageError: something else stands there.
@@ -185,7 +185,7 @@ def split_settings(text: str) -> dict[str, Any]:
         _, positional, named = parse_literal_call(f"settings({text})", "settings")
         if not positional:
             return named
-    raise UsageError(f"{text!r}: allowed: NAME=VALUE, such as enable_thinking=False, texts in quotes")
+    raise UsageError(f"{text!r}: allowed: NAME=VALUE, such as {example}, texts in quotes")
 
 
 def read_literal(text: str) -> Any:

@@ -25,7 +25,6 @@ OTHER_DOORS = {
         ("posbias_papers.published",),
     ),
     "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
-    "FITS": ("posbias.mitigation.fits",),
     "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for
 }
 """What is imported before a registry is read that others than its own package fill."""

@@ -64,6 +64,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
         (("--by", "rank"), "by must be one of accuracy, starts, logprob"),
         (("--by", "accuracy"), "by accuracy needs generate, which is switched off"),
+        (("--fit", "steps"), "'steps': allowed: NAME=VALUE, such as steps=600, rate=0.02, texts in quotes"),
         (("--fit", "stepz=3"), "unknown argument 'stepz'; allowed: steps, batch, rate"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):
@@ -100,5 +101,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         assert asked < len(server.asked) <= asked + 24, "only those that are repeated"
         refused = posbias(*command, "--methods", "temperature(scale=0.3)", "--resume")
         assert refused.returncode == 2
-        assert "temperature needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
+        assert (
+            "temperature(scale=0.3) needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
+        )
     assert (out / "report.html").is_file()

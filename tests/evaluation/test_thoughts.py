@@ -19,8 +19,8 @@ from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.responders.encoding import EncodedRequest, Ending
-from posbias.mitigation.fits import encoded_answers
-from posbias.mitigation.fitting import answer_logprob
+from posbias.mitigation.fits import answer_logprob, encoded_answers
+from posbias.mitigation.methods.temperature import Temperature
 from posbias.prompts.tokens import with_template_options
 from posbias.results.page import html_of
 from posbias.results.result import report_of
@@ -178,7 +178,7 @@ def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_
     with pytest.raises(UsageError, match="fit: the prompts end where the model's thoughts"):
         encoded_answers(thinking.model, [example])  # type: ignore[arg-type]  # a model of transformers
     with pytest.raises(RunError, match="fit: the prompts end where the model's thoughts"):
-        answer_logprob(thinking.model, None, [example])  # type: ignore[arg-type]
+        answer_logprob(thinking.model, Temperature(), [example])  # type: ignore[arg-type]
     told = pb.load_model(network, tokenizer(), template_options={"enable_thinking": False})
     assert told.describe()["template_options"] == {"enable_thinking": False}
     (reply,) = LocalResponder(told).respond([request], generate=True, score=True)

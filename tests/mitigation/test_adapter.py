@@ -12,7 +12,7 @@ import torch
 
 import posbias as pb
 from posbias import FitOptions, MitigateOptions, UsageError, mitigate, mitigated
-from posbias.mitigation.fits import AdapterNumbers
+from posbias.mitigation.fits import adapter_numbers
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
@@ -56,7 +56,7 @@ def test_an_adapter_computes_as_if_its_updates_were_in_the_weights(family):
 @pytest.mark.parametrize("family", ["llama", "falcon", "gpt2", "phi3", "bloom", "gpt_neox", "bamba"])
 def test_the_targets_are_fitted_and_nothing_else(family):
     model = shaken_model(family, dtype=torch.float32)
-    numbers = AdapterNumbers(MITIGATIONS.parse("adapter(rank=1, targets='q,v')"), model, FitOptions())
+    numbers = adapter_numbers(MITIGATIONS.parse("adapter(rank=1, targets='q,v')"), model, FitOptions())
     with numbers.applied(model, 0):
         model.network(TOKENS).logits.square().sum().backward()
     assert sum(one.grad.abs().sum() for one in numbers.free) > 0

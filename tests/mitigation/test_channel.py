@@ -1,16 +1,11 @@
-"""The positional channel against dense attention written out, with caches; its search; and what it refuses."""
+"""The positional channel against dense attention written out, with caches; and what it refuses."""
 
 import numpy as np
 import pytest
 import torch
 
 import dense_decoder
-import posbias as pb
 from posbias import UsageError, mitigated
-from posbias.mitigation import fits
-from posbias.mitigation.fits import positional_channels
-from posbias.mitigation.methods.positional_channel import PositionalChannel
-from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
 
 TOKENS = 14
@@ -83,46 +78,3 @@ def test_from_the_question_on_it_is_a_matter_of_position(model):
 def test_what_is_not_allowed_is_refused_by_name(name, method, message):
     with pytest.raises(UsageError, match=message), mitigated(shaken_model(name), method):
         pass
-
-
-def planted(depth=8, positions=200, channels=12):
-    """Channel 7 rises with position, 3 falls and is rougher, 9 turns; others are noise."""
-    generator = np.random.default_rng(0)
-    means = generator.normal(size=(depth, positions, channels))
-    place = np.linspace(0, 1, positions)
-    means[..., 7] = 5 * place + 0.001 * means[..., 7]
-    means[..., 3] = -5 * place**2 + 0.1 * means[..., 3]
-    means[..., 9] = np.sin(6 * place)
-    return means
-
-
-def test_smooth_monotone_channels_are_found_in_order():
-    means = planted()
-    assert [channel for channel in positional_channels(means, 12) if channel in (3, 7, 9)] == [7, 3]
-    means[3:, :, 7] = means[3:, :, 0]  # monotone in one of the counted layers only
-    assert positional_channels(means, 12)[0] == 3
-    assert positional_channels(np.zeros((8, 200, 4)), 4) == []
-
-
-def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama, monkeypatch):
-    model = pb.load_model(str(long_llama), dtype="float64")
-    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
-    text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
-    with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
-        pb.fit("positional_channel", model, examples, text=text)  # two layers: none between the first two and the last
-    monkeypatch.setattr(fits, "positional_channels", lambda means, most: [5, 9])
-    monkeypatch.setattr(fits, "FACTORS", (0.0, -1.0))
-    monkeypatch.setattr(fits, "FINALISTS", 3)
-    fitted = pb.fit("positional_channel", model, examples, text=text)
-    method, how = fitted.method, fitted.how
-    assert isinstance(method, PositionalChannel)
-    first = how["one_prompt_each"]
-    assert list(how["candidates"]) == sorted(first, key=first.get, reverse=True)[:3], "of four, three go on"
-    assert how["candidates"][str(method)] == max(how["candidates"].values())
-    assert len({*how["candidates"].values(), how["unchanged"]}) == 4
-    with pytest.raises(UsageError, match="3 calibration samples given; at least 4 are needed"):
-        pb.fit("positional_channel", model, examples[:6], text=text)
-    with pytest.raises(UsageError, match="windows of ordinary text must be of one length, got 44 to 48"):
-        pb.fit("positional_channel", model, examples, text=[text[0], text[1][:44]])
-    with pytest.raises(UsageError, match="positional_channel needs windows of 40 or more tokens, got 20"):
-        pb.fit("positional_channel", model, examples, text=[text[0][:20]])

@@ -182,17 +182,17 @@ def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
     for content, message in (
         (
             {**whole, "recipe": 2},
-            "is not a recipe that this posbias reads: recipe: Input should be 1, got 2",
+            "is not a recipe that this posbias reads: recipe: Input should be 1",
         ),
         ("{", r"recipe.json': is not JSON \(character 2: "),
-        ([1], "recipe.json' is not a recipe that this posbias reads: content: .*, got \\[1\\]"),
+        ([1], "recipe.json' is not a recipe that this posbias reads: content: "),
         ({"method": "temperature"}, "recipe.json' is not a recipe that this posbias reads: recipe: Field required"),
-        ({**whole, "method": 3}, "method: Input should be a valid string, got 3"),
+        ({**whole, "method": 3}, "method: Input should be a valid string"),
         ({**whole, "method": "magic"}, "recipe.json': unknown mitigation 'magic'; known: "),
-        ({**whole, "model": "demo"}, "model: .*, got 'demo'"),
+        ({**whole, "model": "demo"}, "reads: model: "),
         ({**whole, "model": {"source": "x"}}, "recipe of another model, 'x': its model_type is None, this"),
-        ({**whole, "fitted": [1]}, "fitted: .*, got \\[1\\]"),
-        ({**whole, "fitted": {"samples": "a"}}, "fitted.samples: Input should be a valid list, got 'a'"),
+        ({**whole, "fitted": [1]}, "reads: fitted: "),
+        ({**whole, "fitted": {"samples": "a"}}, "fitted.samples: Input should be a valid list"),
     ):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(UsageError, match=message):
@@ -278,7 +278,9 @@ def test_passages_may_be_given_as_texts(long_llama):
     ("arguments", "message"),
     [
         ({"calibration": 3}, "3 calibration samples given; at least 4"),
-        ({"text": []}, "windows of ordinary text are needed"),
+        ({"text": []}, "needs windows of ordinary text, all of one length; got none"),
+        ({"text": [np.arange(3), np.arange(5)]}, "all of one length; got 3 to 5 tokens"),
+        ({"method": "positional_channel"}, "positional_channel has no parameters to fit; allowed: adapter, context_"),
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
         ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts with passages"),
         ({"method": "context_bias", "ending": True}, "prompts that go on after their last passage; one ends there"),

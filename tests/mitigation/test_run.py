@@ -199,8 +199,8 @@ def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(tmp_
 def test_bad_input_is_refused_in_one_line():
     responder = PlantedResponder(CURVE)
     for methods, message in (
-        (["temperature"], "temperature is fitted and needs the model itself"),
-        (["temperature(scale=0.2)"], "temperature needs the model itself, not one behind a server"),
+        (["temperature"], "temperature needs the model itself, not one behind a server"),
+        (["temperature(scale=0.2)"], "needs the model itself, not one behind a server"),
         ([IDLE, IDLE], "is given twice"),
         ([], "no method to try"),
     ):
@@ -233,9 +233,6 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         trial_record("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
     assert responder.model.intervention is None
-    given = replace(given, methods=["positional_channel"], length=48)
-    with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
-        trial_record("key_value(pairs=2)", responder, given)
 
 
 @pytest.mark.parametrize("text", ["default", "own"])
@@ -286,22 +283,14 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     for kind, needing in (("context_bias", False), ("key_bias", True), ("attention_calibration", False)):
         arm |= {"method": f"{kind}(values=[[1.0, 2.", "needs_passages": needing}
         (table,) = report_of(record).folded["Use it with transformers"]
-        told = "question=" if "bias" in kind else "passages="
-        assert any(told in line for (line,) in table.cells), "it has to be told where the question begins"
+        assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
     arm["method"] = "repeat_prompt(strength=0.5)"
     (table,) = report_of(record).folded["Use it in your prompts"]
     assert table.title == "repeat_prompt(strength=0.5)"
 
 
-@pytest.mark.parametrize(
-    ("spelled", "told"),
-    [
-        ("temperature(scale=5.0)", ""),
-        ("context_bias", "passages"),
-        ("context_bias", "question"),
-    ],
-)
-def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, told):
+@pytest.mark.parametrize(("spelled", "placed"), [("temperature(scale=5.0)", False), ("context_bias", True)])
+def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, placed):
     model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
     method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
     logits = []
@@ -310,16 +299,11 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
         if hasattr(outputs, "logits"):
             logits.append(outputs.logits[0, -1].clone())
 
-    lines = transformers_lines(str(recipe), told)
+    lines = transformers_lines(str(recipe), placed=placed)
     for strength in (0.0, 1.0):
         write_recipe(recipe, replace(method, strength=strength), model, {})
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
-        given = {
-            "NAME": str(long_llama),
-            "PASSAGES": passages,
-            "PROMPT": "".join(passages) + question,
-            "QUESTION": "Which",
-        }
+        given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
         with register_module_forward_hook(keep):
             exec("\n".join(lines), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"

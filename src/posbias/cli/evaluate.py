@@ -71,7 +71,7 @@ class ServerFlags:
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
 
-        named = split_settings(self.server_options)
+        named = split_settings(self.server_options, "concurrency=1")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if unknown := sorted(set(named) - names):
             allowed = ", ".join(f"{name}=..." for name in sorted(names))

@@ -1,21 +1,20 @@
-"""The fits of single methods, each registered under the name of its method.
+"""The fits of single methods, from calibration samples alone. No weight is touched.
 
 By gradient, with a penalty that keeps ordinary text as it was: `adapter`, with A drawn at random and B 0, so that
 nothing changes at first; `key_bias`, splines of ln(1 + j), a few numbers per head and layer; `context_bias`, one number
-for all keys before the question. By the log-probability of right answers under every candidate: `temperature` and
-`positional_channel`.
+for all keys before the question. By the log-probability of right answers under every candidate: `temperature`.
 
 The loss of a step is the negative log-likelihood of right answers, per token, mean over a batch of prompts, plus
 `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next token from the unchanged model's
 on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
-0. No weight is touched.
+0.
 
 Prompts of different lengths are run together, as many as fit into memory, with padding behind their ends, which no
 token before it can see; behind kept keys and values each is run alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -28,17 +27,17 @@ from torch import Tensor, nn
 from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.measurement.outputs import checkpointed
 from posbias.measurement.units import check_passes, halving, together_in_memory
-from posbias.mitigation.fitting import FITS, Calibration, Windows, answer_logprob, best_of
 from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned
-from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.key_bias import BEFORE, KeyBiasMethod
-from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.mitigation.methods.temperature import Temperature
 from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
@@ -56,8 +55,36 @@ STEPS_BETWEEN_CHECKS = 10
 PATIENCE = 3
 """Looks without an improvement after which a fit ends."""
 
-
+Windows = Sequence[Int64[np.ndarray, "_"]]
+"""Windows of ordinary text, in token ids."""
 Losses = Float64[np.ndarray, "prompt"]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The material of a fit: the model, samples with their answers, and ordinary text, which some fits read."""
+
+    model: HuggingFaceModel
+    examples: Sequence[Example]
+    text: Callable[[], Windows]
+
+
+Fit = Callable[..., tuple[Mitigation, dict[str, Any]]]
+"""From calibration and settings to the method at full strength, and how it was found, in plain values."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a fit by gradient changes."""
+
+    free: Sequence[Tensor]
+    """Leaves, at no change at first."""
+    count: int
+    """Numbers among them that may change."""
+    applied: Callable[[HuggingFaceModel, int], AbstractContextManager[None]]
+    """The model with these numbers, for prompts of which the question begins at that token."""
+    method: Callable[[], Mitigation]
+    """The method that has them."""
 
 
 def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -73,19 +100,14 @@ def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> lis
     return encoded
 
 
-def begins_of(model: HuggingFaceModel, examples: Sequence[Example], options: FitOptions) -> list[int]:
-    """The first token that a bias acts on in every prompt: the one behind the last passage, or 0."""
-    if not options.from_question:
-        return [0] * len(examples)
-    begins = []
-    for example in examples:
-        spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
-        if not spans or n_tokens is None:
-            raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
-        if spans[-1][1] >= n_tokens:
-            raise UsageError("fit: from_question needs prompts that go on after their last passage; one ends there")
-        begins.append(spans[-1][1])
-    return begins
+def question_begin(model: HuggingFaceModel, example: Example) -> int:
+    """The token behind the last passage of a prompt."""
+    spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
+    if not spans or n_tokens is None:
+        raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
+    if spans[-1][1] >= n_tokens:
+        raise UsageError("fit: from_question needs prompts that go on after their last passage; one ends there")
+    return spans[-1][1]
 
 
 @dataclass(eq=False)
@@ -97,7 +119,7 @@ class Loss:
     """Calibration prompts with their answers."""
     begins: Sequence[int]
     """The first token of each that a method acts on; those before it are run once, and kept as far as there is room."""
-    values: "AdapterNumbers | BiasNumbers"
+    numbers: Numbers
     penalty: float
     together: int
     """Prompts, or windows, of a batch that run at once, with gradients accumulated."""
@@ -115,7 +137,7 @@ class Loss:
         for first in range(0, len(order), self._together):
             group = order[first : first + self._together]
             beginning = self._beginning(group[0])  # which no numbers change
-            with self.values.applied(self.model, self.begins[group[0]]):
+            with self.numbers.applied(self.model, self.begins[group[0]]):
                 losses = self._losses(group, beginning)
                 if torch.is_grad_enabled():
                     (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
@@ -163,7 +185,7 @@ class Loss:
             share, embeddings = len(group) / len(windows), model.embed(model.token_tensor(group.tolist()))
             with torch.no_grad():
                 unchanged = logprobs(embeddings)
-            with self.values.applied(model, 0):  # layers may be computed again in the backward pass
+            with self.numbers.applied(model, 0):  # layers may be computed again in the backward pass
                 changed = logprobs(embeddings)
                 divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
                 (self.penalty * share * divergence).backward()  # type: ignore[no-untyped-call]
@@ -171,12 +193,9 @@ class Loss:
         return total
 
 
-Descent = tuple[Float64[np.ndarray, "steps two"], list[float]]
-"""Losses before every step that was made, of its answers and of its windows of text; and of the prompts that no step
-sees, at every look at them."""
-
-
-def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequence[int] = ()) -> Descent:
+def descend(
+    loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequence[int] = ()
+) -> tuple[Float64[np.ndarray, "steps two"], list[float]]:
     """Change the numbers in place, step by step.
 
     Args:
@@ -185,11 +204,14 @@ def descend(loss: Loss, text: Windows, options: FitOptions, *, held_out: Sequenc
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
 
+    Returns:
+        Losses before every step that was made, of its answers and of its windows of text; and of the prompts that no
+        step sees, at every look at them.
+
     Raises:
         RunError: the loss is not a finite number.
     """
-    steps, batch, rate, free = options.steps, options.batch, options.rate, loss.values.free
-    assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
+    steps, batch, rate, free = options.steps or 0, options.batch or 0, options.rate or 0.0, loss.numbers.free
     generator = np.random.default_rng(options.seed)
     stepped = np.setdiff1d(np.arange(len(loss.begins)), held_out)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
@@ -227,16 +249,14 @@ def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[n
 
 
 def fit_by_gradient(
-    numbers: Callable[[HuggingFaceModel, FitOptions], "AdapterNumbers | BiasNumbers"],
-    calibration: Calibration,
-    options: FitOptions,
-) -> tuple[Method, dict[str, Any]]:
+    made: Callable[[HuggingFaceModel, FitOptions], Numbers], calibration: Calibration, options: FitOptions
+) -> tuple[Mitigation, dict[str, Any]]:
     """Numbers with which a model gives the right answers wherever they stand.
 
     The record has the losses of every step's prompts and windows before it, in nats per token.
 
     Args:
-        numbers: The numbers at no change.
+        made: Makes the numbers at no change.
         calibration: Samples and text.
         options: All of them set.
 
@@ -244,97 +264,89 @@ def fit_by_gradient(
         UsageError: no text, or a family that does not allow it.
         RunError: the loss is not a finite number.
     """
-    model, text = calibration.model, calibration.text if options.penalty > 0 else ()
-    if options.penalty > 0 and not len(text):
-        raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
+    model, text = calibration.model, calibration.text() if options.penalty > 0 else ()
+    lengths = sorted({len(window) for window in text})
+    if options.penalty > 0 and len(lengths) != 1:
+        got = f"{lengths[0]} to {lengths[-1]} tokens" if lengths else "none"
+        raise UsageError(f"fit: a penalty above 0 needs windows of ordinary text, all of one length; got {got}")
     samples = list(dict.fromkeys(example.sample for example in calibration.examples))
     unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])  # by any step: the last ones
     examples = sorted(calibration.examples, key=lambda example: example.sample in unseen)
     held_out = [index for index, example in enumerate(examples) if example.sample in unseen]
-    encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
+    encoded = encoded_answers(model, examples)
+    begins = [question_begin(model, example) if options.from_question else 0 for example in examples]
     lengths = [len(request.prompt) for request in encoded]
     # Behind the question few tokens have a backward pass.
     longest, kept = max(lengths), options.checkpointing or options.from_question
     check_passes(model, longest, checkpointing=kept)
 
-    def descended(together: int) -> "tuple[AdapterNumbers | BiasNumbers, Descent]":
-        values = numbers(model, options)
-        loss = Loss(model, encoded, begins, values, options.penalty, together)
-        return values, descend(loss, text, options, held_out=held_out)
+    def descended(together: int) -> tuple[Numbers, tuple[np.ndarray, list[float]]]:
+        numbers = made(model, options)
+        return numbers, descend(
+            Loss(model, encoded, begins, numbers, options.penalty, together), text, options, held_out=held_out
+        )
 
     together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
-    values, (losses, looks) = halving(descended, together)
+    numbers, (losses, looks) = halving(descended, together)
     how = {
         **asdict(options),
-        "numbers": values.count,
+        "numbers": numbers.count,
         "prompt_tokens": [min(lengths), max(lengths)],
         "answer_loss": np.round(losses[:, 0], 6).tolist(),
         "text_loss": np.round(losses[:, 1], 6).tolist(),
     }
     if held_out:
-        how["held_out_prompts"] = len(held_out)
-        how["held_out_loss"] = np.round(looks, 6).tolist()
-    return values.method(), how
+        how |= {"held_out_prompts": len(held_out), "held_out_loss": np.round(looks, 6).tolist()}
+    return numbers.method(), how
 
 
 ADAPTER: Mapping[str, Any] = {"steps": 60, "rate": 0.002, "batch": 4, "held_out": 0.2}
 """Settings of this fit where nothing else is asked for."""
 
 
-class AdapterNumbers:
-    """A and B of every target projection."""
-
-    def __init__(self, template: Adapter, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.template, self.options = template, options
-        generator = np.random.default_rng([options.seed, template.rank])
-        dtype = torch.promote_types(model.dtype, torch.float32)
-        self._updates: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
-        self.count = 0
-        for projection in target_projections(model, template):
-            made, read = projection.shape
-            # As torch draws a linear map: uniform, of variance 1 / (3 x features read).
-            drawn = generator.uniform(-(read**-0.5), read**-0.5, (template.rank, read))
-            down, up = (
-                nn.Parameter(torch.tensor(numbers, dtype=dtype, device=model.device))
-                for numbers in (drawn, np.zeros((made, template.rank)))
-            )
-            rows, targets = torch.cat(list(projection.rows.values())), torch.zeros_like(up[:, :1])
-            targets[rows] = 1.0
-            self.count += template.rank * (read + len(rows))
-            up.register_hook(targets.mul)  # type: ignore[no-untyped-call] # other rows stay 0
-            self._updates[projection.path] = down, up
-
-    @property
-    def free(self) -> list[Tensor]:
-        """All A and B."""
-        return [numbers for sides in self._updates.values() for numbers in sides]
+def adapter_numbers(template: Adapter, model: HuggingFaceModel, options: FitOptions) -> Numbers:
+    """A and B of every target projection; they act on all tokens."""
+    generator = np.random.default_rng([options.seed, template.rank])
+    dtype, count = torch.promote_types(model.dtype, torch.float32), 0
+    updates: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+    for projection in target_projections(model, template):
+        made, read = projection.shape
+        # As torch draws a linear map: uniform, of variance 1 / (3 x features read).
+        drawn = generator.uniform(-(read**-0.5), read**-0.5, (template.rank, read))
+        down, up = (
+            nn.Parameter(torch.tensor(numbers, dtype=dtype, device=model.device))
+            for numbers in (drawn, np.zeros((made, template.rank)))
+        )
+        rows, targets = torch.cat(list(projection.rows.values())), torch.zeros_like(up[:, :1])
+        targets[rows] = 1.0
+        count += template.rank * (read + len(rows))
+        up.register_hook(targets.mul)  # type: ignore[no-untyped-call] # other rows stay 0
+        updates[projection.path] = down, up
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        """The model with these updates, from the first token on."""
-        recomputed = checkpointed(model.network, enabled=self.options.checkpointing)
-        with tuned(model.network, self._updates), recomputed:
+    def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
+        with tuned(model.network, updates), checkpointed(model.network, enabled=options.checkpointing):
             yield
 
-    def method(self) -> Adapter:
-        """The adapter with these numbers, in float32."""
+    def method() -> Adapter:
         tensors = {
             f"{path}.{side}": np.ascontiguousarray(numbers.detach().float().cpu().numpy())
-            for path, sides in self._updates.items()
+            for path, sides in updates.items()
             for side, numbers in zip(SIDES, sides, strict=True)
         }
-        return replace(self.template, weights=tensors_hash(tensors), updates=tensors)
+        return replace(template, weights=tensors_hash(tensors), updates=tensors)
+
+    return Numbers([numbers for sides in updates.values() for numbers in sides], count, applied, method)
 
 
-@FITS.register(Adapter.name)
 def fit_adapter(
     calibration: Calibration, options: FitOptions, *, template: Adapter | None = None
-) -> tuple[Method, dict[str, Any]]:
+) -> tuple[Mitigation, dict[str, Any]]:
     """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before.
 
     The template says rank, targets and strength. They act on all tokens, and have neither knots nor scales.
     """
-    numbers = partial(AdapterNumbers, template or Adapter())
+    numbers = partial(adapter_numbers, template or Adapter())
     return fit_by_gradient(numbers, calibration, options.settled(ADAPTER, knots=(), from_question=False, scales=False))
 
 
@@ -344,46 +356,35 @@ SCALE_RATE = 0.4
 """Rate of the logarithm of a head's scale, as a share of the rate of biases."""
 
 
-class BiasNumbers:
-    """Biases at all knots but the last, which is 0; or of the context, with scales."""
+def bias_numbers(model: HuggingFaceModel, options: FitOptions) -> Numbers:
+    """Biases at all knots but the last, which is 0, or of the context, and scales, by layer and head."""
+    knots, n_biases = options.knots, max(1, len(options.knots) - 1)
+    shape = model.sizes.get("layers", 0), model.sizes.get("heads", 0), n_biases + options.scales
+    table = torch.zeros(shape, dtype=torch.float64, requires_grad=True)  # 0 for no change
+    basis_of = cache(lambda n_positions: torch.tensor(log_spline_basis(knots, n_positions)[:, :-1]))
 
-    def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.options = options
-        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
-        shape = depth, heads, max(1, len(options.knots) - 1) + options.scales
-        self._numbers = torch.zeros(shape, dtype=torch.float64, requires_grad=True)  # 0 for no change
-        self.free, self.count = [self._numbers], self._numbers.numel()
-        self._basis = cache(lambda n_positions: torch.tensor(log_spline_basis(options.knots, n_positions)[:, :-1]))
+    def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
+        return table[layer][:, :n_biases] @ (basis_of(n_positions) if knots else BEFORE[:, None]).T
+
+    def scales(layer: int) -> Float[Tensor, "heads"]:
+        return (SCALE_RATE * table[layer][:, -1]).exp()
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        """The model with these numbers, for prompts of which the question begins at that token."""
-
-        def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-            basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
-            return self._numbers[layer][:, : basis.shape[1]] @ basis.T
-
-        def scales(layer: int) -> Float[Tensor, "heads"]:
-            return (SCALE_RATE * self._numbers[layer][:, -1]).exp()
-
-        added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
-        recomputed = self.options.checkpointing and not self.options.from_question
-        with (
-            biased(model, "fit", added, first_query=begin),
-            checkpointed(model.network, enabled=recomputed),
-        ):
+    def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
+        added = KeyLogits(logits, scales if options.scales else None, by_side=not knots)
+        recomputed = options.checkpointing and not options.from_question
+        with biased(model, "fit", added, first_query=begin), checkpointed(model.network, enabled=recomputed):
             yield
 
-    def method(self) -> Mitigation:
-        """The method with these numbers, to six digits."""
-        scales = _rounded((SCALE_RATE * self._numbers[..., -1]).exp()) if self.options.scales else None
-        if not self.options.knots:
-            return ContextBias(_rounded(self._numbers[..., 0]), scales)
-        by_layer = [
-            [[*head, 0.0] for head in layer] for layer in _rounded(self._numbers[..., : len(self.options.knots) - 1])
-        ]
-        biases = [str(LogSpline(values=tuple(map(tuple, heads)), knots=self.options.knots)) for heads in by_layer]
-        return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
+    def method() -> Mitigation:
+        factors = _rounded((SCALE_RATE * table[..., -1]).exp()) if options.scales else None
+        if not knots:
+            return ContextBias(_rounded(table[..., 0]), factors)
+        by_layer = [[(*head, 0.0) for head in layer] for layer in _rounded(table[..., :n_biases])]
+        biases = [str(LogSpline(values=tuple(heads), knots=knots)) for heads in by_layer]
+        return KeyBiasMethod(biases, from_question=options.from_question, scales=factors)
+
+    return Numbers([table], table.numel(), applied, method)
 
 
 def _rounded(numbers: Tensor) -> Any:
@@ -391,106 +392,57 @@ def _rounded(numbers: Tensor) -> Any:
     return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
-@FITS.register(KeyBiasMethod.name)
-def fit_key_bias(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
+def fit_key_bias(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
     """Splines over positions, for all queries, with a penalty, or from the question on, with scales."""
     if not options.knots:
         raise UsageError(f"fit: {KeyBiasMethod.name} needs knots; allowed without any is {ContextBias.name}")
     fixed: dict[str, Any] = {"penalty": 0.0} if options.from_question else {"scales": False}
-    return fit_by_gradient(BiasNumbers, calibration, options.settled(BIAS, **fixed))
+    return fit_by_gradient(bias_numbers, calibration, options.settled(BIAS, **fixed))
 
 
-@FITS.register(ContextBias.name)
-def fit_context_bias(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
+def fit_context_bias(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
     """One number for every head and layer, for all keys before the question, and a scale."""
     options = options.settled(BIAS, knots=(), from_question=True, penalty=0.0)
-    return fit_by_gradient(BiasNumbers, calibration, options)
-
-
-LEAST_POSITIONS = 40
-"""Tokens of a window of text below which smoothness cannot be judged."""
-SKIPPED_MONOTONE, SKIPPED_SMOOTH = 0.3, 0.2
-"""Shares of a window whose first positions do not count: 300 and 200 of 1000 in the released code."""
-SMOOTHING = (10, 3)
-"""Width and order of the Savitzky-Golay filter under the second differences."""
-FACTORS = (0.5, 0.0, -0.5, -1.0)
-"""Factors that are tried."""
-CHANNELS = 10
-"""Monotone channels that are tried, the smoothest first."""
-FINALISTS = 4
-"""Candidates that are judged on all calibration prompts."""
-
-
-@FITS.register(PositionalChannel.name)
-def fit_positional_channel(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
-    """The channel and the factor under which right answers are most probable, even if the unchanged model does better.
-
-    It tells the log-probability per token of the answers, in nats, mean over examples, of every candidate on one prompt
-    of each sample, and of the best few and unchanged on all.
-
-    Raises:
-        UsageError: short windows, a family that does not allow it, or no channel that is monotone in position.
-        RunError: no calibration prompt fits into the model.
-    """
-    network, examples, text = calibration.model, calibration.examples, calibration.text
-    length, means = len(text[0]) if len(text) else 0, np.zeros(())
-    if length < LEAST_POSITIONS:
-        raise UsageError(f"fit: positional_channel needs windows of {LEAST_POSITIONS} or more tokens, got {length}")
-    for window in text:  # the residual stream behind every block, by position
-        ids = network.token_tensor([window.tolist()])
-        with torch.no_grad():
-            states = network.network(ids, output_hidden_states=True, use_cache=False).hidden_states[1:]
-        means = means + torch.stack([layer[0].cpu() for layer in states]).double().numpy() / len(text)
-    channels = positional_channels(means, CHANNELS)
-    if not channels:
-        raise UsageError(f"fit: no channel is monotone in position in more than {len(means) // 4} layers")
-    candidates = [
-        PositionalChannel(channel, factor, from_question=options.from_question)
-        for channel in channels
-        for factor in FACTORS
-    ]
-    samples: dict[str, list[Example]] = {}
-    for example in examples:
-        samples.setdefault(example.sample, []).append(example)
-    _, first = best_of(candidates, network, [of[n % len(of)] for n, of in enumerate(samples.values())])
-    ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
-    best, scores = best_of(ranked[:FINALISTS], network, examples)
-    unchanged = answer_logprob(network, None, examples)
-    return best, {"found": channels, "unchanged": unchanged, "one_prompt_each": first, "candidates": scores}
-
-
-def positional_channels(means: Float64[np.ndarray, "layer position channel"], most: int) -> list[int]:
-    """Channels whose cubic fit is monotone, one way, in more than a quarter of the layers; the smoothest first.
-
-    Smoothness is the sum of squared second differences of the curve, scaled to [0, 1] and filtered, in the smoothest
-    of those layers. The first two layers and the last are left out.
-    """
-    from scipy.signal import savgol_filter
-
-    depth, n_positions, _ = means.shape
-    if depth < 4:
-        return []
-    inner = means[2 : depth - 1]
-    curves, smooth = (inner[:, int(share * n_positions) :] for share in (SKIPPED_MONOTONE, SKIPPED_SMOOTH))
-    powers = np.vander(np.linspace(-1, 1, curves.shape[1]), 4)
-    steps = np.diff(powers @ (np.linalg.pinv(powers) @ curves), axis=1)
-    varies = np.ptp(curves, axis=1) > 0
-    rising, falling = ((steps * sign >= 0).all(axis=1) & varies for sign in (1, -1))
-    monotone = np.where(rising.sum(axis=0) > falling.sum(axis=0), rising, falling)
-    spread = np.ptp(smooth, axis=1, keepdims=True)
-    scaled = (smooth - smooth.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1)
-    rough = np.square(np.diff(savgol_filter(scaled, *SMOOTHING, axis=1), n=2, axis=1)).sum(axis=1)
-    roughness = np.where(monotone, rough, np.inf).min(axis=0, initial=np.inf)
-    enough = np.flatnonzero(monotone.sum(axis=0) > depth // 4)
-    return [int(channel) for channel in enough[np.argsort(roughness[enough], kind="stable")][:most]]
+    return fit_by_gradient(bias_numbers, calibration, options)
 
 
 SCALES = (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)
 """Scales that are tried."""
 
 
-@FITS.register(Temperature.name)
-def fit_temperature(calibration: Calibration, options: FitOptions) -> tuple[Method, dict[str, Any]]:
-    """Score the answers under all scales, one after another."""
-    best, scores = best_of([Temperature(scale) for scale in SCALES], calibration.model, calibration.examples)
-    return best, {"candidates": scores}
+def fit_temperature(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
+    """The scale under which the answers are most probable, the first of equals."""
+    candidates = {str(one): one for one in map(Temperature, SCALES)}
+    scores = {
+        name: answer_logprob(calibration.model, one, calibration.examples)
+        for name, one in track(list(candidates.items()), "candidates")
+    }
+    return candidates[max(scores, key=scores.__getitem__)], {"candidates": scores}
+
+
+def answer_logprob(model: HuggingFaceModel, method: Mitigation, examples: Sequence[Example]) -> float:
+    """Log-probability of the answers under a method, per token, mean over examples that fit into the model.
+
+    Raises:
+        RunError: no example fits.
+    """
+    responder = answering_under(method, LocalResponder(model))
+    requests = [
+        Request(prompt=one.prompt, answer=one.target, passages=one.passages, own_control=one.own_control)
+        for one in examples
+    ]
+    replies = responder.respond(requests, generate=False, score=True)
+    scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
+    if not scores:
+        why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
+        raise RunError(f"fit: {why}")
+    return float(np.mean(scores))
+
+
+FITS: Mapping[str, Fit] = {
+    Adapter.name: fit_adapter,
+    ContextBias.name: fit_context_bias,
+    KeyBiasMethod.name: fit_key_bias,
+    Temperature.name: fit_temperature,
+}
+"""The fits by the name of their method."""

@@ -1,12 +1,9 @@
-"""`fit`: a method with the parameters that suit one model, from calibration samples alone. No weight is touched.
-
-`fits.py` has a function for each method with parameters to find, which is imported when it is asked for.
-"""
+"""`fit`: a method with the parameters that suit one model, from calibration samples alone (`fits.py`)."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +11,17 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.checks import checked
-from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import LocalResponder
-from posbias.evaluation.responders.base import Request
+from posbias.errors import UsageError
 from posbias.interventions.base import check_model
+from posbias.mitigation.fits import FITS, Calibration, Fit, Windows
 from posbias.mitigation.methods.adapter import Adapter
-from posbias.mitigation.methods.applying import answering_under
-from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation, identity
+from posbias.mitigation.methods.base import MITIGATIONS, Method
+from posbias.mitigation.methods.recipe import identity
 from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
-from posbias.registry import Registry
 from posbias.tasks.language import Example
-
-Windows = Sequence[Int64[np.ndarray, "_"]]
-
-Fit = Callable[["Calibration", "FitOptions"], tuple[Method, dict[str, Any]]]
-"""From samples and settings to the method at full strength, and how it was found, in plain values."""
-FITS: Registry[Fit] = Registry(
-    "fit",
-    homes=dict.fromkeys(
-        ("adapter", "context_bias", "key_bias", "positional_channel", "temperature"), "posbias.mitigation.fits"
-    ),
-)
-"""The fits by the name of their method, all in one module, imported when one is asked for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """The material of a fit: the model, samples with their answers, and ordinary text, which some fits read."""
-
-    model: HuggingFaceModel
-    examples: Sequence[Example]
-    read_text: Callable[[], Windows]
-
-    @cached_property
-    def text(self) -> Windows:
-        """Windows of ordinary text in token ids, all of one length."""
-        windows = self.read_text()
-        lengths = sorted({len(window) for window in windows})
-        if len(lengths) > 1:
-            raise UsageError(f"fit: windows of ordinary text must be of one length, got {lengths[0]} to {lengths[-1]}")
-        return windows
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,11 +41,8 @@ def fit_of(spelling: str) -> Fit | None:
     """The fit of a method, by its name or the spelling of an unfitted adapter; None if it has no parameters to find."""
     name = spelling.partition("(")[0].strip()
     MITIGATIONS[name]  # refused if unknown
-    if name not in FITS:
-        return None
-    if name == spelling.strip():
-        fit: Fit = FITS[name]
-        return fit
+    if name not in FITS or name == spelling.strip():
+        return FITS.get(name)
     spelled = MITIGATIONS.parse(spelling)
     return partial(FITS[name], template=spelled) if isinstance(spelled, Adapter) and not spelled.weights else None
 
@@ -124,37 +85,6 @@ def contents(examples: Sequence[Example]) -> set[str]:
     return hashes
 
 
-def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibration: Sequence[Example]) -> float:
-    """Log-probability of the answers, per token, mean over examples that fit into the model.
-
-    Raises:
-        RunError: no example fits.
-    """
-    responder: Any = LocalResponder(model)
-    if method is not None:
-        responder = answering_under(method, responder)
-    requests = [
-        Request(
-            prompt=example.prompt, answer=example.target, passages=example.passages, own_control=example.own_control
-        )
-        for example in calibration
-    ]
-    replies = responder.respond(requests, generate=False, score=True)
-    scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
-    if not scores:
-        why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
-        raise RunError(f"fit: {why}")
-    return float(np.mean(scores))
-
-
-def best_of(
-    candidates: Sequence[Mitigation], model: HuggingFaceModel, calibration: Sequence[Example]
-) -> tuple[Mitigation, dict[str, float]]:
-    """The candidate under which the answers are most probable, the first of equals, and all log-probabilities."""
-    scores = [answer_logprob(model, candidate, calibration) for candidate in track(candidates, "candidates")]
-    return candidates[int(np.argmax(scores))], dict(zip(map(str, candidates), scores, strict=True))
-
-
 WINDOW = 256
 """Tokens of a window of ordinary text."""
 
@@ -171,9 +101,8 @@ def fit(
     """Fit a method's parameters to a model, from calibration samples alone.
 
     Args:
-        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" or "temperature", of
-            which the candidate with the most probable right answers is chosen (per token, averaged over samples and
-            positions).
+        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", or "temperature", of which the candidate with
+            the most probable right answers is chosen (per token, averaged over samples and positions).
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
@@ -206,5 +135,4 @@ def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitte
         "calibration_prompts": len(examples),
         "samples": sorted(contents(examples)),
     }
-    assert isinstance(method, Mitigation)  # those that are fitted
     return Fitted(replace(method, fitted_to=identity(calibration.model)), facts)

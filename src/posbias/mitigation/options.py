@@ -58,7 +58,7 @@ class FitOptions:
     @classmethod
     def parse(cls, text: str) -> "FitOptions":
         """Read settings from text: `steps=600, rate=0.02`."""
-        return cls(**split_settings(text))
+        return cls(**split_settings(text, "steps=600, rate=0.02"))
 
     def __post_init__(self) -> None:
         if self.knots:

@@ -146,12 +146,11 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     if not issubclass(method, Mitigation):
         summary = " ".join((getdoc(method) or "").partition("\n\n")[0].split())
         return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
-    needs_places = arm.needs_passages or method.needs_passages is True
-    told = ("question" if method.needs_question else "passages") if needs_places else ""
+    placed = arm.needs_passages or method.needs_passages is True
     here = ", from the directory of this run"
     recipe = f"{arm.directory}/recipe.json" if arm.fitted is not None else arm.recipe or arm.name
     title = f"{arm.name} on a model of transformers{here if arm.fitted is not None else ''}"
-    lines = [[line] for line in transformers_lines(recipe, told)]
+    lines = [[line] for line in transformers_lines(recipe, placed=placed)]
     used = {"Use it with transformers": [Table(title, ["Python"], lines)]}
     try:
         served = issubclass(method, Adapter) and MITIGATIONS.parse(arm.method)
@@ -167,19 +166,14 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     return used
 
 
-def transformers_lines(recipe: str, told: str) -> list[str]:
-    """Python that puts a method on a model of transformers: for good, or told the "passages" of each prompt.
-
-    A method that acts from the question on stays, too: it is told the text with which questions begin ("question").
-    """
+def transformers_lines(recipe: str, *, placed: bool) -> list[str]:
+    """Python that puts a method on a model of transformers: for good, or by the passages of each prompt (`placed`)."""
     tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
     answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
-    asked = ", question=QUESTION, tokenizer=tokenizer" if told else ""
-    said = "QUESTION: the text with which questions begin" if told else "until it is removed"
-    lines = [f"pb.mitigated(model, {recipe!r}{asked}).install()  # {said}", tokens, answer]
-    if told == "passages":
+    lines = [f"pb.mitigated(model, {recipe!r}).install()  # until it is removed", tokens, answer]
+    if placed:
         lines = [
-            f"{tokens}  # the texts PASSAGES stand in it, in this order",
+            f"{tokens}  # the texts PASSAGES stand in it, in this order; behind them the question begins",
             f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
             f"    {answer}",
         ]

@@ -1,7 +1,7 @@
 """`mitigate`: the unchanged model and every method on the same samples, judged, with side effects and one verdict each.
 
 A plan is resolved once: task, samples, arms and settings. An arm is the unchanged model, or the model under one method.
-Then the phases follow each other: try, fit, answer, ordinary text, judge; arms whose methods do not apply are left out.
+Then every arm takes the same steps: try, fit, answer, read ordinary text; arms whose methods do not apply are left out.
 Every arm is an evaluation with a record of its own below the run's directory; fits and what ordinary text is under a
 method are pieces beside it. A killed run goes on from the samples, texts and fits that are there.
 
@@ -33,26 +33,15 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
-from posbias.interventions.base import check_model
 from posbias.measurement.measurement import directory_names
-from posbias.mitigation.fitting import (
-    JUDGED_TEXT,
-    LEAST_SAMPLES,
-    Calibration,
-    Fit,
-    Windows,
-    contents,
-    fit_of,
-    run_fit,
-    text_beside,
-)
+from posbias.mitigation.fits import Calibration, Fit, Windows
+from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit_of, run_fit, text_beside
 from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe, write_recipe
-from posbias.mitigation.methods.temperature import Temperature
-from posbias.mitigation.options import ALL, DEFAULT, FitOptions, MitigateOptions
+from posbias.mitigation.options import ALL, DEFAULT, MitigateOptions
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
 from posbias.mitigation.subjects import opened
 from posbias.models.hugging_face import HuggingFaceModel
@@ -119,7 +108,7 @@ def mitigate(
         plan = plan_trial(opened(model), task, options)
         record = finished_run(run.directory, lambda: plan.settings, resume=evaluation.resume)
         if record is None:
-            record = _tried(plan, run.directory)
+            record = tried(plan, run.directory)
         run.finish(record)
     return MitigationTrial.from_record(record)
 
@@ -149,26 +138,14 @@ class Arm:
     """Why ordinary text is not judged."""
 
     @property
-    def path(self) -> str:
-        """Path of the recipe that it was read from; empty if it was not."""
-        return self.given if is_recipe(self.given) else ""
-
-    @property
     def slug(self) -> str:
         """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
-        if self.name == UNCHANGED:
-            return UNCHANGED
-        return slug_of(self.name, str(self.method) if self.path else "")
+        return slug_of(self.name, str(self.method) if is_recipe(self.given) else "") if self.given else UNCHANGED
 
     @cached_property
     def answering(self) -> Responder:
         """The responder that answers in this arm, one for all that it is asked: caches and padding are tried once."""
         return self.plain if self.method is None else answering_under(self.method, self.plain)
-
-    @property
-    def model(self) -> HuggingFaceModel | None:
-        """The model itself; None if it is behind a server."""
-        return self.plain.model if isinstance(self.plain, LocalResponder) else None
 
 
 def slug_of(name: str, distinction: str = "") -> str:
@@ -183,10 +160,14 @@ class TrialPlan:
 
     options: MitigateOptions
     task: LanguageTask
+    model: HuggingFaceModel | None
+    """None if it is behind a server."""
     calibration: tuple[Sample, ...]
     test: tuple[Sample, ...]
     arms: list[Arm]
     """The unchanged model first."""
+    short_forms: Sequence[LanguageTask] = ()
+    """Short forms of the task that are asked, too."""
     text: Int64[np.ndarray, "documents token"] | None = None
     """Windows of ordinary text that judge; None without any, or if the model is behind a server."""
     fitting_text: Callable[[], Windows] = tuple
@@ -197,62 +178,30 @@ class TrialPlan:
     """Everything that the record depends on."""
 
     @property
-    def model(self) -> HuggingFaceModel | None:
-        """The model itself; None if it is behind a server."""
-        return self.arms[0].model
-
-    @property
     def asked(self) -> EvaluateOptions:
         """The settings of the test, which follows the samples for calibration."""
         evaluation = self.options.evaluation
         return replace(evaluation, skip=evaluation.skip + len(self.calibration))
 
-    @property
-    def short_forms(self) -> Sequence[LanguageTask]:
-        """Short forms of the task that are asked, too, with settings of their own."""
-        return self.task.short_forms if self.options.short else ()
-
     def each(self, step: Callable[[Arm], None]) -> None:
         """Take a step with every arm.
 
-        A method that does not apply is refused if it was named, and left out with the reason otherwise.
+        A method that does not apply is refused if it was named, and left out with the reason otherwise; one under which
+        nothing is answered is left out.
         """
         arms = []
         for arm in self.arms:
             try:
                 step(arm)
                 arms.append(arm)
-            except UsageError as error:
-                if self.options.methods not in (ALL, DEFAULT):
+            except (UsageError, NothingAnsweredError) as error:
+                named = isinstance(error, UsageError) and self.options.methods not in (ALL, DEFAULT)
+                if named or arm is self.arms[0]:
                     raise
                 self.left_out.append(f"{arm.name} was not tried: {error}")
-        self.keep(arms)
-
-    def keep(self, arms: Sequence[Arm]) -> None:
-        """Go on with these arms alone; without a method there is nothing to try."""
-        self.arms = list(arms)
-        if len(arms) == 1:
+        self.arms = arms
+        if len(arms) == 1:  # without a method there is nothing to try
             raise UsageError(f"mitigate: no method to try ({'; '.join(self.left_out) or 'none is given'})")
-
-    def resolve(self, arm: Arm) -> None:
-        """Find the method of an arm, or the fit that is to find it.
-
-        Raises:
-            UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
-        """
-        given, samples = arm.given, len(self.calibration)
-        if given is None:
-            return
-        arm.fit = fit_of(given) if isinstance(given, str) and not arm.path else None
-        name = str(given).partition("(")[0].strip()
-        if arm.fit is None or (name == Temperature.name and not samples):  # its scale has a default
-            arm.fit, arm.method = None, resolve_method(given, arm.model)
-            if arm.model is None and isinstance(arm.method, Mitigation):
-                raise UsageError(f"{arm.method.name} needs the model itself, not one behind a server")
-        elif arm.model is None:
-            raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
-        elif samples < LEAST_SAMPLES:
-            raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {samples}")
 
 
 def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:
@@ -271,24 +220,24 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
     names = {path: name for name, path in directory_names(list(recipes)).items()} if recipes else {}
     arms = [Arm(names.get(str(entry), str(entry)), responder, given=entry) for entry in entries]
-    plan = TrialPlan(options, task, calibration, test, [Arm(UNCHANGED, responder), *arms])
+    model = responder.model if isinstance(responder, LocalResponder) else None
+    forms = task.short_forms if options.short else ()
+    plan = TrialPlan(options, task, model, calibration, test, [Arm(UNCHANGED, responder), *arms], forms)
     for form in plan.short_forms:
         list(samples_of(form, responder.tokenizer, replace(plan.asked, positions="spread")))  # refused now if at all
-    if plan.model is not None:
+    if model is not None:
         source = JUDGED_TEXT if options.text == DEFAULT else options.text
-        length = min(options.length, plan.model.max_positions or options.length)
-        windows: dict[str, Any] = {"model": plan.model, "seed": options.evaluation.seed}
+        length = min(options.length, model.max_positions or options.length)
+        windows: dict[str, Any] = {"model": model, "seed": options.evaluation.seed}
         if options.documents:
             plan.text = load_prompts(source, n_positions=length, count=options.documents, **windows).token_ids
         plan.fitting_text = partial(text_beside, source, length=length, **windows)
-    plan.each(plan.resolve)
+    plan.each(partial(_resolve, plan))
     all_names = [arm.name for arm in plan.arms]
-    twice = [name for name in all_names if all_names.count(name) > 1]
-    if twice:
+    if twice := [name for name in all_names if all_names.count(name) > 1]:
         raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
     for path, recipe in recipes.items():
-        again = [one.name for one in test if contents(one.examples).intersection(recipe.fitted.samples)]
-        if again:
+        if again := [one.name for one in test if contents(one.examples).intersection(recipe.fitted.samples)]:
             raise UsageError(
                 f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
                 "others, by another --seed, or those that follow them in a file (--calibration)"
@@ -328,8 +277,26 @@ def _split_samples(
     return samples[:count], samples[count:]
 
 
-def _tried(plan: TrialPlan, directory: Path | None) -> Record:
-    """The phases of a trial, one after another."""
+def _resolve(plan: TrialPlan, arm: Arm) -> None:
+    """Find the method of an arm, or the fit that is to find it.
+
+    Raises:
+        UsageError: an unknown method, one that needs a model at hand, or too few samples for a fit.
+    """
+    if arm.given is None:
+        return
+    samples = len(plan.calibration)
+    arm.fit = fit_of(arm.given) if isinstance(arm.given, str) and not is_recipe(arm.given) else None
+    if arm.fit is None:
+        arm.method = resolve_method(arm.given, plan.model)
+    if plan.model is None and (arm.fit is not None or isinstance(arm.method, Mitigation)):
+        raise UsageError(f"{arm.name} needs the model itself, not one behind a server")
+    if arm.fit is not None and samples < LEAST_SAMPLES:
+        raise UsageError(f"{arm.name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {samples}")
+
+
+def tried(plan: TrialPlan, directory: Path | None) -> Record:
+    """The steps of a trial, one after another, and the record of what they find."""
     of_one_method = {name: value for name, value in plan.settings.items() if name not in OF_THE_WHOLE}
     arms = None if directory is None else directory / ARMS
     store = PartStore(arms, of_one_method)
@@ -337,35 +304,32 @@ def _tried(plan: TrialPlan, directory: Path | None) -> Record:
     n_requests, n_methods = len(requests) * len(plan.arms), len(plan.arms) - 1
     report(f"{n_requests} requests without and with {n_methods} methods, before those that methods add")
 
-    def tried(arm: Arm) -> None:
+    def answers(arm: Arm) -> None:
         """Have a method that needs no fit answer one request; a server is asked for nothing that is not kept."""
-        if arm.method is not None and isinstance(arm.plain, LocalResponder):
+        if arm.method is not None and plan.model is not None:
             one = replace(requests[0], max_tokens=1)
             arm.answering.respond([one], generate=plan.asked.generate, score=plan.asked.score)
 
-    plan.each(tried)
-    if plan.model is not None:
-        examples = [example for sample in plan.calibration for example in sample.examples]
-        calibration = Calibration(plan.model, examples, plan.fitting_text)
-        plan.each(partial(fit_arm, calibration, plan.options.fitting, store))
-    answer(plan, arms)
-    for arm in track(plan.arms, ORDINARY_TEXT):
-        read_text(plan, store, arm)
+    plan.each(answers)
+    plan.each(partial(fit_arm, plan, store))
+    plan.each(partial(answer, plan, arms))
+    plan.each(partial(read_text, plan, store))
     record = judge_trial(plan)
     for arm in plan.arms:
-        if arms is not None and arm.fitted is not None and arm.method is not None and arm.model is not None:
-            write_recipe(arms / arm.slug / RECIPE, arm.method, arm.model, arm.fitted)
+        if arms is not None and plan.model is not None and arm.fitted is not None and arm.method is not None:
+            write_recipe(arms / arm.slug / RECIPE, arm.method, plan.model, arm.fitted)
     return record
 
 
-def fit_arm(calibration: Calibration, options: FitOptions, store: PartStore, arm: Arm) -> None:
+def fit_arm(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
     """Fit a method without parameters to the calibration samples; an interrupted fit starts anew."""
-    fit = arm.fit
-    if fit is None:
+    fit, model = arm.fit, plan.model
+    if fit is None or model is None:
         return
 
     def fitted() -> dict[str, np.ndarray]:
-        found = run_fit(fit, calibration, options=options)
+        examples = [example for sample in plan.calibration for example in sample.examples]
+        found = run_fit(fit, Calibration(model, examples, plan.fitting_text), options=plan.options.fitting)
         updates = found.method.updates if isinstance(found.method, Adapter) else {}
         return packed({"method": str(found.method), "how": found.how, "updates": updates})
 
@@ -375,14 +339,10 @@ def fit_arm(calibration: Calibration, options: FitOptions, store: PartStore, arm
         arm.method = replace(arm.method, updates=found["updates"])
 
 
-def answer(plan: TrialPlan, directory: Path | None) -> None:
-    """Evaluate every arm, each in a directory of its own, and on short forms; finished evaluations are taken over.
+def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
+    """Evaluate an arm in a directory of its own, and on short forms below; finished evaluations are taken over."""
 
-    Methods under which nothing is answered are left out.
-    """
-    unchanged = plan.arms[0]
-
-    def evaluated(arm: Arm, task: LanguageTask, options: EvaluateOptions, within: str = "") -> Evaluation:
+    def evaluated(task: LanguageTask, options: EvaluateOptions, within: str = "") -> Evaluation:
         place = None if directory is None else directory / arm.slug / within
         arguments = {"task": str(task), "method": arm.name}
         # What the whole run may replace is checked once, for the directory of the whole.
@@ -391,33 +351,22 @@ def answer(plan: TrialPlan, directory: Path | None) -> None:
             finish_evaluation(evaluation, run)
         return evaluation
 
-    arms = []
-    for arm in plan.arms:
-        try:
-            arm.evaluation = evaluated(arm, plan.task, plan.asked)
-            arms.append(arm)
-        except NothingAnsweredError as error:
-            if arm is unchanged:
-                raise
-            plan.left_out.append(f"{arm.name}: {error}")
-    plan.keep(arms)
+    arm.evaluation = evaluated(plan.task, plan.asked)
     for form in plan.short_forms:
-        for arm in plan.arms:
-            try:
-                spread = replace(plan.asked, positions="spread")
-                arm.short[str(form)] = evaluated(arm, form, spread, slug_of(str(form)))
-            except UsageError as error:
-                if arm is unchanged:
-                    raise
-                plan.left_out.append(f"{form} was not put to {arm.name}: {error}")
+        try:
+            arm.short[str(form)] = evaluated(form, replace(plan.asked, positions="spread"), slug_of(str(form)))
+        except UsageError as error:
+            if arm.given is None:
+                raise
+            plan.left_out.append(f"{form} was not put to {arm.name}: {error}")
 
 
 def read_text(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
     """Find the nats per token of every window of ordinary text in an arm, or say why it is not judged by them."""
-    text = plan.text
-    arm.untold = SERVER if plan.model is None else _untold(arm.method) or (UNASKED if text is None else "")
-    if text is not None and not arm.untold:
-        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(arm, text)})["nats"]
+    text, model = plan.text, plan.model
+    arm.untold = SERVER if model is None else _untold(arm.method) or (UNASKED if text is None else "")
+    if text is not None and model is not None and not arm.untold:
+        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(model, arm.method, text)})["nats"]
 
 
 def _untold(method: Method | None) -> str:
@@ -430,15 +379,18 @@ def _untold(method: Method | None) -> str:
 
 
 @torch.no_grad()
-def _nats(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> Float64[np.ndarray, "documents"]:
+def _nats(
+    model: HuggingFaceModel, method: Method | None, windows: Int64[np.ndarray, "documents token"]
+) -> Float64[np.ndarray, "documents"]:
     """Mean negative log-likelihood of every token but the first of each window."""
-    method, rows = arm.method, list(range(windows.shape[1] - 1))  # each token is read from the one before it
+    rows = list(range(windows.shape[1] - 1))  # each token is read from the one before it
     whole = [(0, windows.shape[1])] if method is not None and method.needs_passages else []
-    with nullcontext(arm.model) if method is None else mitigated(arm.model, method, passages=whole) as model:
-        read = check_model(model)
-        logits = [read.outputs(read.embed(read.token_tensor([window.tolist()])), rows).logits[0] for window in windows]
-    scores = [score_answer(one, window[1:]) for one, window in zip(logits, windows, strict=True)]
-    return np.array([-score.logprob / len(rows) for score in scores])
+    found = []
+    with nullcontext(model) if method is None else mitigated(model, method, passages=whole) as read:
+        for window in track(windows, ORDINARY_TEXT):
+            logits = read.outputs(read.embed(read.token_tensor([window.tolist()])), rows).logits[0]
+            found.append(-score_answer(logits, window[1:]).logprob / len(rows))
+    return np.array(found)
 
 
 def judge_trial(plan: TrialPlan) -> Record:
@@ -532,7 +484,7 @@ def _arm_result(arm: Arm) -> ArmResult:
         reading=of.reading,
         text_reason=arm.untold,
         fitted=arm.fitted,
-        recipe=arm.path,
+        recipe=arm.given if is_recipe(arm.given) else "",
         directory=f"{ARMS}/{arm.slug}",
         needs_passages=arm.method is not None and arm.method.needs_passages,
     )

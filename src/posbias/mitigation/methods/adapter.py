@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from posbias.checks import Count
 from posbias.errors import UsageError
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.question import Spans
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import ROLES, Projection, projections_of
 from posbias.models.weights import quantised

@@ -14,24 +14,28 @@ from posbias.errors import UsageError, printable
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.encoding import encode_requests
-from posbias.interventions.base import cache_of, check_model
+from posbias.interventions.base import cache_of
 from posbias.mitigation.methods.base import (
     MITIGATIONS,
     Method,
     Mitigation,
+    Places,
     PromptMitigation,
+    Spans,
     Wrapped,
     check_spans,
-    difference,
 )
-from posbias.mitigation.methods.question import Places, Question, Spans
-from posbias.mitigation.methods.recipe import is_recipe, read_recipe
+from posbias.mitigation.methods.recipe import difference, is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED, model_in_hand
 from posbias.prompts.tokens import locate
 
 INSTALLED = "_posbias_installed"
 """Attribute of a network that holds what was installed on it."""
+QUESTION_LEFT = (
+    "mitigated: question= left posbias after 0.1.0: the question begins behind the last passage of each prompt; give "
+    "passages=[all that stands before it], prompt=PROMPT, tokenizer="
+)
 
 
 @checked
@@ -45,17 +49,14 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         method: An object, its literal spelling (`"temperature(scale=0.2)"`), or the path of a recipe (.json).
         strength: 0 (the model as it is) ... 1; None: as the method says.
         passages: The prompt's passages, for methods that need them: token spans, or their texts, in order. One list
-            serves all prompts of a batch.
+            serves all prompts of a batch. A method that acts from the question on acts behind the last one.
         prompt: The prompt that contains these texts, as the tokenizer receives it.
-        question: For methods that act from the question on, instead of passages: the text with which questions begin,
-            such as `Question:`. Its last occurrence in each prompt counts, and a prompt without it is left as it is, so
-            that the method can stay installed. Needs token ids, not embeddings.
+        question: Refused; version 0.1 had it.
         tokenizer: The tokenizer of a model of transformers.
 
     Raises:
-        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt, or a question
-            for a method that does not act from it on; on entry, a method that the model does not allow, or a second
-            one on the same network.
+        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt; on entry, a
+            method that the model does not allow, or a second one on the same network.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         question: str | None = None,
         tokenizer: Any = None,
     ) -> None:
-        self._own = isinstance(model, HuggingFaceModel)
-        self._given, self._model = model, check_model(model) if self._own else _loaded(model, tokenizer)
+        if question is not None:
+            raise UsageError(QUESTION_LEFT)
+        self._given = model
+        self._model = model if isinstance(model, HuggingFaceModel) else _loaded(model, tokenizer)
         resolved = resolve_method(method, self._model, strength=strength)
         if not isinstance(resolved, Mitigation):
             raise UsageError(
@@ -79,37 +82,29 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             )
         self._method, self._open = resolved, ExitStack()
         self.places: Places = _spans(passages, prompt, self._model.tokenizer)
-        if question is not None:
-            if passages:
-                raise UsageError("mitigated: give passages= or question=, not both")
-            if not (resolved.needs_passages and resolved.needs_question):
-                raise UsageError(
-                    f"{resolved.name}: question= is for methods that act from the question on: context_bias, and "
-                    "key_bias and positional_channel with from_question"
-                )
-            self.places = Question(question, self._model.tokenizer)
 
     def __repr__(self) -> str:
         return printable(f"mitigated({self._method} on {self._model.identity['source']})")
 
     def __enter__(self) -> Any:
-        model, method = self._model, self._method
+        model, method, places = self._model, self._method, self.places
         if model.intervention is not None:
             raise UsageError(
                 f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
             )
-        method.check_passages(self.places)
+        method.check_passages(places)
+        if method.strength == 0:
+            return self._given
         with ExitStack() as opened:
-            if method.strength > 0:
-                places: Any = self.places  # not every method takes a question
-                if isinstance(places, Sequence):
-                    places = check_spans(method.name, places)
-                opened.enter_context(method.apply(model, places))
-                opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
-                setattr(model.network, INTERVENTION_MARK, str(method))
-                opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
+            known: Any = places if callable(places) else check_spans(method.name, places)
+            opened.enter_context(method.apply(model, known))
+            opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
+            setattr(model.network, INTERVENTION_MARK, str(method))
+            opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
             self._open = opened.pop_all()
-        return method.description(model) if self._own else self._given
+        if self._given is model and model.described:
+            return model.described_by(model.family, misfit=f"no theory describes {method.name}")
+        return self._given
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
@@ -148,8 +143,9 @@ def answering_under(method: Method, responder: Responder) -> Responder:
     """A responder that answers under a method; those inside a model need a local one."""
     if isinstance(method, PromptMitigation):
         return method.around(responder)
-    assert isinstance(method, Mitigation)  # the only other sort
-    return _Mitigated(method, responder)
+    if not isinstance(responder, LocalResponder):
+        raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
+    return _Mitigated(resolve_method(method, responder.model), LocalResponder(responder.model, responder.options))
 
 
 def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:
@@ -183,19 +179,19 @@ def _refuse_static(network: nn.Module, positional: tuple[Any, ...], named: dict[
 
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
-    is_module = isinstance(network, nn.Module)
-    if is_module and any(COMPILED in module._modules for module in network.modules()):
+    modules = list(network.modules()) if isinstance(network, nn.Module) else []
+    if any(COMPILED in module._modules for module in modules):
         raise UsageError(
             "mitigated: what torch.compile made runs without the method; give the network that it was given"
         )
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if is_module else []
-    modes = {module: module.training for module in network.modules()} if is_module else {}
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if modules else []
+    modes = [module.training for module in modules]
     model = model_in_hand(network, tokenizer)
     for parameter in trained:
         parameter.requires_grad_(True)
-    for module, training in modes.items():
+    for module, training in zip(modules, modes, strict=True):
         module.training = training
-    return check_model(model)
+    return model
 
 
 class _Mitigated(Wrapped):
@@ -206,12 +202,6 @@ class _Mitigated(Wrapped):
     """
 
     inner: LocalResponder
-
-    def __init__(self, method: Mitigation, inner: Responder) -> None:
-        if not isinstance(inner, LocalResponder):
-            raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-        super().__init__(method, LocalResponder(inner.model, inner.options))
-        self.method: Any = resolve_method(method, check_model(inner.model))
 
     def learnt(self) -> dict[str, Any]:
         """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
@@ -233,7 +223,7 @@ class _Mitigated(Wrapped):
             opened.append((method, passages))
         if self.method.needs_question and opened:
             begins = [passages[-1][1] if passages else 0 for _, passages in opened]
-            first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=self.inner.model.device))
+            first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=model.device))
             entering = mitigated(model, opened[0][0])
             entering.places = lambda: first(tuple(self.inner.runner.reading) or (0,))  # it knows which ones it reads
             with entering:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, PerCache, attending, cached_length
-from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
-from posbias.mitigation.methods.question import Spans, check_one_list
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, check_one_list
 from posbias.models.hugging_face import HuggingFaceModel
 
 UNSEEN = 1e-30
@@ -114,7 +113,7 @@ class DummyPasses:
         """Run the tokens that the network is about to read beside it."""
         if self.seen is not None:
             return None
-        check_one_list(arguments, AttentionCalibration.name, ONE_PROMPT, single=True)
+        check_one_list(arguments, AttentionCalibration.name, single=True)
         model = copy.copy(self.model)
         model.network = network  # perhaps a copy
         entering, past = arguments.get("inputs_embeds"), cached_length(arguments)

@@ -4,11 +4,10 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 """
 
 import hashlib
-import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
 from pkgutil import iter_modules
@@ -16,14 +15,14 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Interval
+from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
-from posbias.mitigation.methods.question import Places, Spans
+from posbias.interventions.base import hooked, named_arguments
+from posbias.interventions.keys import Begins
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.networks import DTYPES, OWN
-from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
 
 LEFT = {
@@ -42,18 +41,17 @@ MITIGATIONS: Registry["Method"] = Registry(
     homes={
         module.name: f"{__package__}.{module.name}"
         for module in iter_modules([str(Path(__file__).parent)])
-        if module.name not in ("applying", "base", "question", "recipe")
+        if module.name not in ("applying", "base", "recipe")
     },
 )
 """Methods by name, each in the file of its name beside this one."""
 
-ONE_PROMPT = "one prompt at a time, without padding"
-"""What methods allow that know more of a prompt than where its question begins."""
-
-BRIEF = reprlib.Repr()
-"""Values in one line: of long tables, the first numbers."""
-BRIEF.maxtuple = BRIEF.maxlist = 3
-BRIEF.maxstring = BRIEF.maxother = 60
+LONGEST = 120
+"""Characters of a method that it shows of itself; a fitted one has thousands."""
+Spans = Sequence[tuple[int, int]]
+"""First token and one past the last of every passage of a prompt, in order."""
+Places = Spans | Begins
+"""Passages; or what says where the question begins in every prompt that is read."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,15 +62,13 @@ class Method(ABC):
     needs_passages: ClassVar[bool] = False
     """Prompts must say where their passages begin and end."""
     needs_question: ClassVar[bool] = False
-    """The place where the question begins is enough; the method then takes a `Question`, too."""
+    """The place where the question begins is enough: prompts that are read together may each have their own."""
     strength: Annotated[float, Interval(ge=0, le=1)] = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
     def __repr__(self) -> str:
-        """Name and parameters in one line; of long tables the first numbers."""
-        shown = [parameter.name for parameter in fields(self) if parameter.repr]
-        line = ", ".join(f"{name}={BRIEF.repr(getattr(self, name))}" for name in shown)
-        return f"{type(self).__name__}({line})"
+        text = str(self)
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
     def __str__(self) -> str:
         return MITIGATIONS.spell(self)
@@ -111,12 +107,6 @@ class Mitigation(Method):
                 f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
                 "models with attention in every layer"
             )
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """The model marked as a misfit, unless a method says how theories should read it."""
-        if self.strength == 0 or not model.described:
-            return model
-        return model.described_by(model.family, misfit=f"no theory describes {self.name}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,12 +149,13 @@ class Wrapped(Responder):
     """A responder under a method, described and counted as the inner one."""
 
     def __init__(self, method: Method, inner: Responder) -> None:
-        self.inner, self.spelling = inner, str(method)
+        self.method: Any = method
+        self.inner = inner
         self.tokenizer, self.max_positions, self.renders = inner.tokenizer, inner.max_positions, inner.renders
 
     def describe(self) -> dict[str, Any]:
         """The description of the inner responder, with the method."""
-        return {**self.inner.describe(), "method": self.spelling}
+        return {**self.inner.describe(), "method": str(self.method)}
 
     def learnt(self) -> dict[str, Any]:
         """Facts that the inner responder has learnt."""
@@ -178,10 +169,6 @@ class Wrapped(Responder):
 class _Rewritten(Wrapped):
     """A responder that is asked with changed requests."""
 
-    def __init__(self, method: PromptMitigation, inner: Responder) -> None:
-        super().__init__(method, inner)
-        self.method = method
-
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """One reply to each request, combined from the replies to its variants."""
         variants = [self.method.asked(request) for request in requests]
@@ -189,36 +176,6 @@ class _Rewritten(Wrapped):
         replies = iter(self.inner.respond(flat, generate=generate, score=score))
         grouped = [[next(replies) for _ in several] for several in variants]
         return [group[0] if len(group) == 1 else self.method.combined(group) for group in grouped]
-
-
-def identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Facts that tell a model from others, its weights as they are or rounded."""
-    return {
-        "source": model.origin.source,
-        "model_type": model.model_type,
-        "depth": model.sizes.get("layers", 0),
-        "heads": model.sizes.get("heads", 0),
-        "width": model.width,
-        "vocabulary_size": model.vocabulary_size,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "weights_sha256": weights_sha256(model.network, dtype),
-    }
-
-
-def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
-    """The first difference of a model from an `identity`, in words; empty if there is none.
-
-    Weights of higher precision are compared as rounded to the required one; those of lower, only if they were never
-    rounded, as far as is known.
-    """
-    dtype = DTYPES.get(str(required.get("dtype"))) or model.dtype
-    rounded = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
-    whole = model.request is not None and model.request.dtype == OWN
-    for name, value in identity(model, dtype).items():
-        compared = name not in ("source", "dtype") and (name != "weights_sha256" or whole or not rounded)
-        if compared and required.get(name) != value:
-            return f"{required.get('source')!r}: its {name} is {required.get(name)!r}, this model's {value!r}"
-    return ""
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
@@ -236,3 +193,38 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
             )
         spans.append((max(begin, last), end))
     return tuple(spans)
+
+
+@contextmanager
+def question_begins(model: HuggingFaceModel, places: Places, *, name: str) -> Iterator[Begins]:
+    """Within the context, the first token of the question in every prompt: behind the last passage; without any, 0."""
+    if callable(places):
+        yield places
+    else:
+        begins = torch.tensor([[places[-1][1] if places else 0]], device=model.device)
+        with unpadded(model, name) if places else nullcontext():
+            yield lambda: begins
+
+
+@contextmanager
+def unpadded(model: HuggingFaceModel, name: str, *, single: bool = False) -> Iterator[None]:
+    """Within the context, what `check_one_list` refuses is refused."""
+
+    def check(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        check_one_list(named_arguments(network, positional, named), name, single=single)
+
+    with hooked([model.network.register_forward_pre_hook(check, with_kwargs=True)]):
+        yield
+
+
+def check_one_list(arguments: Mapping[str, Any], name: str, *, single: bool) -> None:
+    """Refuse a call that reads prompts of several lengths, as one list of passages serves all; `single`: any batch."""
+    entering, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
+    read: Any = arguments.get("input_ids") if entering is None else entering
+    padded = False
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        lengths = mask.sum(-1)
+        padded = bool((lengths != (mask.shape[1] if single else lengths[0])).any())
+    if padded or (single and len(read) > 1):
+        allowed = "one prompt at a time, without padding" if single else "prompts of one length"
+        raise UsageError(f"{name}: passages= is one list for all prompts that are read; allowed: {allowed}")

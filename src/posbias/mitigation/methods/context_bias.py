@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 
 from posbias.interventions.keys import KeyLogits, biased
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, question_begins
 from posbias.mitigation.methods.key_bias import BEFORE, Scales, Table, check_shape, factors
-from posbias.mitigation.methods.question import Places, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
 

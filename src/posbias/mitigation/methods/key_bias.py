@@ -11,8 +11,7 @@ from jaxtyping import Float
 from posbias.checks import Positive
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.question import Places, question_begins
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = Sequence[Sequence[float]]
@@ -78,9 +77,3 @@ class KeyBiasMethod(Mitigation):
             biased(model, str(self), added, first_query=begins if self.from_question else 0),
         ):
             yield
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """At full strength, for all queries, the logits by position that theories read."""
-        if self.strength == 1 and not self.from_question and self.scales is None:
-            return KeyBiased(self.biases).description(model)
-        return super().description(model)

@@ -17,8 +17,7 @@ from torch import Tensor
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, KeptKeys, PerCache, attending, rotary_frequencies
-from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
-from posbias.mitigation.methods.question import Spans, unpadded
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, unpadded
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import changing_kinds, turned_by
 
@@ -120,7 +119,7 @@ class MsPoe(Mitigation):
             value = call.value.repeat_interleave(heads // call.value.shape[1], 1)
             return call.run(query=query, key=keys, value=value)
 
-        single = unpadded(model, self.name, ONE_PROMPT, single=True)
+        single = unpadded(model, self.name, single=True)
         with rankings.followed(model.network), single, attending(model, str(self), attend):
             yield
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from posbias.architecture import Mask
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, KeptKeys, attending, has_sinks
-from posbias.mitigation.methods.base import MITIGATIONS, ONE_PROMPT, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, unpadded
 from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
-from posbias.mitigation.methods.question import Spans, unpadded
 from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.layout import turned_by
 
@@ -71,7 +70,7 @@ class Pine(Mitigation):
             documents = layers[call.layer]
             return documents.attended(call, plain_keys.of(call, None, documents.turned_back))
 
-        with unpadded(model, self.name, ONE_PROMPT, single=True), attending(model, str(self), attend):
+        with unpadded(model, self.name, single=True), attending(model, str(self), attend):
             setattr(model.network, LOOKS_AHEAD_MARK, True)
             try:
                 yield

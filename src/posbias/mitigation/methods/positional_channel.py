@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from posbias.checks import Natural
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, attending, hooked
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.question import Places, Spans, question_begins
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import BaseModel, Field, StrictStr, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -18,8 +19,10 @@ from safetensors.numpy import load, save
 from posbias.errors import UsageError
 from posbias.files import file_exists, parsed_json, read_whole, write_atomically
 from posbias.mitigation.methods.adapter import Adapter
-from posbias.mitigation.methods.base import MITIGATIONS, Method, difference, identity
+from posbias.mitigation.methods.base import MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.networks import DTYPES, OWN
+from posbias.models.weights import weights_sha256
 
 RECIPE_SUFFIX = ".json"
 """The ending that tells a recipe's path from a method's spelling."""
@@ -59,14 +62,44 @@ class Recipe(BaseModel):
         Raises:
             UsageError: no such file, or no recipe; the first wrong field is named.
         """
-        content = parsed_json(read_whole(path, "recipe"), repr(str(path)))
         try:
-            return cls.model_validate(content)
+            return cls.model_validate(parsed_json(read_whole(path, "recipe"), repr(str(path))))
         except ValidationError as error:
             first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "content"
-        given = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
-        raise UsageError(f"{str(path)!r} is not a recipe that this posbias reads: {field}: {first['msg']}{given}")
+            wrong = ".".join(map(str, first["loc"])) or "content"
+            raise UsageError(
+                f"{str(path)!r} is not a recipe that this posbias reads: {wrong}: {first['msg']}"
+            ) from None
+
+
+def identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Facts that tell a model from others, its weights as they are or rounded."""
+    return {
+        "source": model.origin.source,
+        "model_type": model.model_type,
+        "depth": model.sizes.get("layers", 0),
+        "heads": model.sizes.get("heads", 0),
+        "width": model.width,
+        "vocabulary_size": model.vocabulary_size,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights_sha256": weights_sha256(model.network, dtype),
+    }
+
+
+def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
+    """The first difference of a model from an `identity`, in words; empty if there is none.
+
+    Weights of higher precision are compared as rounded to the required one; those of lower, only if they were never
+    rounded, as far as is known.
+    """
+    dtype = DTYPES.get(str(required.get("dtype"))) or model.dtype
+    rounded = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
+    whole = model.request is not None and model.request.dtype == OWN
+    for name, value in identity(model, dtype).items():
+        compared = name not in ("source", "dtype") and (name != "weights_sha256" or whole or not rounded)
+        if compared and required.get(name) != value:
+            return f"{required.get('source')!r}: its {name} is {required.get(name)!r}, this model's {value!r}"
+    return ""
 
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from posbias.interventions.base import Attended, AttentionCall, attending
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.question import Spans
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 
