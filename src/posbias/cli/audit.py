@@ -15,8 +15,6 @@ from posbias.measurement.options import PassOptions
 
 if TYPE_CHECKING:
     from posbias.evaluation.correlate import BehaviourPlan
-    from posbias.results.records import Record
-    from posbias.tasks.language import LanguageTask
 
 
 BEHAVIOUR_SAMPLES = 12
@@ -40,18 +38,15 @@ class BehaviourFlags:
     behaviour_theories: bool = True
     """Also run the slower theories, which read each of the task's prompts."""
 
-    @property
-    def task(self) -> "LanguageTask | None":
-        """The task, if there is one."""
-        from posbias.tasks.language import LANGUAGE_TASKS
-
-        return None if self.behaviour is None else LANGUAGE_TASKS.parse(self.behaviour)
-
-    def plan(self, task: "LanguageTask", settings: AuditOptions) -> "BehaviourPlan":
-        """Plan what is evaluated and measured on the task, beside an audit with these settings."""
+    def plan(self, settings: AuditOptions) -> "BehaviourPlan | None":
+        """What is evaluated and measured on the task beside an audit with these settings, if there is a task."""
         from posbias.evaluation.correlate import BehaviourPlan
         from posbias.measurement.kinds import resolve_kinds
+        from posbias.tasks.language import LANGUAGE_TASKS
 
+        if self.behaviour is None:
+            return None
+        task = LANGUAGE_TASKS.parse(self.behaviour)
         evaluation = EvaluateOptions(
             count=self.behaviour_count,
             positions=self.behaviour_positions,
@@ -88,55 +83,39 @@ def audit(
     Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 --prompts
     corpus.jsonl` · continue after an interruption: the same command with `--resume`
     """
+    from posbias.auditing.run import audit as run_audit
+    from posbias.auditing.run import audit_behaviour, link_behaviour
+    from posbias.evaluation.correlate import check_behaviour
+    from posbias.evaluation.evaluation import BEHAVIOUR
     from posbias.measurement.measurement import directory_names
+    from posbias.results.records import REPORT_FILE
 
-    task = behaviour.task
-    if task is None:
+    plan = behaviour.plan(settings)
+    if plan is None:
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
+    options.check_rendered(settings.template_options, rendered=plan is not None and plan.task.by_template)
     directory = out or Path("runs") / next(iter(directory_names([model])))
-    options.check_rendered(settings.template_options, rendered=task is not None and task.by_template)
     settings = replace(
         settings,
         source=prompts.plan(settings).source,
         engine=engine.of(settings.engine),
         command=options.command_line(context),
     )
-    plan = None if task is None else behaviour.plan(task, settings)
-    arguments = {**options.passed_arguments(context), "out": str(directory)}
-    records = _examined(model, prompts, settings, directory=directory, plan=plan, arguments=arguments)
-    if flags.json:
-        finished, *answered = map(record_document, records.values())
-        print_json({**finished, **({"behaviour": answered[0]} if answered else {})})
-        return
-    from posbias.results.records import REPORT_FILE
-
-    for place, record in records.items():
-        print_record(record)
-        say(f"report: {place / REPORT_FILE}")
-
-
-def _examined(
-    model: str,
-    prompts: options.PromptFlags,
-    settings: AuditOptions,
-    *,
-    directory: Path,
-    plan: "BehaviourPlan | None",
-    arguments: dict[str, Any],
-) -> "dict[Path, Record]":
-    """Records of the audit and, if a task is planned, of the answers to it, by directory."""
-    from posbias.auditing.run import audit as run_audit
-    from posbias.auditing.run import audit_behaviour, link_behaviour
-    from posbias.evaluation.correlate import check_behaviour
-    from posbias.evaluation.evaluation import BEHAVIOUR
-
     subject: Any = model
     if plan is not None:
         subject = settings.load(model)
         check_behaviour(subject, plan)
     audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
-    if plan is None:
-        return {directory: audited.record}
-    answered = audit_behaviour(subject, plan, out=directory / BEHAVIOUR, arguments=arguments, command=settings.command)
-    link_behaviour(audited.record, directory)
-    return {directory: audited.record, directory / BEHAVIOUR: answered.record}
+    records = {directory: audited.record}
+    if plan is not None:
+        arguments, beside = {**options.passed_arguments(context), "out": str(directory)}, directory / BEHAVIOUR
+        answered = audit_behaviour(subject, plan, out=beside, arguments=arguments, command=settings.command)
+        link_behaviour(audited.record, directory)
+        records[beside] = answered.record
+    if flags.json:
+        finished, *answers = map(record_document, records.values())
+        print_json({**finished, **({"behaviour": answers[0]} if answers else {})})
+        return
+    for place, record in records.items():
+        print_record(record)
+        say(f"report: {place / REPORT_FILE}")

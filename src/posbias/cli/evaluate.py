@@ -1,6 +1,5 @@
 """`posbias evaluate` and `mitigate`: how well a model answers, by the answer's position, and what helps against it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -57,27 +56,20 @@ class ServerFlags:
             )
         return list(zip(*(given * (both // len(given)) for given in (servers, models)), strict=True))
 
-    def responder(self, directory: Path | None, *, reuse: bool, template_options: Mapping[str, Any]) -> "Responder":
-        """The model of the only server."""
-        responders = self.responders(directory, reuse=reuse, template_options=template_options)
-        if len(responders) > 1:
-            raise UsageError(f"one server is asked here, got {len(responders)}; evaluate takes several")
-        return responders[0]
-
-    def responders(
-        self, directory: Path | None, *, reuse: bool, template_options: Mapping[str, Any]
-    ) -> "list[ServerResponder]":
+    def responders(self, directory: Path | None, loading: Loading, *, reuse: bool) -> "list[ServerResponder]":
         """The models of all servers; answers are kept in the run directory, so that a resumed run pays none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
 
+        if not self.server:
+            return []
         named = split_settings(self.server_options, "concurrency=1")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if unknown := sorted(set(named) - names):
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options: unknown {unknown[0]!r} (delays: the client's own); allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
-        settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
+        settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=loading.template_options)
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         return [ServerResponder(address, model, settings, tokenizer=counting) for address, model in self.endpoints]
 
@@ -113,7 +105,7 @@ def evaluate(
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         subjects: list[Any] = [Unopened(name, partial(answering, name, local, loading)) for name in names]
-        subjects += served.responders(run.directory, reuse=settings.resume, template_options=loading.template_options)
+        subjects += served.responders(run.directory, loading, reuse=settings.resume)
         single = len(subjects) == 1 and not settings.methods
         result = evaluate_subjects(subjects[0] if single else subjects, asked, options=settings)
         parts = {} if single else dict(result.evaluations)
@@ -154,13 +146,12 @@ def mitigate(
     from posbias.mitigation.subjects import Unopened
 
     asked = check_answerer(context, model, task, served, loading)
+    if len(served.endpoints) > 1:
+        raise UsageError(f"one server is asked here, got {len(served.endpoints)}; evaluate takes several")
     check_files(settings.entries)  # before a model is loaded
     with running(context, flags, resume=evaluation.resume) as run:
-        subject: Any = Unopened(str(model), partial(answering, str(model), local, loading))
-        if served.server:
-            subject = served.responder(
-                run.directory, reuse=evaluation.resume, template_options=loading.template_options
-            )
+        subjects: list[Any] = served.responders(run.directory, loading, reuse=evaluation.resume)
+        subject = subjects[0] if subjects else Unopened(str(model), partial(answering, str(model), local, loading))
         trial = try_methods(subject, asked, options=settings, directory=run.directory)
         run.finish(trial.record)
     if trial.requirement is not None:
@@ -195,8 +186,7 @@ def check_answerer(
         raise UsageError("give one of MODEL and --server URL, not both")
     if model is not None and tokenizer is not None:
         raise UsageError(f"--tokenizer {tokenizer!r} goes with --server; a MODEL brings its own")
-    if server:
-        _ = served.endpoints  # one of each, or as many
+    if served.endpoints:  # one of each, or as many
         options.refuse(context, ["batch", "dtype", "device"], "goes with a MODEL; a server runs its own")
     else:
         options.refuse(context, ["served_model", "server_options"], "goes with --server; a MODEL runs here")

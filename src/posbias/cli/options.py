@@ -330,26 +330,22 @@ def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
         raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
 
 
-def several(name: str, text: str) -> list[Any]:
+def several(name: str, text: str, read: Callable[[str], Any] = read_literal) -> list[Any]:
     """Parse values separated by commas outside brackets: at least one, and none twice."""
-    return _distinct(name, text, [read_literal(part) for part in split_literals(text)])
+    values = [read(part) for part in split_literals(text)]
+    if not values:
+        raise UsageError(f"--{name} {text!r} holds no value")
+    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise UsageError(f"--{name} {text}: {twice[0]} is given twice")
+    return values
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
-    """Parse whole numbers from 1, separated by commas: at least one, and none twice."""
-    try:
-        values = [int(part) for part in split_literals(text)]
-    except ValueError:
-        values = [0]
-    if min(values, default=1) < 1:
-        raise UsageError(f"--{name} {text}: allowed are whole numbers from 1, separated by commas")
-    return _distinct(name, text, values)
+    """Parse whole numbers from 1, as `several`."""
 
+    def whole(part: str) -> int:
+        if not part.isdecimal() or int(part) < 1:
+            raise UsageError(f"--{name} {text}: allowed are whole numbers from 1, separated by commas")
+        return int(part)
 
-def _distinct(name: str, text: str, values: list[Any]) -> list[Any]:
-    if not values:
-        raise UsageError(f"--{name} {text!r} holds no value")
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise UsageError(f"--{name} {text}: {twice[0]} is given twice")
-    return values
+    return several(name, text, whole)
