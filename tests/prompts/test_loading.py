@@ -103,10 +103,11 @@ def test_a_long_text_is_cut_between_words_and_loses_nothing(monkeypatch):
 
 
 def test_files_that_are_too_large_are_to_be_streamed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.prompts.sources.READ_BYTES", 1000)
     for make in (text_source, jsonl_source):
-        with pytest.raises(UsageError, match=r"which 'hf:DIRECTORY' would stream: [\d,]+ bytes; at most 1,000 are"):
-            load_prompts(make(tmp_path, TEXTS), model, n_positions=8, count=1)
+        path = make(tmp_path, TEXTS)
+        path.write_bytes(path.read_bytes() * 700)
+        with pytest.raises(UsageError, match=r"hf:DIRECTORY .+ at most 33,554,432 "):
+            load_prompts(path, model, n_positions=8, count=1)
 
 
 def test_named_field_and_token_id_records(model, tmp_path):

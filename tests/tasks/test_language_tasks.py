@@ -315,7 +315,7 @@ def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> No
     assert str(example.prompt).count("Zebras sleep standing up.") > 10
     with pytest.raises(UsageError, match=r"own\.txt has too little text"):
         asked(Needle(tokens=9000, depths=3, corpus=str(path)), tokenizer, count=1)
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="No such file"):
         asked(Needle(corpus=str(tmp_path / "none.txt")), tokenizer, count=1)
 
 

@@ -55,7 +55,8 @@ def decomposition_report(decomposition: Decomposition) -> Report:
 def _verdict(decomposition: Decomposition) -> list[str]:
     """The ingredient whose replacement moves the first measured kind most, and all whose shift is decided."""
     if decomposition.count < UNITS_FOR_CLAIM:
-        return [f"{decomposition.count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
+        prompts = f"{decomposition.count} prompt{'s' if decomposition.count > 1 else ''}"
+        return [f"{prompts}: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
     measured = (MEASURED, decomposition.kinds[0])
     shifts = [shift for shift in decomposition.shifts if (shift.source, shift.kind) == measured]
     decided = [shift for shift in shifts if shift.shift.excludes(0.0)]

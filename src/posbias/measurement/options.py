@@ -73,7 +73,12 @@ class Loading:
 
 
 def _layers(text: str) -> str | list[int]:
-    return ALL_LAYERS if text.strip() == ALL_LAYERS else list(map(int, split_numbers(text)))
+    if text.strip() == ALL_LAYERS:
+        return ALL_LAYERS
+    try:
+        return list(map(int, split_numbers(text)))
+    except UsageError:
+        raise UsageError(f"{text!r}: allowed are all, or whole numbers, such as 0,5,11") from None
 
 
 @checked

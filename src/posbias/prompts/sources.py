@@ -11,7 +11,6 @@ need, in the order of the library's seeded shuffle.
 """
 
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.errors import UsageError, check_most, one_line
-from posbias.files import READ_BYTES, check_text, decoded, file_exists, json_object, open_file, read_lines, read_whole
+from posbias.files import READ_BYTES, check_text, decoded, json_object, read_lines, read_whole
 from posbias.prompts.prompts import as_token_ids
 
 Document = str | Int64[np.ndarray, "_"]
@@ -83,8 +82,7 @@ def default_corpus(names: str = "") -> list[Group]:
 
 def text_file(path: Path, n_positions: int) -> Group:
     """A UTF-8 text file."""
-    check_file(path)
-    documents = documents_of(decoded(read_whole(path, "text file"), repr(str(path))))
+    documents = documents_of(decoded(read_whole(path, "text file (hf:DIRECTORY streams longer ones)"), repr(str(path))))
     return Group(path.name, segmented(documents, n_positions))
 
 
@@ -123,17 +121,6 @@ def _pieces(document: Document, size: int) -> Iterator[Document]:
         yield document[begin:end]
         begin = end
     yield document[begin:]
-
-
-def check_file(path: Path) -> None:
-    """Refuse a file that is not there, not readable, empty, or too large to be read whole."""
-    if not file_exists(path):
-        raise UsageError(f"no such file: {str(path)!r}; prompts are 'default', a .txt or .jsonl file or token ids")
-    with open_file(path) as file:
-        size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        raise UsageError(f"{str(path)!r} is empty; prompts need text")
-    check_most(f"{str(path)!r}, which 'hf:DIRECTORY' would stream", size, READ_BYTES, "bytes")
 
 
 def choose_field(chosen: str | None, fields: Sequence[str], source: str) -> str:
@@ -186,7 +173,6 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
 
 def record_file(path: Path, n_positions: int, field: str | None) -> Group:
     """A file of JSON lines, plain or gzip; every record must have the field."""
-    check_file(path)
     chosen, is_text, records = begun(_json_lines(path), field, repr(str(path)))
     return Group(path.name, segmented(documents_in(records, chosen, is_text), n_positions), is_text)
 
@@ -195,7 +181,7 @@ def _json_lines(path: Path) -> Records:
     size = 0
     for where, line in read_lines(path):
         size += len(line)
-        check_most(f"{str(path)!r}, unpacked", size, READ_BYTES, "bytes")
+        check_most(f"{str(path)!r}, which hf:DIRECTORY would stream", size, READ_BYTES, "bytes")
         yield where, json_object(line, where)
 
 
