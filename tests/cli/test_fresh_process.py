@@ -15,17 +15,16 @@ import pytest
 import posbias as pb
 from fresh import OUT_OF_TIME, run_fresh
 from page_blocks import BESIDE, PAGES, ROOT, blocks_of
-from posbias.cli.listing import _definitions
 from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.results.result import RESULTS
 
-VERBS = sorted(_definitions()["RESULTS"])
+VERBS = sorted(RESULTS)
 OTHER_DOORS = {
     **dict.fromkeys(
         ("RESULTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
         ("posbias_papers.published",),
     ),
     "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
-    "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for
 }
 """What is imported before a registry is read that others than its own package fill."""
 SECONDS = 6

@@ -39,7 +39,7 @@ from posbias.measurement.kinds import KINDS
 from posbias.measurement.outputs import OUTPUTS
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.theory import THEORIES, known_theories
+from posbias.theory import THEORIES
 
 INPUTS = 1000
 SECONDS = 10
@@ -97,7 +97,6 @@ COMMANDS = (
     "reproduce birth-2603.10123 --size tiny --length 20 --initialisations 2 --probes 1",
 )
 """Valid commands; what stands in braces is a file of `Ground`, or a directory that does not exist yet."""
-known_theories()  # registers those of models too
 REGISTRIES: dict[str, Registry[Any]] = {
     "--mask": MASKS,
     "--encoding": ENCODINGS,

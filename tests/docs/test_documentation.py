@@ -13,7 +13,7 @@ from mypy import api as mypy
 import posbias
 from page_blocks import PAGES, ROOT, blocks_of
 from posbias.cli.app import VERBS, app, command_of
-from posbias.theory import known_theories, parse_theory
+from posbias.theory import THEORIES, parse_theory
 
 DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
@@ -171,7 +171,7 @@ def test_the_reference_has_every_public_name():
 
 def test_every_theory_has_its_section_its_picture_and_says_when_to_trust_it():
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", (DOCS / "predict.md").read_text(), re.M | re.S))
-    assert set(sections) == {*known_theories(), "attention_rollout"}
+    assert set(sections) == {*THEORIES, "attention_rollout"}
     for name, section in sections.items():
         assert f"(images/{name}.png)" in section
         for heading in ("**Trust it**", "**Do not trust it**"):

@@ -1,18 +1,10 @@
-"""`posbias list`: the variants that posbias knows, and `posbias models get`: models that need more than a hub.
+"""`posbias list`: the variants that posbias knows, and `posbias models get`: models that need more than a hub."""
 
-Variants are read off the source where decorators register them: importing every registry takes seconds (torch, numba
-and scipy with it), and decorators and docstrings say the same. Only one that is asked for by name is imported, for the
-parameters that it inherits.
-"""
-
-import ast
 import dataclasses
-import re
+import inspect
 import textwrap
-from functools import cache
-from importlib import import_module
-from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -23,27 +15,24 @@ from posbias.errors import UsageError
 from posbias.published import PACKAGE
 
 SORTS = {
-    "masks": "MASKS",
-    "encodings": "ENCODINGS",
-    "theories": "THEORIES",
-    "kinds": "KINDS",
-    "outputs": "OUTPUTS",
-    "metrics": "METRICS",
-    "claims": "CLAIMS",
-    "interventions": "INTERVENTIONS",
-    "mitigations": "MITIGATIONS",
-    "optimisers": "OPTIMISERS",
-    "stopping-rules": "STOPPING",
-    "tasks": "LANGUAGE_TASKS",
-    "synthetic-tasks": "SYNTHETIC_TASKS",
-    "targets": "TARGETS",
+    "masks": "posbias.architecture:MASKS",
+    "encodings": "posbias.architecture:ENCODINGS",
+    "theories": "posbias.theory:THEORIES",
+    "kinds": "posbias.measurement.kinds:KINDS",
+    "outputs": "posbias.measurement.outputs:OUTPUTS",
+    "metrics": "posbias.comparison.metrics:METRICS",
+    "claims": f"{PACKAGE}.published:CLAIMS",
+    "interventions": "posbias.interventions:INTERVENTIONS",
+    "mitigations": "posbias.mitigation.methods.base:MITIGATIONS",
+    "optimisers": "posbias.training.members:OPTIMISERS",
+    "stopping-rules": "posbias.training.members:STOPPING",
+    "tasks": "posbias.tasks.language:LANGUAGE_TASKS",
+    "synthetic-tasks": "posbias.tasks.synthetic:SYNTHETIC_TASKS",
+    "targets": "posbias.designing.result:TARGETS",
 }
 """Registry of each sort that is listed."""
 FAMILIES = "families"
-"""A sort that is listed by its name alone: its table takes seconds to import."""
-_REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
-_SOURCES = Path(__file__).parents[2]
-_PACKAGES = ("posbias", PACKAGE)
+"""A sort that is listed by its name alone: a table."""
 _WIDTH = 100
 SAMPLE_ITEMS = 3
 """Items of the prompt that shows a task."""
@@ -72,7 +61,7 @@ def list_variants(
     if sort == FAMILIES:
         catalogue = _families(name)
     elif sort is None or name is None:
-        catalogue = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
+        catalogue = {each: registered_variants(each) for each in (SORTS if sort is None else [sort])}
     else:
         catalogue = described_variant(sort, name)
     if flags.json:
@@ -95,26 +84,18 @@ def _families(name: str | None) -> dict[str, Any]:
     return {"name": name, "description": known[name], "parameters": {}}
 
 
-def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
-    return {
-        sort: {
-            name: (ast.get_docstring(node) or "").split("\n")[0]
-            for name, (node, _) in sorted(_definitions()[registry].items())
-        }
-        for sort, registry in sorts.items()
-    }
+def registered_variants(sort: str) -> dict[str, str]:
+    """Name and first line of the docstring of every variant of a sort."""
+    registry = resolve_name(SORTS[sort])
+    return {name: (inspect.getdoc(registry[name]) or "").split("\n")[0] for name in registry}
 
 
 def described_variant(sort: str, name: str) -> dict[str, Any]:
     """One variant: what it is, and every parameter with its meaning and, if it may be left out, its default."""
-    definitions = _definitions()[SORTS[sort]]
-    if name not in definitions:
-        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(definitions))}")
-    node, path = definitions[name]
-    module = import_module(".".join(path.relative_to(_SOURCES).with_suffix("").parts))
-    variant = getattr(module, node.name)
-    parameters: dict[str, dict[str, Any]] = {}
+    registry = resolve_name(SORTS[sort])
+    if name not in registry:
+        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(registry)}")
+    variant, parameters = registry[name], dict[str, dict[str, Any]]()
     if dataclasses.is_dataclass(variant):
         meanings = options.meanings_of(variant)  # type: ignore[arg-type]
         spelled = [field for field in dataclasses.fields(variant) if field.repr]
@@ -122,7 +103,7 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
-    described = {"name": name, "description": ast.get_docstring(node) or "", "parameters": parameters}
+    described = {"name": name, "description": inspect.getdoc(variant) or "", "parameters": parameters}
     return {**described, "sample": _sample(variant)} if sort == "tasks" else described
 
 
@@ -134,24 +115,6 @@ def _sample(task: Any) -> str:
     except (UsageError, TypeError):
         return ""
     return f"{example.text}[{example.target}]"
-
-
-@cache
-def _definitions() -> dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]]:
-    """Definition and file of everything that a decorator registers, by registry and name."""
-    definitions: dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]] = {}
-    for file in chain.from_iterable((_SOURCES / package).rglob("*.py") for package in _PACKAGES):
-        source = file.read_text(encoding="utf-8")
-        if not _REGISTERED.search(source):
-            continue
-        for node in ast.parse(source).body:
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-                continue
-            for decorator in node.decorator_list:
-                match decorator:
-                    case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]):
-                        definitions.setdefault(registry, {})[name] = node, file
-    return definitions
 
 
 def _print_catalogue(catalogue: dict[str, dict[str, Any]]) -> None:

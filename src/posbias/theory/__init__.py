@@ -6,7 +6,6 @@ from posbias.theory.predict import (
     ModelTheory,
     Prediction,
     Theory,
-    known_theories,
     parse_theory,
     predict,
     predictions_record,

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -35,8 +34,9 @@ from posbias.runs.parts import below
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
-THEORIES: Registry["Theory"] = Registry("theory")
-"""Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
+THEORIES: Registry["Theory"] = Registry(
+    "theory", homes={name: f"posbias.theory.{name}" for name in ("mean_field", "power_rollout")}
+)
 
 
 PROFILE = "profile/"
@@ -211,13 +211,6 @@ BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)]
 """A parameter's value that is a single word: `target=logprob` needs no quotation marks."""
 
 
-def known_theories() -> list[str]:
-    """Names of all theories; those of models, which bring torch, are registered when they are first asked for."""
-    for package in ("mean_field", "power_rollout"):
-        import_module(f"posbias.theory.{package}")
-    return list(THEORIES)
-
-
 def parse_theory(text: str) -> tuple[str, Theory]:
     """The name of a theory and the theory, from its literal spelling such as "power_rollout(target=logprob)".
 
@@ -226,8 +219,6 @@ def parse_theory(text: str) -> tuple[str, Theory]:
     """
     quoted = BARE_WORD.sub(r"\1'\2'", text)
     name, positional, keywords = parse_literal_call(quoted, THEORIES.sort)
-    if name not in THEORIES:
-        known_theories()
     if (positional or keywords) and not fields(THEORIES[name]):
         raise UsageError(f"theory {name} takes no parameters, got {text!r}")
     return name, THEORIES.build(name, *positional, **keywords)
