@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from posbias.evaluation.place import place as place
     from posbias.evaluation.responders import LocalResponder as LocalResponder
     from posbias.evaluation.responders import ServerResponder as ServerResponder
+    from posbias.evaluation.run import evaluate as evaluate
     from posbias.exporting import export as export
     from posbias.interventions import intervened as intervened
     from posbias.measurement.attention import attention as attention
@@ -99,7 +100,6 @@ if TYPE_CHECKING:
     from posbias.mitigation.options import FitOptions as FitOptions
     from posbias.mitigation.options import MitigateOptions as MitigateOptions
     from posbias.mitigation.run import mitigate as mitigate
-    from posbias.mitigation.subjects import evaluate as evaluate
     from posbias.models.loading import load_model as load_model
     from posbias.paper import cite as cite
     from posbias.profiles import Profile as Profile

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from posbias.evaluation.curve import contrast_of
-from posbias.evaluation.levels import bounds_of, scale_of
+from posbias.evaluation.curve import bounds_of, contrast_of
+from posbias.evaluation.levels import scale_of
 from posbias.evaluation.reading import judge_verdicts
-from posbias.statistics import bounded_mean, jackknife, leave_one_out, mean_of, wilson
+from posbias.statistics import bounded_mean, mean_of, wilson
 
 RUNS, SEED = 2000, 0
 FEW = 500
@@ -128,48 +128,30 @@ def grouped() -> Iterator[tuple[object, ...]]:
 
 @cache
 def judged(right: int, wrong: int, follows: int) -> np.ndarray:
-    """First-pick rate misses, before and now; debiasing helps, before and now; of pairs that are right in both orders,
-    wrong in both, or answered by the first slot."""
+    """Ends of the first-pick rate, before and now, of pairs that are right in both orders, wrong in both, or answered
+    by the first slot."""
     kinds = np.repeat([0, 1, 2], [right, wrong, follows])
     correct = np.column_stack([kinds != 1, kinds == 0]).astype(np.float64)
     chosen = np.where(correct == 1, [[0.0, 1.0]], [[1.0, 0.0]])
     found = judge_verdicts(correct, 1 - chosen, np.zeros_like(correct))
     old = mean_of((chosen == 0).mean(axis=1)).interval(least=0.0, most=1.0)
-    gain = found.agreement_gain
-    ends = (old.low, old.high, found.first_pick.low, found.first_pick.high)
-    return np.array([*ends, helped(correct, chosen), gain is not None and gain.low > 0])
+    return np.array([old.low, old.high, found.first_pick.low, found.first_pick.high])
 
 
 def judges() -> Iterator[tuple[object, ...]]:
-    """Intervals of a judge's first-pick rate that miss, and a gain of debiasing where there is none."""
+    """Intervals of a judge's first-pick rate that miss."""
     for count in (16, 40, 100):
         for share in (0.03, 0.1, 0.3):
             drawn = np.random.default_rng(SEED).binomial(count, share, size=RUNS)
             found, truth = np.array([judged(count - run, 0, run) for run in drawn.tolist()]), 0.5 + share / 2
             missed = [(found[:, end] > truth) | (found[:, end + 1] < truth) for end in (0, 2)]
             yield ("judges: first-pick rate is missed", f"{share:.0%} follow the first slot", count, "", *missed)
-        for share in (0.1, 0.3) if count < 100 else ():
-            drawn = np.random.default_rng(SEED).multinomial(count, (share / 2, share / 2, 1 - share), size=RUNS)
-            found = np.array([judged(*run.tolist()) for run in drawn])
-            yield ("judges: debiasing helps", f"{share:.0%} agree, half of them right", count, "", *found[:, 4:].T)
-
-
-def helped(correct: np.ndarray, chosen: np.ndarray) -> bool:
-    """True if the jackknife's interval, used before, has agreeing verdicts better than single ones."""
-    agreed = (chosen[:, 0] != chosen[:, 1]).astype(np.float64)
-    if agreed.sum() < 2:
-        return False
-    weights = leave_one_out(len(agreed))
-    right, share, alone = (weights @ each for each in (correct[:, 0] * agreed, agreed, correct.mean(axis=1)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return bool(jackknife(right / share - alone).interval().low > 0)
 
 
 ON_THE_PAGE = {
     "a method is recommended": ("rare 0.05", "40", "4"),
     "two subjects differ": ("answers", "16", ""),
     "mean>=.95 of .949 is met": ("failures six", "50", ""),
-    "judges: debiasing helps": ("10% agree", "16", ""),
     "judges: accuracy is missed": ("five pairs", "10", ""),
     "a true rise is found": ("+0.3", "40", "4"),
 }

@@ -12,7 +12,8 @@ import numpy as np
 from scipy.special import stdtr
 
 from planted import Planted, verdict_rates
-from posbias.evaluation.levels import SAMPLES_FOR_MEANS, bounds_of
+from posbias.evaluation.curve import bounds_of
+from posbias.evaluation.levels import SAMPLES_FOR_MEANS
 from posbias.mitigation.judging import GAINS, HARM
 from posbias.statistics import mean_of
 

@@ -103,7 +103,7 @@ def test_lists_that_python_cannot_build_are_bad_usage(posbias, mixing):
     one_line(posbias("predict", "--mixing", mixing), "is not a list of numbers or quoted names")
 
 
-@pytest.mark.parametrize("flag", [["--behaviour-count", "3"], ["--no-behaviour-theories"]])
+@pytest.mark.parametrize("flag", [["--behaviour-count", "3"], ["--behaviour-kinds", "logprob"]])
 def test_flags_of_a_task_need_a_task(posbias, flag, tmp_path):
     one_line(posbias("audit", "demo", *flag, "--out", tmp_path / "run"), "behaviour-", "needs a task")
     assert not (tmp_path / "run").exists()

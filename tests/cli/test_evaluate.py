@@ -370,7 +370,7 @@ def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     passages = [{"text": "It is Rome.", "is_gold": True}, {"text": "Nothing."}]
     line = json.dumps({"question": "where?", "answers": ["Rome"], "documents": passages})
     (tmp_path / "own.jsonl").write_text(4 * f"{line}\n")
-    behaviour[1:4] = [f"documents(file={str(tmp_path / 'own.jsonl')!r})", "--no-behaviour-theories"]
+    behaviour[1:4] = [f"documents(file={str(tmp_path / 'own.jsonl')!r})"]
     assert posbias(*audit, *behaviour, "--out", tmp_path / "own").returncode == 0
     assert pb.load_record(tmp_path / "own" / "behaviour").count == 4, "all of a file that has fewer than 12"
     placed = posbias("place", "--run", tmp_path / "run", "--scores", "1,2")

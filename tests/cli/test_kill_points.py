@@ -61,7 +61,7 @@ CASES = {
     "audit": Case(f"audit TINY {SHORT} --threads 1 --initialisations 1", COMPARED),
     BEHAVIOUR: Case(
         f"audit LONG {SHORT} --threads 1 --initialisations 0 --behaviour {ASKED} --behaviour-count 2 "
-        "--behaviour-positions 0,3 --behaviour-kinds probability --no-behaviour-theories --behaviour-max-tokens 1",
+        "--behaviour-positions 0,3 --behaviour-kinds probability --behaviour-max-tokens 1",
         (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "correlate OUT OUT"),
     ),
     "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),

@@ -13,7 +13,6 @@ from posbias import CorrelateOptions, UsageError, correlate, write_report
 from posbias.evaluation.correlate import Pair, check_different, correlate_pairs, source_of
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.finished_page import reasons
-from posbias.results.page import figures_of
 from posbias.results.result import report_of
 
 
@@ -67,7 +66,7 @@ def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
 
 def test_what_is_not_such_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="without influence"):
-        correlate([replace(saved(), influence=None)])
+        correlate([replace(saved(), series=())])
     pb.Record(verb="measure", arguments={}).save(tmp_path / "measured")
     with pytest.raises(UsageError, match=r"finished run of posbias audit --behaviour, got 'measure' \(done\)"):
         correlate([tmp_path / "measured"])
@@ -98,6 +97,4 @@ def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     report = report_of(result.record)
     assert report.summary[0].title == "What is correlated"
     assert report.summary[1].title.endswith(", all measurements pooled")
-    page = write_report([result], tmp_path).read_text()
-    assert "both held fixed" in page
-    assert {*figures_of(report)} == {"correlation-0", "correlation-1"}
+    assert "both held fixed" in write_report([result], tmp_path).read_text()

@@ -137,7 +137,7 @@ def curve() -> PositionCurve:
     generator = np.random.default_rng(8)
     scores = (generator.random((150, PLACES)) < [0.8, 0.6, 0.5, 0.5, 0.5, 0.6, 0.75]).astype(np.float64)
     scores[3, 4] = np.nan
-    return position_curve(scores, positions=[0, 4, 9, 14, 19, 24, 29], gold_tokens=[10.5, *range(20, 26)])
+    return position_curve(scores, positions=[0, 4, 9, 14, 19, 24, 29])
 
 
 def test_where_all_means_are_alike_no_position_is_called_the_best() -> None:
@@ -187,8 +187,6 @@ def test_wrong_requests_are_refused() -> None:
     for positions in ([0, 1], [0, 2, 1], [0, 1, 1]):
         with pytest.raises(UsageError, match="positions must ascend, one for each of the 3 columns"):
             position_curve(scores, positions=positions)
-    with pytest.raises(UsageError, match="2 token places for 3 positions"):
-        position_curve(scores, positions=range(3), gold_tokens=[1, 2])
     with pytest.raises(UsageError, match="infinite"):
         position_curve(scores * np.inf, positions=range(3))
     with pytest.raises(UsageError, match="a middle needs 3 positions"):

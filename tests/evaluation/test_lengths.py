@@ -9,7 +9,7 @@ from scipy.stats import binom
 import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
-from posbias.evaluation.evaluation import LengthLevel, effective_length
+from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import Requirement, levels_of
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
@@ -171,7 +171,7 @@ def test_options_that_say_nothing_are_refused(wrong):
 )
 def test_requirements_are_judged_at_the_safe_end(text, safe):
     value = Interval(0.7, 0.5, 0.75)
-    assert Requirement.parse(text).met(value) is safe
+    assert Requirement.parse(text).check(value, "accuracy").met is safe
     assert Requirement.parse(str(Requirement.parse(text))) == Requirement.parse(text)
 
 
@@ -195,7 +195,7 @@ def test_requirements_that_say_nothing_are_refused(text):
 )
 def test_requirements_without_a_number_are_refused(options, text, message):
     with pytest.raises(UsageError, match=message):
-        options.check_requirement(Requirement.parse(text))
+        replace(options, require=text)
 
 
 def level(length, value, low, high):

@@ -12,7 +12,7 @@ from conftest import Run
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
 from posbias.evaluation.comparison import compare_evaluations
-from posbias.evaluation.evaluation import independent
+from posbias.evaluation.curve import independent
 from posbias.evaluation.page import statements_of
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response, ServerOptions
@@ -81,8 +81,19 @@ def test_entries_of_ones_own_are_put_through_a_models_chat_template(
     assert capsys.readouterr().err.count("prompts go through the model's chat template (chat=False in the task") == 1
     assert "chat=True" in asked(f"file={file!r}")[0]
     assert asked(f"file={file!r}, chat=False")[1] == plain[1] != asked(f"file={file!r}")[1]
-    for parameters, name in ((f"file={file!r}, template={str(template)!r}", "items"), ("pairs=3", "key_value")):
+    passages = [{"title": "T", "text": "It is x.", "isgold": True}, {"title": "S", "text": "Not.", "isgold": False}]
+    pair = {"question": "q", "response_A": "x", "response_B": "y", "label": "A>B", "pair_id": "1"}
+    rows = {"documents": {"question": "q", "answers": ["x"], "ctxs": passages}}
+    rows["pairwise"] = {**pair, "original_id": "1", "source": "s", "response_model": "m"}  # as JudgeBench has them
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(2 * f"{json.dumps(row)}\n")
+    text = [(f"file={str(tmp_path / f'{name}.jsonl')!r}", name) for name in rows]
+    text += [(f"file={file!r}, template={str(template)!r}", "items"), ("pairs=3", "key_value")]
+    for parameters, name in text:
         assert "chat=True" not in asked(parameters, name)[0]
+        assert "chat=True" in asked(f"{parameters}, chat=True", name)[0]
+    (tmp_path / "pairwise.jsonl").write_text(2 * f"{json.dumps(pair)}\n")
+    assert "chat=True" in asked(*text[1])[0]
 
 
 def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
@@ -117,7 +128,6 @@ def test_own_code_runs_only_if_it_is_permitted(tmp_path: Path) -> None:
         evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options))
     result = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options, allow_code=True))
     assert (result.tables["correct"] == 0.5).all()
-    assert np.isnan(result.tables["starts"]).all()
 
 
 def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tmp_path: Path) -> None:

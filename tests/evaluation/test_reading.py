@@ -10,7 +10,6 @@ from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
 from posbias.evaluation.responders.base import REFUSED, UNFINISHED
-from posbias.tasks.language.rules import starts_with
 
 TASK = "key_value(pairs=4)"
 RIGHT = ("{}", "stop")
@@ -146,22 +145,3 @@ def test_answers_that_are_not_generated_are_not_counted():
 
     found = evaluate(Scores(), TASK, options=EvaluateOptions(count=6, generate=False))
     assert (found.reading.answers, found.reading.unjudged, found.withheld) == (0, {}, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "answers", "goes_on", "expected"),
-    [
-        ("Paris.", ["Paris"], False, 1.0),
-        (' "The Hague" is it', ["Hague"], False, 1.0),  # signs and articles do not count
-        ("Parisian", ["Paris"], False, 0.0),  # whole words only
-        ("It is Paris", ["Paris"], False, 0.0),
-        ("lyon or Paris", ["Paris", "Lyon"], False, 1.0),
-        ("New", ["New York"], False, 0.0),
-        ("New", ["New York"], True, None),
-        ("Old", ["New York"], True, 0.0),
-        ("", ["New York"], True, None),
-        ("", ["New York"], False, 0.0),
-    ],
-)
-def test_an_answer_begins_with_the_right_one_as_whole_words(text, answers, goes_on, expected):
-    assert starts_with(text, answers, goes_on=goes_on) == expected

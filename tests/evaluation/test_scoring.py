@@ -82,8 +82,3 @@ def test_answers_that_would_always_be_right_are_refused() -> None:
 def test_a_fence_is_no_line_of_an_answer(rule: str, text: str) -> None:
     assert RULES.parse(rule).right(text, ["Town"]) == 1
     assert told_apart(text).cut(("\n",)).answer.strip().endswith("Town")
-
-
-def test_a_letter_and_a_number_have_no_beginning_of_their_own() -> None:
-    assert not RULES.parse("choice").begins
-    assert not RULES.parse("number").begins

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from posbias import UsageError
-from posbias.evaluation.curve import compare_to_best, middle_loss, position_means
+from posbias.evaluation.curve import ALPHA, compare_to_best, middle_loss, position_means
 from posbias.evaluation.levels import levels_of
 from posbias.statistics import Interval, bounded_mean, detectable, holm, paired_shares, tango, wilson
 
@@ -197,16 +197,15 @@ def test_interval_and_p_agree_and_differences_of_shares_stay_within_one(sort: st
     generator = np.random.default_rng(8)
     for _ in range(20):
         scores = SCORES[sort](generator, (int(generator.integers(6, 25)), int(generator.integers(3, 6))))
-        for confidence in (0.9, 0.95, 0.99):
-            loss = middle_loss(scores, confidence=confidence)
-            assert loss.value.excludes(0.0) == (loss.p < 1 - confidence)
-            for difference in compare_to_best(scores, confidence=confidence).differences:
-                interval = difference.interval
-                assert interval.excludes(0.0) == (difference.adjusted_p < 1 - confidence)
-                assert interval.low < interval.high
-                if sort in ("binary", "shares"):
-                    assert min(interval.low, loss.value.low) >= -1
-                    assert max(interval.high, loss.value.high) <= 1
+        loss = middle_loss(scores)
+        assert loss.value.excludes(0.0) == (loss.p < ALPHA)
+        for difference in compare_to_best(scores).differences:
+            interval = difference.interval
+            assert interval.excludes(0.0) == (difference.adjusted_p < ALPHA)
+            assert interval.low < interval.high
+            if sort in ("binary", "shares"):
+                assert min(interval.low, loss.value.low) >= -1
+                assert max(interval.high, loss.value.high) <= 1
 
 
 def test_right_at_one_position_and_wrong_at_the_other_in_every_sample() -> None:

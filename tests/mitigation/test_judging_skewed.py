@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from planted import reasons_of
-from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
+from posbias.evaluation.curve import bounds_of
+from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, changes_of
 from posbias.mitigation.judging import GAINS, HARM, NOTHING, ArmScores, SideEffect, judge
 from posbias.mitigation.page import recommendation
 from posbias.statistics import mean_of

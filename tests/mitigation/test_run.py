@@ -410,8 +410,8 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
     assert (even["met"], even["low"], even["high"]) == (False, None, None), "by the answers it would be met"
     assert "cut off" in even["withheld"]
-    assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
-    assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
+    with pytest.raises(UsageError, match=r"by must be .*accuracy.*logprob.*, got 'starts'"):
+        tried(32, by="starts")
 
 
 class Longer(PlantedResponder):

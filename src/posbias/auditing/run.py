@@ -217,7 +217,7 @@ def audit_behaviour(
     arguments: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> Evaluation:
-    """Answers by position, influence and theories of the same prompts, and how they hang together.
+    """Answers by position, influence on the same prompts, and how they hang together.
 
     Args:
         model: With a tokenizer that knows character offsets.

@@ -35,8 +35,6 @@ class BehaviourFlags:
     """Tokens generated at most; by default the task's own number."""
     behaviour_kinds: str = "jacobian(probes=2),logprob"
     """Kinds of influence on the task's prompts, as for --kinds."""
-    behaviour_theories: bool = True
-    """Also run the slower theories, which read each of the task's prompts."""
 
     def plan(self, settings: AuditOptions) -> "BehaviourPlan | None":
         """What is evaluated and measured on the task beside an audit with these settings, if there is a task."""
@@ -57,7 +55,7 @@ class BehaviourFlags:
         )
         evaluation = replace(evaluation, count=evaluation.count_of(task, usual=BEHAVIOUR_SAMPLES))
         kinds = resolve_kinds(self.behaviour_kinds)
-        return BehaviourPlan(task, evaluation.following(task), kinds, self.behaviour_theories)
+        return BehaviourPlan(task, evaluation.following(task), kinds)
 
 
 def audit(

@@ -97,8 +97,8 @@ def evaluate(
     interruption the same command with `--resume` · tasks: `posbias list tasks`
     """
     from posbias import evaluate as evaluate_subjects
-    from posbias.evaluation.evaluation import LengthEvaluation
-    from posbias.mitigation.subjects import Unopened
+    from posbias.evaluation.lengths import LengthEvaluation
+    from posbias.evaluation.run import Unopened
 
     names = models or []
     asked = check_answerer(context, next(iter(names), None), task, served, loading)
@@ -141,9 +141,9 @@ def mitigate(
     a pipeline, exit code 1 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
     `--server URL --served-model NAME` · after an interruption the same command with `--resume`
     """
+    from posbias.evaluation.run import Unopened
     from posbias.mitigation.methods.recipe import check_files
     from posbias.mitigation.run import mitigate as try_methods
-    from posbias.mitigation.subjects import Unopened
 
     asked = check_answerer(context, model, task, served, loading)
     if len(served.endpoints) > 1:

@@ -14,7 +14,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
+from posbias.evaluation.curve import HIGHEST, Contrast, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
 from posbias.results.naming import numbered
@@ -35,9 +35,9 @@ class Compared:
     name: str
     means: tuple[StoredInterval, ...]
     """Mean at every shared position."""
-    changes: Mapping[str, Change]
+    changes: Mapping[str, Change] = field(default_factory=dict)
     """Its mean, worst position and spread less those of the first; empty for the first, or with too few samples."""
-    p: Mapping[str, float]
+    p: Mapping[str, float] = field(default_factory=dict)
     """Holm-corrected p-values of these changes."""
     differences: tuple[Contrast, ...] = ()
     """Its mean less the first's, at every position."""
@@ -90,17 +90,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
         UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
     """
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
-    if len(loaded) < 2:
-        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(loaded)}")
+    _check_paired(loaded)
     first = loaded[0]
-    if "cluster" in first.tables and len({evaluation.count for evaluation in loaded}) > 1:
-        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
-    for other in loaded[1:]:
-        pair = (first, other)
-        settings = [(name, *(run.record.resolved.get(name) for run in pair)) for name in SAME]
-        for name, one, another in [*settings, ("seed", *(run.record.seeds["samples"] for run in pair))]:
-            if one != another and not (name == "task" and _without_wording(str(one)) == _without_wording(str(another))):
-                raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
     measure, tables = _chosen(loaded, measure)
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
@@ -108,11 +99,20 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     count, columns = min(map(len, tables)), ([run.positions.index(place) for place in positions] for run in loaded)
     shared = [table[:count, places] for table, places in zip(tables, columns, strict=True)]
     needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
-    paired = [table[complete] for table in shared]
-    names, n_samples = _names(loaded), int(complete.sum())
+    baseline, *others = paired = [table[complete] for table in shared]
     decided = all(measure in run.measures for run in loaded)  # what withheld answers would say is shown, not compared
-    compared = _compared(names, paired, measure, enough=n_samples >= needed and decided)
-    compared = [replace(entry, withheld=run.withheld) for entry, run in zip(compared, loaded, strict=True)]
+    names, n_samples, highest = _names(loaded), int(complete.sum()), HIGHEST.get(measure, np.inf)
+    means = [position_means(table, highest=highest) if n_samples else () for table in paired]
+    compared = [
+        Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(names, means, loaded, strict=True)
+    ]
+    if n_samples >= needed and decided:
+        for number, other in enumerate(others, start=1):
+            changes = {name: change.confirmed() for name, change in changes_of(baseline, other).items()}
+            del changes[FORMERLY_BEST]
+            by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
+            compared[number] = replace(compared[number], changes=changes, differences=by_place)
+        compared = _corrected(compared)
     resolved = {
         "title": f"{first.task}: {', '.join(names[1:])} beside {names[0]}",
         "task": first.task,
@@ -125,6 +125,25 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     record.scalars["compared"] = [plain(asdict(entry)) for entry in compared]
     record.arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
     return EvaluationComparison.from_record(record)
+
+
+def _check_paired(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse evaluations that do not share what pairs them; the words in which a judge is asked may differ."""
+    if len(evaluations) < 2:
+        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
+    if "cluster" in evaluations[0].tables and len({evaluation.count for evaluation in evaluations}) > 1:
+        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
+
+    def unworded(task: Any) -> str:
+        parsed: Any = LANGUAGE_TASKS.parse(task)
+        return str(replace(parsed, **dict.fromkeys((*getattr(parsed, "wording", ()), "chat"))))
+
+    asked = [{**dict.fromkeys(SAME), **run.record.resolved, "seed": run.record.seeds["samples"]} for run in evaluations]
+    for name in (*SAME, "seed"):
+        for other in asked[1:]:
+            one, another = asked[0][name], other[name]
+            if one != another and not (name == "task" and unworded(one) == unworded(another)):
+                raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 
 def _chosen(evaluations: Sequence[Evaluation], measure: str | None) -> tuple[str, list[Any]]:
@@ -154,12 +173,6 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
     return compare_evaluations([first, second])
 
 
-def _without_wording(task: str) -> str:
-    """A task without what only changes the words in which its samples are put, such as a judge's rubric."""
-    parsed: Any = LANGUAGE_TASKS.parse(task)
-    return str(replace(parsed, **dict.fromkeys((*getattr(parsed, "wording", ()), "chat"))))
-
-
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     """Names that tell evaluations apart: the model with its method, the server's address, else a number."""
     same = len({evaluation.task for evaluation in evaluations}) == 1
@@ -169,18 +182,8 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
 
 
-def _compared(names: Sequence[str], tables: Sequence[Scores], measure: str, *, enough: bool) -> list[Compared]:
-    """Every evaluation less the first, on the same complete samples, corrected over all of them."""
-    baseline, *others = tables
-    highest = HIGHEST.get(measure, np.inf)
-    means = [position_means(table, highest=highest) if len(table) else () for table in tables]
-    if not enough:
-        return [Compared(name, mean, {}, {}) for name, mean in zip(names, means, strict=True)]
-    compared = [Compared(names[0], means[0], {}, {})]
-    for name, mean, other in zip(names[1:], means[1:], others, strict=True):
-        found = {key: change.confirmed() for key, change in changes_of(baseline, other).items() if key != FORMERLY_BEST}
-        by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
-        compared.append(Compared(name, mean, found, {}, by_place))
+def _corrected(compared: Sequence[Compared]) -> list[Compared]:
+    """Evaluations with their p-values corrected over all of them."""
     p_changes = iter(holm(np.array([change.p for entry in compared for change in entry.changes.values()])).tolist())
     p_places = iter(holm(np.array([contrast.p for entry in compared for contrast in entry.differences])).tolist())
     return [

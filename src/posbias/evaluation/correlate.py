@@ -1,9 +1,9 @@
 """Influence beside behaviour: do the positions that weigh more also get used more?
 
-The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
-profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
-item (`with_influence`, `posbias audit --behaviour`). Kinds that score tokens score the first token of the right answer,
-at which it is decided which item is used; the others look at the last position's output. `correlate` pools several such
+The model answers a task at several positions (`evaluate`); then, on each of those prompts, measured influence, a
+profile over tokens that sums to 1, is summed over the tokens of the item that holds the answer and of every other item
+(`with_influence`, `posbias audit --behaviour`). Kinds that score tokens score the first token of the right answer, at
+which it is decided which item is used; the others look at the last position's output. `correlate` pools several such
 runs: each is one model, one task at one length, some positions.
 
 Rank correlation over positions, plainly and with position itself held fixed: both curves often are U-shaped or
@@ -11,9 +11,9 @@ monotone for reasons of their own, and then agree without any further relation. 
 Intervals resample samples, the same ones in both curves, and in all runs that asked them; the positions are those that
 were chosen, and the permutation p-value speaks of them.
 
-Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
-influence; scalars `influence`: `evaluation.Influence`. The record of the verb "correlate" has the fields of
-`InfluenceCorrelation`.
+Beside an evaluation's record: arrays `influence/measured/KIND/WHAT` [n_samples n_positions], shares of a prompt's
+influence, WHAT being `gold` or `place`; scalars `influence`: its `series`. The record of the verb "correlate" has the
+fields of `InfluenceCorrelation`.
 """
 
 import hashlib
@@ -31,15 +31,8 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
-from posbias.evaluation.evaluation import (
-    Correlations,
-    Evaluation,
-    Influence,
-    InfluenceSeries,
-    RankCorrelation,
-    load_evaluation,
-)
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
 from posbias.evaluation.options import CorrelateOptions, EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, encode_requests
@@ -48,7 +41,6 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.options import PassOptions
 from posbias.measurement.outputs import Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.measurement.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -57,8 +49,8 @@ from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
 from posbias.results.result import RESULTS, Result
 from posbias.results.showing import Shown
-from posbias.runs.parts import PartStore, made_by, packed, unpacked
-from posbias.statistics import Interval, StoredInterval, draw_weights, holm, percentile_interval
+from posbias.runs.parts import PartStore, made_by
+from posbias.statistics import Interval, draw_weights, holm, percentile_interval
 from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
 MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
@@ -67,8 +59,6 @@ PERMUTATIONS = 5000
 """Random permutations of positions when there are too many to go through all."""
 EXACT_POSITIONS = 7
 """Positions up to which all permutations are gone through (5040)."""
-LEVEL = 0.05
-"""Largest p-value, of permutations or corrected, that establishes a correlation."""
 ZERO_VARIANCE = 1e-12
 """Share of a rank variance that counts as none left, far above rounding and far below one rank."""
 
@@ -80,9 +70,6 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
 }
 """What may be held fixed: the position itself, the distance to the nearer end, or both."""
 
-GOLD, PLACE = "gold", "place"
-"""Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
-is instead."""
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 Rows = Float64[np.ndarray, "_ _"]
@@ -91,25 +78,14 @@ Rows = Float64[np.ndarray, "_ _"]
 
 @dataclass(frozen=True)
 class MeasuredGroup:
-    """One run: means by position."""
+    """One run among those that are correlated."""
 
     title: str
     """Model and task."""
-    n_items: int
     n_samples: int
     positions: tuple[int, ...]
-    means: Mapping[str, tuple[StoredInterval, ...]]
-    """Mean of each measure at each position."""
-    series: tuple[InfluenceSeries, ...]
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of its samples, as `Evaluation.notices`."""
-
-    @classmethod
-    def of(cls, run: Evaluation, title: str) -> "MeasuredGroup":
-        """The means of an evaluation with influence."""
-        means = {measure: curve.means for measure, curve in run.curves.items()}
-        series = tuple(replace(entry, correlations={}) for entry in run.series)
-        return cls(title, run.n_items, run.count, run.positions, means, series, run.notices)
 
 
 @RESULTS.register("correlate")
@@ -126,7 +102,7 @@ class InfluenceCorrelation(Result):
     """Runs whose generated answers decide nothing, and are left out, with the reason."""
 
     def shown(self) -> Shown:
-        """Counts of the correlated series and runs; the ranks are drawn in the report."""
+        """Counts of the correlated series and runs."""
         return Shown(f"{len(self.pooled)} series of influence over {len(self.groups)} runs", facts=self.facts())
 
 
@@ -150,15 +126,14 @@ def correlate(
     evaluations = [load_evaluation(run, "a correlation", made_by="posbias audit --behaviour") for run in runs]
     check_different(evaluations)
     named = dict(zip(numbered([run.title for run in evaluations]), evaluations, strict=True))
-    scalars = {
-        "groups": [asdict(MeasuredGroup.of(run, title)) for title, run in named.items()],
-        "pooled": [asdict(entry) for entry in pool(named, seed)],
-        "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
-    }
+    groups = [MeasuredGroup(title, run.count, run.positions, run.notices) for title, run in named.items()]
+    withheld = [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld]
+    pooled = [asdict(entry) for entry in pool(named, seed)]
+    scalars = plain({"groups": [asdict(group) for group in groups], "pooled": pooled, "withheld": withheld})
     title = next(iter(named)) if len(runs) == 1 else f"{len(runs)} measurements of influence and behaviour"
     resolved = {"title": title, "command": "", "runs": [run.record.run_id for run in evaluations]}
     arguments, seeds = {"runs": len(runs), "seed": seed}, {"bootstrap": seed, "permutations": seed}
-    return InfluenceCorrelation.from_record(Record("correlate", arguments, resolved, plain(scalars), seeds=seeds))
+    return InfluenceCorrelation.from_record(Record("correlate", arguments, resolved, scalars, seeds=seeds))
 
 
 def check_different(evaluations: Sequence[Evaluation]) -> None:
@@ -267,19 +242,25 @@ def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]
     series, with every measure, are one family.
     """
     every = [rank for entry in entries for found in entry.correlations.values() for rank in found.correlations]
-    adjusted = {id(rank): rank for rank in every}
+    adjusted: dict[int, float] = {}
     for controlled in CONTROLS:
         family = [rank for rank in every if rank.controlled == controlled and not np.isnan(rank.p)]
-        for rank, p in zip(family, holm(np.array([rank.p for rank in family])).tolist(), strict=True):
-            adjusted[id(rank)] = replace(rank, adjusted_p=p, established=rank.established and p <= LEVEL)
-    after = [
-        {
-            measure: replace(found, correlations=tuple(adjusted[id(rank)] for rank in found.correlations))
-            for measure, found in entry.correlations.items()
-        }
+        adjusted |= zip(map(id, family), holm(np.array([rank.p for rank in family])).tolist(), strict=True)
+
+    def judged(rank: RankCorrelation) -> RankCorrelation:
+        p = adjusted.get(id(rank))
+        return rank if p is None else replace(rank, adjusted_p=p, established=rank.established and p <= ALPHA)
+
+    return tuple(
+        replace(
+            entry,
+            correlations={
+                measure: replace(found, correlations=tuple(map(judged, found.correlations)))
+                for measure, found in entry.correlations.items()
+            },
+        )
         for entry in entries
-    ]
-    return tuple(replace(entry, correlations=found) for entry, found in zip(entries, after, strict=True))
+    )
 
 
 def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> list[Rows]:
@@ -295,19 +276,18 @@ def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> 
     """
     rows = [np.flatnonzero(pair.complete) for pair in pairs]
     sources = [pair.source or number for number, pair in enumerate(pairs)]
-    weights: dict[int, Rows] = {}
+    drawn: dict[str | int, tuple[np.ndarray, Rows]] = {}
     for source in dict.fromkeys(sources):
-        members = [number for number, of in enumerate(sources) if of == source]
-        together = np.unique(np.concatenate([rows[number] for number in members]))
-        draws = draw_weights(len(together), generator=generator)
-        for number in members:
-            counts = np.concatenate(
-                [np.ones((1, len(rows[number]))), draws[:, np.searchsorted(together, rows[number])]]
-            )
-            totals = counts.sum(axis=1, keepdims=True)
-            weights[number] = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    fewest = min(map(len, weights.values()))
-    return [weights[number][:fewest] for number in range(len(pairs))]
+        together = np.unique(np.concatenate([own for own, of in zip(rows, sources, strict=True) if of == source]))
+        drawn[source] = together, draw_weights(len(together), generator=generator)
+    weights = []
+    for own, source in zip(rows, sources, strict=True):
+        together, draws = drawn[source]
+        counts = np.concatenate([np.ones((1, len(own))), draws[:, np.searchsorted(together, own)]])
+        totals = counts.sum(axis=1, keepdims=True)
+        weights.append(np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0))
+    fewest = min(map(len, weights))
+    return [of_pair[:fewest] for of_pair in weights]
 
 
 def _correlation(
@@ -337,7 +317,7 @@ def _correlation(
         p_value = float(np.mean(~(np.abs(by_chance) < abs(draws[0]) - ZERO_VARIANCE)))
         if len(draws) > 1 and n_samples > 1:
             value = percentile_interval(float(draws[0]), draws[1:], n_samples)
-    established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
+    established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= ALPHA
     return RankCorrelation(name, value, p_value, established)
 
 
@@ -420,8 +400,6 @@ class BehaviourPlan:
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
     """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
-    prompt_theories: bool = True
-    """Compute theories that read every prompt, too; each takes as long as a few backward passes."""
 
     def __post_init__(self) -> None:
         self.evaluation.check_plain("influence on a task's prompts")
@@ -434,81 +412,51 @@ class BehaviourPlan:
     @property
     def measured(self) -> dict[str, Any]:
         """Settings of the influence in plain values: all that it depends on, beside model and prompts."""
-        return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
+        return {"kinds": [str(kind) for kind in self.resolved]}
 
 
 def _shares(
     model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None
-) -> tuple[dict[tuple[str, str | None, str], Scores], list[str]]:
-    """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
+) -> dict[str, Float64[np.ndarray, "sample gold place"]]:
+    """The share of influence at every chosen place, by kind, of each prompt; NaN of samples that are too long.
 
-    A sample that was too long at any position has NaN throughout.
+    Measured prompts are kept beside the answers, which were already taken over or begun anew.
     """
-    settings = {
-        "verb": "audit_behaviour",
-        "model": model.describe(),
-        **plan.measured,
-        "positions": list(evaluation.positions),
-        "seed": plan.evaluation.seed,
-        "made_by": made_by(),
-    }
-    # Beside the answers, which were already taken over or begun anew.
-    store, positions = PartStore(directory, settings), evaluation.positions
-    samples = list(placed_samples(plan.task, model.tokenizer, plan.evaluation))
-    fits = evaluation.tables["too_long"].sum(axis=1) == 0
-    tables: dict[tuple[str, str | None, str], Scores] = {}
-    left_out: list[str] = []
-    for row in track(np.flatnonzero(fits).tolist(), "influence"):
-        shares: list[dict[str, np.ndarray]] = []  # of every position, by profile, for each place of the answer
+    positions, tokenizer = evaluation.positions, model.tokenizer
+    settings = {"verb": "audit_behaviour", "model": model.describe(), **plan.measured, "positions": list(positions)}
+    store = PartStore(directory, {**settings, "seed": plan.evaluation.seed, "made_by": made_by()})
+    samples = list(placed_samples(plan.task, tokenizer, plan.evaluation))
+    shares: dict[str, np.ndarray] = {}
+    for row in track(np.flatnonzero(evaluation.tables["too_long"].sum(axis=1) == 0).tolist(), "influence"):
         for column, gold in enumerate(positions):
-            token_ids, answer = encoded_prompt(samples[row][gold], model.tokenizer)
+            token_ids, answer = encoded_prompt(samples[row][gold], tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(_measured, model, plan, token_ids, answer, row * len(positions) + column)
-            piece = unpacked(store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute))
-            left_out += piece["left_out"]
+            profiles = store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
             spans = spans_in(samples[row], positions, gold)
-            profiles = piece["profiles"].items()
-            shares.append({name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles})
-        for name in shares[0]:
-            if not all(name in of_prompt for of_prompt in shares):
-                continue
-            source, _, kind = name.partition("/")
-            matrix = np.stack([of_prompt[name] for of_prompt in shares])
-            about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
-            if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
-                del about[GOLD]
-            for item, values in about.items():
-                blank = np.full((len(samples), len(positions)), np.nan)
-                tables.setdefault((source, kind or None, item), blank)[row] = values
-    return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(dict.fromkeys(left_out))
+            for kind, profile in profiles.items():
+                blank = np.full((len(samples), len(positions), len(positions)), np.nan)
+                shares.setdefault(kind, blank)[row, column] = [profile[begin:end].sum() for begin, end in spans]
+    return shares
 
 
 def _measured(
     model: Model, plan: BehaviourPlan, token_ids: Int64[np.ndarray, "_"], answer: int, index: int
 ) -> dict[str, np.ndarray]:
-    """Profiles of one prompt, each summing to 1, by SOURCE[/KIND], and what was left out, packed."""
-    arrays: dict[str, np.ndarray] = {}
-    mixing = None
+    """The profile of one prompt by every kind."""
+    profiles: dict[str, np.ndarray] = {}
     for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
         if kinds := [kind for kind in plan.resolved if kind.takes_targets is takes_targets]:
             key, passes = (plan.evaluation.seed, index), PassOptions(output=output)
             measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
-            mixing = measured.mixing.get("token_mean")
-            for kind, norms in measured.norms.items():
-                arrays[f"measured/{kind}"] = Profile.normalised(norms).influence
-    theories, left_out = architecture_theories(model, len(token_ids), mixing)
-    arrays |= {name: entry.profile.influence for name, entry in theories.items()}
-    if plan.prompt_theories:
-        read, refused = prompt_theories(model, token_ids, mixing)
-        arrays |= {name: values / values.sum() for name, values in read.items()}
-        left_out = [*left_out, *refused]
-    return packed({"profiles": arrays, "left_out": left_out})
+            profiles |= {kind: Profile.normalised(norms).influence for kind, norms in measured.norms.items()}
+    return profiles
 
 
-def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
-    """Each position's mean over the prompts whose answer stands at another one; NaN with a single position."""
-    count = len(matrix)
-    return np.asarray((matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1 or np.nan))
+def elsewhere(shares: Float64[np.ndarray, "sample gold place"]) -> Scores:
+    """Each place's mean over the prompts whose answer stands at another one; NaN with a single place."""
+    count = shares.shape[1]
+    return np.asarray((shares * (1 - np.eye(count))).sum(axis=1) / (count - 1 or np.nan))
 
 
 def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
@@ -529,13 +477,17 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
         evaluation: Its answers; the record gets what is measured.
         directory: Folder in which measured prompts are kept until the record is saved.
     """
-    tables, left_out = _shares(model, plan, evaluation, directory)
     record = evaluation.record
-    series = [InfluenceSeries(*name, means=position_means(table)) for name, table in tables.items()]
-    record.arrays |= {entry.array: table for entry, table in zip(series, tables.values(), strict=True)}
-    measured = replace(evaluation, influence=Influence(tuple(series), ()))
+    series = []
+    for kind, shares in _shares(model, plan, evaluation, directory).items():
+        # Of the item that holds the answer, and of a place where another one stands.
+        for what, table in {"gold": np.diagonal(shares, axis1=1, axis2=2).copy(), "place": elsewhere(shares)}.items():
+            if not np.isnan(table).all():
+                series.append(InfluenceSeries("measured", kind, what, means=position_means(table)))
+                record.arrays[series[-1].array] = table
+    measured = replace(evaluation, series=tuple(series))
     found = {entry.array: entry.correlations for entry in pool({"": measured}, record.seeds["samples"])}
     series = [replace(entry, correlations=found.get(entry.array, {})) for entry in series]
     record.resolved["kinds"] = plan.measured["kinds"]
-    record.scalars["influence"] = plain(asdict(Influence(tuple(series), tuple(left_out))))
+    record.scalars["influence"] = {"series": [plain(asdict(entry)) for entry in series], "left_out": []}
     return replace(Evaluation.from_record(record), outputs=evaluation.outputs)

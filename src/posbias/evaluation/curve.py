@@ -12,6 +12,7 @@ cannot satisfy both, whatever its form.
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ from posbias.statistics import (
     wilson,
 )
 
+ALPHA = 1 - CONFIDENCE
 SAMPLES_FOR_CLAIM = 6
 """Complete samples below which nothing is compared: with fewer, even samples that all agree do not reach 5 %."""
 AGREEMENT = 1e-9
@@ -58,7 +60,26 @@ is established, so read it beside how many samples would decide."""
 Scores = Float64[np.ndarray, "n_samples n_positions"]
 Independent = Float64[np.ndarray, "n_independent n_positions"]
 """Scores of samples that are independent of one another; clusters of others are averaged to one row."""
+PerSample = Float64[np.ndarray, "n_samples"]
 Weights = Float64[np.ndarray, "n_positions"]
+Sums = Float64[np.ndarray, "n_samples sums"]
+PerSum = Float64[np.ndarray, "sums"]
+
+
+CLUSTER = "cluster"
+"""Name of the table that tells which samples are not independent: they share a number."""
+
+
+def independent(
+    table: Float64[np.ndarray, "n_samples _"], tables: Mapping[str, Scores]
+) -> Float64[np.ndarray, "n_independent _"]:
+    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
+    if CLUSTER not in tables:
+        return table
+    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
+        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])
 
 
 @dataclass(frozen=True)
@@ -131,7 +152,7 @@ def are_shares(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
 
 
-def position_means(scores: Scores, confidence: float = CONFIDENCE, *, highest: float = np.inf) -> tuple[Interval, ...]:
+def position_means(scores: Scores, *, highest: float = np.inf) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
@@ -140,38 +161,68 @@ def position_means(scores: Scores, confidence: float = CONFIDENCE, *, highest: f
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
-        return tuple(wilson(column, confidence) for column in columns)
-    least, most = _limits(scores, np.ones(1))
+        return tuple(map(wilson, columns))
+    ends = {"least": 0.0, "most": min(1.0, highest)} if are_shares(scores) else {"most": highest}
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(
-        mean_of(column).interval(confidence, least=least, most=min(most, highest)) if len(column) else unscored
-        for column in columns
-    )
+    return tuple(mean_of(column).interval(**ends) if len(column) else unscored for column in columns)
 
 
-def compare_to_best(scores: Scores, *, confidence: float = CONFIDENCE) -> Comparison:
-    """Every position against the best one, with the choice of the best accounted for.
+def estimated(sums: Sums, scores: Float64[np.ndarray, "..."], *, largest: float = 1.0) -> Estimate:
+    """The mean of each column of sums of scores, whose largest weight is given.
 
-    The best of several equal positions looks better than it is: intervals and p-values hold for all pairs of positions
-    at once, hence for whichever pair is chosen afterwards.
-
-    Raises:
-        UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
+    Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
+    a difference does not exclude one.
     """
-    complete = complete_samples(scores, "a comparison")
-    n_positions = complete.shape[1]
-    best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
-    differences = []
-    for position in range(n_positions):
-        if position != best:
-            tested = paired_difference(complete[:, position], complete[:, best], (1 - confidence) / pairs)
-            differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
-    return Comparison(best, tuple(differences))
+    found = estimate(sums.mean(axis=0), sums, scale=2 * float(np.abs(scores).max(initial=0.0)))
+    if not is_binary(scores):
+        return found
+    small, least = found.error < largest / len(sums), largest / len(sums)
+    return replace(found, error=np.maximum(found.error, least), skewness=np.where(small, 0.0, found.skewness))
 
 
-def paired_difference(
-    first: Float64[np.ndarray, "n_samples"], second: Float64[np.ndarray, "n_samples"], alpha: float = 1 - CONFIDENCE
-) -> Contrast:
+def bounds_of(
+    sums: Sums,
+    scores: Float64[np.ndarray, "..."],
+    alpha: float,
+    *,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+    reference: float = 0.0,
+    largest: float = 1.0,
+    cautious: bool = True,
+) -> tuple[PerSum, PerSum, PerSum]:
+    """Ends at 1 - alpha of the means of columns, and their two-sided p-values of being `reference`.
+
+    Args:
+        sums: sum[sample, column], weighted sums of scores.
+        scores: These scores. If they are not all 0 and 1, a cautious estimate allows for more skewness than they show.
+        alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
+        limits: Smallest and largest possible mean.
+        reference: Mean that is tested.
+        largest: Largest weight in a sum.
+        cautious: False for one contrast that was planned: Student's test and the one corrected for skewness.
+    """
+    right_or_wrong = is_binary(scores)
+    found = replace(estimated(sums, scores, largest=largest), cautious=cautious and not right_or_wrong)
+    p, (low, high) = found.p(reference), found.ends(1 - alpha, least=limits[0], most=limits[1])
+    if not (cautious and right_or_wrong):
+        agreed = np.ptp(sums, axis=0) <= AGREEMENT * np.abs(sums).max(axis=0)
+        p = np.maximum(p, np.where(agreed, 2.0 ** (1 - len(sums)), 0.0))  # what so many could show at most
+    includes = p >= alpha
+    return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
+
+
+def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Contrast:
+    """Test and interval, covering 1 - alpha, of a contrast over samples (at least 2, no NaN); the weights sum to 0."""
+    sums = (scores @ weights)[:, None]
+    limits = (-math.inf, math.inf)
+    if are_shares(scores):
+        limits = (float(weights[weights < 0].sum()), float(weights[weights > 0].sum()))
+    largest = float(np.abs(weights).max())
+    low, high, p = bounds_of(sums, scores, alpha, limits=limits, largest=largest, cautious=False)
+    return Contrast(Interval(float(sums.mean()), float(low[0]), float(high[0])), float(p[0]))
+
+
+def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Contrast:
     """Mean of `first` less mean of `second` on the same samples (>= 2, no NaN), with an interval that covers 1 - alpha.
 
     Tango's interval and McNemar's exact test if scores are 0 and 1, `contrast_of` otherwise.
@@ -182,54 +233,23 @@ def paired_difference(
     return contrast_of(pair, np.array([1.0, -1.0]), alpha)
 
 
-def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE) -> Contrast:
-    """Test and interval of a contrast over samples: Student's and the one corrected for skewness, at once.
+def compare_to_best(scores: Scores) -> Comparison:
+    """Every position against the best one, with the choice of the best accounted for.
 
-    Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
-    a difference does not exclude one. At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
+    The best of several equal positions looks better than it is: intervals and p-values hold for all pairs of positions
+    at once, hence for whichever pair is chosen afterwards.
+
+    Raises:
+        UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
     """
-    mean = _mean_contrast(scores, weights)
-    values = scores @ weights
-    agree = np.ptp(values) <= AGREEMENT * np.abs(values).max()
-    p = max(float(mean.p()), 2.0 ** (1 - len(scores)) if agree else 0.0)
-    least, most = _limits(scores, weights)
-    interval = mean.interval(1 - alpha, least=least, most=most)
-    return Contrast(interval if p < alpha else interval.including(0.0), p)
-
-
-def _deciding(scores: Scores) -> tuple[float, int]:
-    """A difference of ends and middle, or of two positions, and about how many samples find it with 80 % power.
-
-    The observed one, or DECIDING if it is smaller. Normal quantiles: n = ((z[1 - alpha/2] + z[power]) spread / d)^2.
-    """
-    from scipy.special import ndtri
-
-    n_positions = scores.shape[1]
-    weights = end_weights(n_positions).mean(axis=0) if n_positions > 2 else np.array([-1.0, 1.0])
-    difference = max(DECIDING, abs(float((scores @ weights).mean())))
-    spread = float(_mean_contrast(scores, weights).error) * math.sqrt(len(scores))
-    quantiles = ndtri((1 + CONFIDENCE) / 2) + ndtri(POWER)
-    return difference, math.ceil((quantiles * spread / difference) ** 2)
-
-
-def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
-    """Mean of a contrast over samples, with the least error that so many samples can have."""
-    count, values, scale = len(scores), scores @ weights, float(np.abs(weights).sum() * np.abs(scores).max())
-    mean = float(values.mean())
-    if abs(mean) <= np.finfo(np.float64).eps * len(weights) * scale:
-        mean = 0.0
-    measured = estimate(np.array(mean), values, scale=scale)
-    least = np.abs(weights).max() / count if is_binary(scores) else 0.0
-    if measured.error >= least:
-        return measured
-    return replace(measured, error=np.array(least), skewness=np.zeros(()), freedom=np.array(count - 1.0))
-
-
-def _limits(scores: Float64[np.ndarray, "..."], weights: Weights) -> tuple[float, float]:
-    """The limits within which a weighted sum of such scores must lie; finite if the scores are shares."""
-    if not are_shares(scores):
-        return -np.inf, np.inf
-    return float(weights[weights < 0].sum()), float(weights[weights > 0].sum())
+    complete = complete_samples(scores, "a comparison")
+    best, pairs = int(np.argmax(complete.mean(axis=0))), math.comb(complete.shape[1], 2)
+    differences = []
+    for position, column in enumerate(complete.T):
+        if position != best:
+            tested = paired_difference(column, complete[:, best], ALPHA / pairs)
+            differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
+    return Comparison(best, tuple(differences))
 
 
 @dataclass(frozen=True)
@@ -266,17 +286,13 @@ class PositionCurve(Showing):
     deciding: tuple[float, int] | None = None
     """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
     about how many samples would find it with 80 % power."""
-    gold_tokens: tuple[float, ...] | None = None
-    """Mean token index of the item at each position, if the tokenizer is known."""
     quantity: str = "score"
     """Name of the scores, in words."""
 
     def shown(self) -> Shown:
         """Mean scores with their pointwise intervals, and the findings."""
         findings = self.findings
-        title = ": ".join(
-            [f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples", *findings[:1]]
-        )
+        title = f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples: {findings[0]}"
         facts = {f"finding {number}": text for number, text in enumerate(findings, 1)}
         series = (Series.of_intervals(self.quantity, self.means),)
         return Shown(title, series, self.quantity, places=np.array(self.positions), facts=facts)
@@ -284,7 +300,7 @@ class PositionCurve(Showing):
     @property
     def findings(self) -> tuple[str, ...]:
         """One line for each thing that is established, or is not, every number with its interval or p-value."""
-        if self.shape is None:
+        if self.shape is None or self.comparison is None:
             return (
                 f"{self.n_complete} samples scored at every one of {len(self.positions)} positions: too few for a "
                 f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions",
@@ -293,21 +309,18 @@ class PositionCurve(Showing):
         findings = [f"{SHAPES[self.shape.label]} ({tested})"]
         if (loss := self.middle_loss) is not None:
             findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g})")
-        if self.comparison is not None:
-            worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
-            best = self.positions[self.comparison.best]
-            about = f"position {self.positions[worst.position]} against the best, {best}"
-            if worst.interval.value == 0:
-                about = "all positions have the same mean; differences"
-            findings.append(f"{about}: {worst.interval} jointly over all pairs")
-        return tuple(findings)
+        worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
+        best = self.positions[self.comparison.best]
+        about = f"position {self.positions[worst.position]} against the best, {best}"
+        if worst.interval.value == 0:
+            about = "all positions have the same mean; differences"
+        return (*findings, f"{about}: {worst.interval} jointly over all pairs")
 
 
 def position_curve(
     scores: Scores,
     *,
     positions: Sequence[int],
-    gold_tokens: Sequence[float] | None = None,
     quantity: str = "score",
     highest: float = np.inf,
 ) -> PositionCurve:
@@ -315,7 +328,7 @@ def position_curve(
 
     Args:
         scores: score[sample, position], NaN if an example was skipped.
-        positions, gold_tokens, quantity: As in `PositionCurve`.
+        positions, quantity: As in `PositionCurve`.
         highest: Largest possible score, if scores are no shares: 0 of log-probabilities.
 
     Raises:
@@ -324,28 +337,40 @@ def position_curve(
     columns = tuple(positions)
     if len(columns) != scores.shape[1] or any(later <= earlier for earlier, later in itertools.pairwise(columns)):
         raise UsageError(f"positions must ascend, one for each of the {scores.shape[1]} columns, got {list(columns)}")
-    if gold_tokens is not None and len(gold_tokens) != len(columns):
-        raise UsageError(f"{len(gold_tokens)} token places for {len(columns)} positions; one is needed for each")
     complete = complete_samples(scores)
-    comparison = shape = loss = deciding = None
-    if len(complete) >= SAMPLES_FOR_CLAIM and len(columns) >= 2:
-        shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
-        comparison = compare_to_best(complete)
-        loss = middle_loss(complete) if len(columns) > 2 else None
-        deciding = _deciding(complete) if shape.label == "flat" else None
-    return PositionCurve(
+    curve = PositionCurve(
         positions=columns,
         means=position_means(scores, highest=highest),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),
-        comparison=comparison,
-        shape=shape,
-        middle_loss=loss,
-        deciding=deciding,
-        gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
         quantity=quantity,
     )
+    if len(complete) < SAMPLES_FOR_CLAIM or len(columns) < 2:
+        return curve
+    shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
+    return replace(
+        curve,
+        shape=shape,
+        comparison=compare_to_best(complete),
+        middle_loss=middle_loss(complete) if len(columns) > 2 else None,
+        deciding=_deciding(complete) if shape.label == "flat" else None,
+    )
+
+
+def _deciding(scores: Scores) -> tuple[float, int]:
+    """A difference of ends and middle, or of two positions, and about how many samples find it with 80 % power.
+
+    The observed one, or DECIDING if it is smaller. Normal quantiles: n = ((z[1 - alpha/2] + z[power]) spread / d)^2.
+    """
+    from scipy.special import ndtri
+
+    n_positions = scores.shape[1]
+    weights = end_weights(n_positions).mean(axis=0) if n_positions > 2 else np.array([-1.0, 1.0])
+    found = estimated((scores @ weights)[:, None], scores, largest=float(np.abs(weights).max()))
+    difference, spread = max(DECIDING, abs(float(found.value[0]))), float(found.error[0]) * math.sqrt(len(scores))
+    quantiles = ndtri((1 + CONFIDENCE) / 2) + ndtri(POWER)
+    return difference, math.ceil((quantiles * spread / difference) ** 2)
 
 
 def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
@@ -360,37 +385,29 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     Raises:
         UsageError: below 2 positions or 6 complete samples, positions that do not ascend, or an infinite score.
     """
-    alpha = 1 - CONFIDENCE
     complete = complete_samples(scores, "a shape")
     n_positions = complete.shape[1]
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
-    if len(weights[0]) != n_positions:
-        raise UsageError(f"{len(weights[0])} positions named for {n_positions} columns of scores")
-    linear = contrast_of(complete, weights[0], alpha)
+    linear = contrast_of(complete, weights[0])
     trend = "rising" if linear.value.value > 0 else "falling"
     if n_positions == 2:
-        label = trend if linear.p <= alpha else "flat"
-        return Shape(label, linear.p, 1.0)
-    quadratic = contrast_of(complete, weights[1], alpha)
-    first, last = (contrast_of(complete, row, alpha) for row in end_weights(n_positions))
-    adjusted = holm(np.array([linear.p, quadratic.p]))
+        return Shape(trend if linear.p <= ALPHA else "flat", linear.p, 1.0)
+    first, last = (contrast_of(complete, row) for row in end_weights(n_positions))
+    adjusted = holm(np.array([linear.p, contrast_of(complete, weights[1]).p]))
     p_flat, p_trend = float(adjusted.min()), float(adjusted[0])
     p_u, p_inverted = (max(first.p_one_sided(sign), last.p_one_sided(sign)) for sign in (1, -1))
-    if p_flat > alpha:
+    label = trend if p_trend <= ALPHA else "unclear"
+    if p_flat > ALPHA:
         label = "flat"
-    elif p_u <= alpha:
-        label = "u"
-    elif p_inverted <= alpha:
-        label = "inverted_u"
-    else:
-        label = trend if p_trend <= alpha else "unclear"
+    elif p_u <= ALPHA or p_inverted <= ALPHA:
+        label = "u" if p_u <= ALPHA else "inverted_u"
     return Shape(label, p_flat, p_u)
 
 
-def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> Contrast:
+def middle_loss(scores: Scores) -> Contrast:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
     complete = complete_samples(scores, "a middle", n_positions=3)
-    return contrast_of(complete, end_weights(complete.shape[1]).mean(axis=0), 1 - confidence)
+    return contrast_of(complete, end_weights(complete.shape[1]).mean(axis=0))
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:
@@ -417,7 +434,5 @@ def end_weights(n_positions: int) -> Float64[np.ndarray, "two n_positions"]:
     size = max(1, n_positions // END_SHARE)
     first = np.zeros(n_positions)
     first[size : n_positions - size] = -1 / (n_positions - 2 * size)
-    last = first.copy()
     first[:size] = 1 / size
-    last[-size:] = 1 / size
-    return np.stack([first, last])
+    return np.stack([first, first[::-1]])

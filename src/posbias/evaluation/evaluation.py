@@ -1,21 +1,14 @@
-"""The results of `evaluate`: answers of a model to one task, at one length or several, as stored and as read back.
+"""The result of `evaluate`: answers of a model to one task, as stored and as read back.
 
 The record has the verb "evaluate". Arrays: `positions` [n_positions] int64; `scores/NAME` [n_samples n_positions], NaN
 if there is none, NAME as in `Evaluation.tables`; with influence on the same prompts `influence/SOURCE[/KIND]/WHAT`
-[n_samples n_positions], shares of a prompt's influence. Scalars: the fields of `Evaluation` under their names, curves
-as `PositionCurve`. The texts go beside it, one JSON object per line. Several lengths (verb "evaluate_lengths") are an
-evaluation each, with their arrays below LENGTH/.
-
-The effective length is a lower bound. A length is reached if the worst depth's low end is at least the threshold, and
-all shorter lengths are reached. No correction for the number of cells is due: to claim too much, the worst cell of the
-first length that truly fails would have to pass its own test, which happens in at most 5 % of runs, in 2.9 % at the
-threshold 0.8 (`tests/evaluation/test_lengths.py` computes it exactly).
+[n_samples n_positions], shares of a prompt's influence. Scalars: the fields of `Evaluation` under their names. The
+texts go beside it, one JSON object per line.
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,39 +16,25 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import InstanceOf
 
-from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import (
-    DECIDING,
-    SAMPLES_FOR_CLAIM,
-    Independent,
-    PositionCurve,
-    Scores,
-    complete_samples,
-    position_means,
-)
-from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement, levels_of
-from posbias.evaluation.options import EvaluateOptions
+from posbias.evaluation.curve import Independent, PositionCurve, Scores, independent
+from posbias.evaluation.levels import Requirement, RequirementCheck, check_requirement
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
-from posbias.evaluation.samples import independent
 from posbias.files import write_file
-from posbias.results.records import Record, plain, read_record, remove_record
+from posbias.results.records import Record, read_record, remove_record
 from posbias.results.result import RESULTS, Result, from_stored, result_of
 from posbias.results.showing import Shown
-from posbias.runs.parts import below
-from posbias.statistics import CONFIDENCE, POWER, Interval, StoredInterval, StoredNumber
-from posbias.tasks.language import LanguageTask
+from posbias.statistics import StoredInterval, StoredNumber
 
 MEASURES = {
     "accuracy": "accuracy",
     "values_found": "share of the values found",
     "logprob": "log-probability of the answer per token (nats)",
     "reciprocal_rank": "1 / rank of the answer's first token",
-    "starts": "answers that begin with the right one",
 }
 """Names of the measures in words."""
-GENERATED = ("accuracy", "values_found", "starts")
+GENERATED = ("accuracy", "values_found")
 """Measures that rest on generated answers."""
 OUTPUTS_FILE = "outputs.jsonl"
 LENGTHS = "evaluate_lengths"
@@ -100,10 +79,9 @@ class RankCorrelation:
 
 @dataclass(frozen=True)
 class Correlations:
-    """How two curves over positions hang together."""
+    """How two curves over positions hang together: a correlation for each of `correlate.CONTROLS`."""
 
     correlations: tuple[RankCorrelation, ...]
-    """One for each of `correlate.CONTROLS`."""
     n_positions: int
     n_samples: int
 
@@ -117,7 +95,7 @@ class InfluenceSeries:
     """A series of influence over positions, with its correlations."""
 
     source: str
-    """"measured", or a theory."""
+    """"measured"; in records of older runs a theory, too."""
     kind: str | None
     what: str
     """"gold" (the answer's item) or "place" (a position where another item stands)."""
@@ -133,20 +111,6 @@ class InfluenceSeries:
         """Name of its array in a record."""
         return "/".join(["influence", *filter(None, (self.source, self.kind, self.what))])
 
-    @property
-    def measured(self) -> bool:
-        """True for a measurement, False for a theory's prediction."""
-        return self.source == "measured"
-
-
-@dataclass(frozen=True)
-class Influence:
-    """Influence of items on the prompts of an evaluation, and how it hangs together with the answers."""
-
-    series: tuple[InfluenceSeries, ...]
-    left_out: tuple[str, ...]
-    """Theories that do not apply, and why."""
-
 
 @RESULTS.register("evaluate")
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,6 +118,7 @@ class Evaluation(Result):
     """Answers of a model to one task, by the position of the item that they need."""
 
     drawn_by: ClassVar = "posbias.evaluation.page:evaluation_report"
+    said_by: ClassVar = "posbias.evaluation.page:verdict_of"
     record: InstanceOf[Record]
     task: str = ""
     """Literal spelling; the names of files are cut to their last part."""
@@ -166,11 +131,10 @@ class Evaluation(Result):
     tables: Mapping[str, InstanceOf[np.ndarray]] = field(default_factory=dict)
     """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 if it was), `starts` (1 if the answer begins with the right one), `cut` (1 if it was cut off
-    before what the task's rule reads was complete), and what a task notes beside (`LanguageTask.noted`); NaN if there
-    is none."""
+    `too_long` (1 if it was), `cut` (1 if it was cut off before what the task's rule reads was complete), and what a
+    task notes beside (`LanguageTask.noted`); NaN if there is none."""
     curves: Mapping[str, PositionCurve] = field(default_factory=dict)
-    """A curve with its statistics for every measure: accuracy, log-probability per token, 1 / rank."""
+    """A curve with its statistics for every measure that answers decide."""
     max_tokens: int | None = None
     thinking_tokens: int = 0
     responder: Mapping[str, Any] = field(default_factory=dict)
@@ -197,8 +161,8 @@ class Evaluation(Result):
     """Oddities of samples, as of `samples.notices_of`."""
     requirement: RequirementCheck | None = None
     """The bound that was required, checked; None if there was none."""
-    influence: Influence | None = None
-    """Influence on the same prompts, if it was measured."""
+    series: tuple[InfluenceSeries, ...] = ()
+    """Influence on the same prompts and how it hangs together with the answers, if it was measured."""
     reused: int = 0
     """Samples that were there, finished."""
     seconds: float = 0.0
@@ -212,7 +176,6 @@ class Evaluation(Result):
     def from_record(cls, record: Record) -> "Evaluation":
         """The evaluation that a record holds."""
         scalars, arrays = record.scalars, record.arrays
-        curves = {name: {**curve, "quantity": MEASURES.get(name, name)} for name, curve in scalars["curves"].items()}
         read = {
             **record.resolved,
             **{name: scalars[name] for name in ("n_items", "skipped", "cut_off", "examples")},  # none may be missing
@@ -220,7 +183,7 @@ class Evaluation(Result):
             "record": record,
             "positions": record.resolved["positions"],
             "tables": {name.removeprefix(SCORES): table for name, table in arrays.items() if name.startswith(SCORES)},
-            "curves": curves,
+            "series": (scalars.get("influence") or {}).get("series", ()),
         }
         return from_stored(cls, read)
 
@@ -246,11 +209,6 @@ class Evaluation(Result):
         """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
         return "" if self.reading is None else self.reading.withheld
 
-    @property
-    def series(self) -> tuple[InfluenceSeries, ...]:
-        """The series of influence that were measured on the same prompts."""
-        return self.influence.series if self.influence else ()
-
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
         return check_requirement(require, measures_of(self.tables), self.withheld, arm=str(self.source or ""))
@@ -267,19 +225,9 @@ class Evaluation(Result):
         return model.get("source") if isinstance(model, Mapping) else model
 
     @property
-    def local(self) -> bool:
-        """True if the model ran in this process."""
-        return self.responder.get("kind") == "local"
-
-    @property
     def refused(self) -> list[Unjudged]:
         """Examples that a server refused, such as by a content filter."""
         return [prompt for prompt in self.unjudged if prompt.reason == REFUSED]
-
-    @property
-    def answered(self) -> int:
-        """Examples that were answered: neither too long nor refused."""
-        return self.examples - sum(self.skipped.values()) - len(self.refused)
 
 
 def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
@@ -293,7 +241,6 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
             "values_found": tables["found"],
             "logprob": tables["logprob"] / tables["answer_tokens"],
             "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
-            "starts": tables.get("starts", np.full_like(tables["correct"], np.nan)),
         }
     return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
 
@@ -304,13 +251,11 @@ def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
     return np.full_like(first_rank, np.nan) if unknown.any() else np.asarray(1 / first_rank)
 
 
-@checked
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     """Write `Evaluation.outputs`, one JSON object per line; the record of an older run, with others, goes first."""
-    path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     remove_record(directory)
-    return write_file(path, lines.encode())
+    return write_file(directory / OUTPUTS_FILE, lines.encode())
 
 
 def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "posbias evaluate") -> Evaluation:
@@ -335,212 +280,3 @@ def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "p
     evaluation = result_of(record)
     assert isinstance(evaluation, Evaluation)
     return evaluation
-
-
-@dataclass(frozen=True)
-class LengthLevel:
-    """Accuracy at one length."""
-
-    length: int
-    """Tokens asked for."""
-    n_complete: int
-    """Samples answered at every depth."""
-    worst: Interval
-    """Accuracy at the worst depth; its high end holds jointly over all cells."""
-    worst_depth: float
-    """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
-    mean: Interval
-    withheld: str = ""
-    """Why its answers decide nothing, as `Reading.withheld`; empty if they decide."""
-
-    def reaches(self, threshold: float) -> bool | None:
-        """True if it has this accuracy at every depth; None: not decided."""
-        if self.withheld:
-            return None
-        if self.worst.low >= threshold:
-            return True
-        return False if self.worst.high < threshold else None
-
-    def deciding(self, threshold: float) -> int:
-        """About how many samples would tell the worst depth from a threshold with 80 % power, were it as estimated.
-
-        Normal quantiles: n = ((z[1 - alpha/2] sqrt(t (1 - t)) + z[power] sqrt(p (1 - p))) / (p - t))^2; a p nearer to t
-        than DECIDING is taken to be that far.
-        """
-        from scipy.special import ndtri
-
-        share, distance = self.worst.value, max(DECIDING, abs(self.worst.value - threshold))
-        spreads = (math.sqrt(value * (1 - value)) for value in (threshold, share))
-        quantiles = ndtri((1 + CONFIDENCE) / 2), ndtri(POWER)
-        return math.ceil((sum(map(math.prod, zip(quantiles, spreads, strict=True))) / distance) ** 2)
-
-
-@dataclass(frozen=True)
-class EffectiveLength:
-    """The length up to which accuracy is at least the threshold at every depth, so far as the samples decide it."""
-
-    threshold: float
-    at_least: int
-    """Longest length that is reached (tokens); 0 if none is."""
-    by_estimate: int
-    """The same by the estimates alone."""
-    below: int | None
-    """The length after it, if its worst depth is established to lie below the threshold."""
-    undecided: int | None
-    """The length after it, if the samples decide neither."""
-
-
-@RESULTS.register(LENGTHS)
-@dataclass(frozen=True, eq=False, repr=False)
-class LengthEvaluation(Result):
-    """Answers of a model to one task at several lengths: an evaluation each, and what they say together."""
-
-    drawn_by: ClassVar = "posbias.evaluation.page:length_report"
-    record: InstanceOf[Record]
-    task: str = ""
-    threshold: float = 0.8
-    """Accuracy that the effective length asks for at every depth."""
-    depths: tuple[float, ...] = ()
-    """Depths of the columns, 0 (begin) to 1 (end)."""
-    not_evaluated: tuple[int, ...] = ()
-    """Longer lengths, from the first that is too long for the model throughout."""
-    at: Mapping[int, InstanceOf[Evaluation]] = field(default_factory=dict)
-    """The evaluation at each length, ascending, without its texts if it was read back."""
-    requirement: RequirementCheck | None = None
-    """The bound that was required, checked; None if there was none."""
-    found: ClassVar[bool] = False
-
-    @classmethod
-    def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The evaluations that a record holds."""
-        at = {
-            int(length): Evaluation.from_record(
-                Record("evaluate", {}, **part, arrays=below(record.arrays, f"{length}/"), seeds=record.seeds)
-            )
-            for length, part in record.scalars["at"].items()
-        }
-        return from_stored(cls, {**record.resolved, **record.scalars, "record": record, "at": at})
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths that were evaluated, ascending."""
-        return tuple(self.at)
-
-    @property
-    def reused(self) -> int:
-        """Samples that were there, finished."""
-        return sum(evaluation.reused for evaluation in self.at.values())
-
-    @property
-    def too_long(self) -> dict[int, int]:
-        """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
-        tables = {length: evaluation.tables["too_long"] for length, evaluation in self.at.items()}
-        lost = {length: int((table > 0).any(axis=1).sum()) for length, table in tables.items()}
-        lost |= {length: len(next(iter(tables.values()))) for length in self.not_evaluated}
-        return {length: samples for length, samples in lost.items() if samples}
-
-    @cached_property
-    def levels(self) -> list[LengthLevel]:
-        """The level of every length; high ends hold jointly over all lengths that were asked for."""
-        curves = len(self.at) + len(self.not_evaluated)
-        return [_level(length, evaluation, self.depths, curves=curves) for length, evaluation in self.at.items()]
-
-    @property
-    def effective_length(self) -> EffectiveLength:
-        """The length up to which accuracy is high enough."""
-        return effective_length(self.levels, self.threshold)
-
-    @cached_property
-    def cells(self) -> dict[int, tuple[Interval, ...]]:
-        """Accuracy of every length and depth, each with its own interval."""
-        return {length: position_means(evaluation.right) for length, evaluation in self.at.items()}
-
-    def shown(self) -> Shown:
-        """The effective length."""
-        return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens", facts=self.facts())
-
-    def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on the effective length, or on the worst cell."""
-        if require.what == EFFECTIVE_LENGTH:
-            effective = self.effective_length
-            value = Interval(effective.by_estimate, effective.at_least, np.inf)
-            return RequirementCheck.of(require, EFFECTIVE_LENGTH, value)
-        if require.what != "worst":
-            raise UsageError(f"requirement {require}: allowed with several lengths: worst, {EFFECTIVE_LENGTH}")
-        ends = [level.worst for level in self.levels]
-        value = Interval(*(min(getattr(end, name) for end in ends) for name in ("value", "low", "high")))
-        withheld = "; ".join(f"at {level.length} tokens {level.withheld}" for level in self.levels if level.withheld)
-        return RequirementCheck.of(require, "accuracy", value, withheld=withheld)
-
-
-def length_evaluation(
-    evaluations: Mapping[int, Evaluation], *, task: str, options: EvaluateOptions, depths: tuple[float, ...]
-) -> LengthEvaluation:
-    """The result of evaluations of one task at ascending lengths, each at as many depths.
-
-    Lengths are missing from the first that is too long throughout.
-    """
-    first = next(iter(evaluations.values()))
-    resolved = {name: fact for name, fact in first.record.resolved.items() if name not in ("positions", "fingerprint")}
-    resolved |= {
-        "title": f"{first.source or 'model'}: {task}",
-        "task": task,
-        "lengths": list(evaluations),
-        "not_evaluated": [length for length in options.lengths if length not in evaluations],
-        "depths": list(depths),
-        "threshold": options.threshold,
-        "related": {f"{length} tokens": f"length-{length}/report.html" for length in evaluations},
-    }
-    record = Record(LENGTHS, {}, resolved, {"at": {}}, seeds=dict(first.record.seeds))
-    for length, evaluation in evaluations.items():
-        part = evaluation.record
-        record.scalars["at"][str(length)] = {"resolved": part.resolved, "scalars": part.scalars}
-        record.arrays |= {f"{length}/{name}": table for name, table in part.arrays.items()}
-    found = LengthEvaluation.from_record(record)
-    record.scalars["levels"] = [plain(asdict(level)) for level in found.levels]
-    record.scalars["effective_length"] = plain(asdict(found.effective_length))
-    return replace(found, at=evaluations)
-
-
-def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curves: int) -> LengthLevel:
-    scores: Scores = evaluation.right
-    means, n_complete = [cell.value for cell in position_means(scores)], len(complete_samples(scores))
-    worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
-    if n_complete >= SAMPLES_FOR_CLAIM:
-        levels = levels_of(scores, curves=curves)
-        worst, mean = levels.worst, levels.mean
-    return LengthLevel(length, n_complete, worst, depths[int(np.nanargmin(means))], mean, evaluation.withheld)
-
-
-def effective_length(levels: Sequence[LengthLevel], threshold: float) -> EffectiveLength:
-    """The bound of ascending lengths: the last before the first that is not reached."""
-    reached = [level.reaches(threshold) is True for level in levels]
-    likely = [level.worst.value >= threshold and not level.withheld for level in levels]
-    n_reached, n_likely = ([*passed, False].index(False) for passed in (reached, likely))
-    following = levels[n_reached] if n_reached < len(levels) else None
-    fails = following is not None and following.reaches(threshold) is False
-    lengths = [0, *(level.length for level in levels)]
-    return EffectiveLength(
-        threshold=threshold,
-        at_least=lengths[n_reached],
-        by_estimate=lengths[n_likely],
-        below=following.length if following is not None and fails else None,
-        undecided=None if following is None or fails else following.length,
-    )
-
-
-def depths_of(tasks: Mapping[int, LanguageTask], options: EvaluateOptions) -> tuple[float, ...]:
-    """The depths of the columns, 0 to 1, as the longest prompts have them: with fewer items they are nearly the same.
-
-    Raises:
-        UsageError: lengths at which another number of positions would be evaluated.
-    """
-    positions = {length: options.positions_of(task) for length, task in tasks.items()}
-    if len({len(columns) for columns in positions.values()}) > 1:
-        counts = ", ".join(f"{len(columns)} at {length}" for length, columns in positions.items())
-        fewest = min(len(columns) for columns in positions.values())
-        raise UsageError(
-            f"evaluate: lengths need as many positions at each, got {counts}; --positions 'spread({fewest})'"
-        )
-    longest = max(positions)
-    return tuple(position / max(1, tasks[longest].n_items - 1) for position in positions[longest])

@@ -11,22 +11,11 @@ from typing import Any
 import numpy as np
 
 from posbias.evaluation.comparison import Compared, EvaluationComparison
-from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
+from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
-from posbias.results.figures import (
-    GREEN,
-    MEASURED,
-    RUNS,
-    SKY,
-    YELLOW,
-    Curve,
-    Figure,
-    Stroke,
-    interval_curves,
-    theory_strokes,
-)
+from posbias.results.figures import MEASURED, RUNS, Curve, Figure, interval_curves
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import CONTROL_TOKENS, Report, first_of, quoted
 from posbias.results.tables import Table
@@ -36,8 +25,7 @@ from posbias.tasks.language.base import NOTICES
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
     "most, and correlated over the positions of all of them. Bootstrap draws take the samples of each anew, those "
-    "that several share together; permutations move positions within each. In the pictures of single measurements "
-    "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
+    "that several share together; permutations move positions within each."
 )
 CORRELATION_CAVEAT = (
     "A rank correlation over positions is nearly automatic if both curves fall or bend alike; the partial ones hold "
@@ -55,10 +43,6 @@ CONTROLLED = {
     "ends": "distance to the nearer end held fixed",
     "position_and_ends": "both held fixed",
 }
-INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
-"""Strokes of measured kinds, none a theory's."""
-TIE_RANGE = (0.02, 20.0)
-"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
 NOTICED = {
     "gold_without_answer": "a model that reads only that passage cannot be right there",
     "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
@@ -67,13 +51,10 @@ NOTICED = {
     "thoughts_left_out": "it answers without having read them",
 }
 """What follows from a notice (`NOTICES` says what it is)."""
-ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
-"""Measures that can be drawn as multiples of their mean: none is negative."""
 
 
 def correlation_report(result: InfluenceCorrelation) -> Report:
-    """What is correlated, the correlations over all measurements, and the pictures of each."""
-    pictures = figures(result)
+    """What is correlated, and the correlations over all measurements."""
     cells = [[group.title, str(group.n_samples), " ".join(map(str, group.positions))] for group in result.groups]
     over = "" if len(result.groups) == 1 else ", all measurements pooled"
     tables = [
@@ -90,11 +71,9 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[correlation_verdict(result.pooled) or nothing],
-        picture=pictures[:1],
         summary=tables[:2],
         notices=[*(f"No conclusion from the generated answers of {reason}." for reason in result.withheld), *noticed],
         caveats=[CORRELATION_CAVEAT],
-        figures=pictures[1:],
         note=NOTE,
         tables=tables[2:],
         left_out=reasons(result),
@@ -116,15 +95,10 @@ def reasons(result: InfluenceCorrelation) -> list[str]:
     return reasons
 
 
-def figures(result: InfluenceCorrelation) -> list[Figure]:
-    """Every run's own curves."""
-    drawn = [influence_figure(f"correlation-{number}", group) for number, group in enumerate(result.groups)]
-    return [figure for figure in drawn if figure.curves]
-
-
 def series_name(series: InfluenceSeries) -> str:
     """Name of a series of influence in words."""
-    name = f"influence ({label(KINDS, str(series.kind))})" if series.measured else label(THEORIES, series.source)
+    kind = label(KINDS, str(series.kind))
+    name = f"influence ({kind})" if series.source == "measured" else label(THEORIES, series.source)
     return f"{name}: {WHAT[series.what]}"
 
 
@@ -148,7 +122,7 @@ def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> lis
 
 def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
     """Whether more influence goes with better answers: the first measured series that has a correlation."""
-    for entry in filter(lambda entry: entry.measured, series):
+    for entry in filter(lambda entry: entry.source == "measured", series):
         for correlations in entry.correlations.values():
             plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
             if np.isnan(plain.value.value):
@@ -161,35 +135,6 @@ def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
             limit = "beyond position and ends" if partial.established else "though position alone may explain it"
             return f"Positions with more influence are answered {better}, {limit}: {numbers}."
     return None
-
-
-def influence_figure(slug: str, group: MeasuredGroup) -> Figure:
-    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
-    series, means = group.series, group.means
-    lines = [(label(MEASURES, name), means[name], stroke) for name, stroke in ON_ONE_SCALE.items() if name in means]
-    theories = theory_strokes([entry.source for entry in series if not entry.measured])
-    kinds = list(dict.fromkeys(entry.kind for entry in series if entry.measured))
-    of_answers = {(entry.source, entry.kind) for entry in series if entry.what == "gold"}
-    for entry in series:
-        stroke = theories[entry.source] if not entry.measured else INFLUENCES[kinds.index(entry.kind) % len(INFLUENCES)]
-        if entry.what == "place" and (entry.source, entry.kind) in of_answers:
-            stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
-        lines.append((series_name(entry), entry.means, stroke))
-    curves: list[Curve] = []
-    for name, by_position, stroke in lines:
-        values = [mean.value for mean in by_position if not np.isnan(mean.value)]
-        if values and np.mean(values) > 0:
-            curves += interval_curves(name, group.positions, by_position, stroke, unit=float(np.mean(values)))
-    return Figure(
-        slug,
-        f"{group.title}: what weighs, and what is used, by position (each as a multiple of its mean)",
-        axis_of(group.n_items),
-        "multiple of the mean over positions",
-        tuple(curves),
-        markers=True,
-        log_range=TIE_RANGE,
-        linear_range=(0.0, 4.0),
-    )
 
 
 PAIRED_NOTE = (

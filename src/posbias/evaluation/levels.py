@@ -30,13 +30,15 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
-    AGREEMENT,
+    ALPHA,
     HIGHEST,
     SAMPLES_FOR_CLAIM,
     Contrast,
     Independent,
+    PerSample,
     Scores,
     are_shares,
+    bounds_of,
     complete_samples,
     contrast_of,
     is_binary,
@@ -50,11 +52,9 @@ from posbias.statistics import (
     StoredNumber,
     bounded_mean,
     detectable,
-    estimate,
     mean_of,
 )
 
-ALPHA = 1 - CONFIDENCE
 GRAMMAR = re.compile(
     r"\s*(?P<what>[a-z_]+)\s*(?P<sign>>=|<=)\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
 )
@@ -65,8 +65,7 @@ BOUNDED = (*LEVELS, EFFECTIVE_LENGTH)
 """Numbers that may be required: the worst position, the mean over positions, best minus worst; and, of an evaluation at
 several lengths, the longest at which accuracy is high enough."""
 
-Gaps = Float64[np.ndarray, "n_samples pairs"]
-PerPair = Float64[np.ndarray, "pairs"]
+Table = Float64[np.ndarray, "rows columns"]
 
 
 @dataclass(frozen=True)
@@ -95,19 +94,26 @@ class Requirement:
             raise UsageError(f"requirement {text!r}: allowed: {', '.join(BOUNDED)}, >= or <=, and a number: worst>=0.6")
         return cls(match["what"], match["sign"] == ">=", float(match["number"]))
 
-    def check_possible(self, *, generated: bool) -> None:
-        """Refuse a bound that lies outside what it bounds: accuracies, or log-probabilities if nothing is generated."""
+    def check_possible(self, *, generated: bool, several_lengths: bool) -> None:
+        """Refuse a bound on what no result of an evaluation has, or outside what that can be."""
+        allowed = ("worst", EFFECTIVE_LENGTH) if several_lengths else LEVELS
+        if self.what not in allowed:
+            lengths = "several lengths" if several_lengths else "one length (--lengths 1024,4096 asks for several)"
+            raise UsageError(f"require {self}: allowed: {', '.join(allowed)}, with {lengths}")
         least, most = (0.0, 1.0) if generated else (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
         if self.what == EFFECTIVE_LENGTH or least <= self.number <= most:
             return
         if generated:
             raise UsageError(f"require {self}: accuracies lie in 0 ... 1, and so must the bound")
-        allowed = "at least 0" if self.what == "spread" else "at most 0"
-        raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {allowed}")
+        bound = "at least 0" if self.what == "spread" else "at most 0"
+        raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {bound}")
 
-    def met(self, value: Interval) -> bool:
-        """True if the safe end of the interval meets it."""
-        return value.low >= self.number if self.at_least else value.high <= self.number
+    def check(self, value: Interval, measure: str, *, arm: str = "", withheld: str = "") -> "RequirementCheck":
+        """The check of a number: the safe end of its interval must meet it. One that is withheld is not told."""
+        met = (value.low >= self.number if self.at_least else value.high <= self.number) and not withheld
+        told = UNKNOWN if withheld else value
+        low, high = (end if np.isfinite(end) else None for end in (told.low, told.high))
+        return RequirementCheck(str(self), met, told.value, low, high, measure, arm, withheld)
 
     def __str__(self) -> str:
         return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
@@ -131,16 +137,6 @@ class RequirementCheck:
     withheld: str = ""
     """Why answers decide nothing, so that it is not met; empty if they decide."""
 
-    @classmethod
-    def of(
-        cls, require: Requirement, measure: str, value: Interval, *, arm: str = "", withheld: str = ""
-    ) -> "RequirementCheck":
-        """The check of a number; one that is withheld is not told."""
-        told = UNKNOWN if withheld else value
-        low, high = (end if np.isfinite(end) else None for end in (told.low, told.high))
-        met = require.met(value) and not withheld
-        return cls(str(require), met, told.value, low, high, measure, arm, withheld)
-
     @property
     def interval(self) -> Interval:
         """The number with the ends of its interval."""
@@ -158,7 +154,7 @@ def check_requirement(
     scores, value = measures.get(measure), UNKNOWN
     if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
         value = getattr(levels_of(scores, highest=HIGHEST.get(measure, np.inf)), require.what)
-    return RequirementCheck.of(require, measure, value, arm=arm, withheld=withheld if measure == "accuracy" else "")
+    return require.check(value, measure, arm=arm, withheld=withheld if measure == "accuracy" else "")
 
 
 def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Levels:
@@ -193,38 +189,10 @@ def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Le
     return Levels(mean, worst, Interval(float(gaps.mean(axis=0).max()), *ends))
 
 
-def gaps_of(scores: Scores) -> Gaps:
+def gaps_of(scores: Scores) -> Float64[np.ndarray, "n_samples pairs"]:
     """First minus second of all ordered pairs of positions."""
     first, second = np.nonzero(~np.eye(scores.shape[1], dtype=bool))
     return np.asarray(scores[:, first] - scores[:, second])
-
-
-def bounds_of(
-    values: Gaps, scores: Scores, alpha: float, *, limit: float = math.inf, reference: float = 0.0
-) -> tuple[PerPair, PerPair, PerPair]:
-    """Ends at 1 - alpha of the means of columns, and their two-sided p-values of being `reference`.
-
-    Args:
-        values: value[sample, column], sums and differences of scores.
-        scores: These scores. If they are 0 and 1, the error is at least that of one sample which differs, as in
-            every contrast of such scores; if they are others, the estimate is cautious about skewness.
-        alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
-        limit: Largest size of a mean.
-        reference: Mean that is tested.
-    """
-    count, agreed = len(values), np.zeros(values.shape[1], dtype=bool)
-    estimated = estimate(values.mean(axis=0), values, scale=2 * float(np.abs(scores).max(initial=0.0)))
-    if is_binary(scores):
-        small = estimated.error < 1 / count
-        error, skewness = np.where(small, 1 / count, estimated.error), np.where(small, 0.0, estimated.skewness)
-        estimated = replace(estimated, error=error, skewness=skewness)
-    else:
-        estimated = replace(estimated, cautious=True)
-        agreed = np.ptp(values, axis=0) <= AGREEMENT * np.abs(values).max(axis=0)
-    p = np.maximum(estimated.p(reference), np.where(agreed, 2.0 ** (1 - count), 0.0))  # what so many could show at most
-    low, high = estimated.ends(1 - alpha, least=-limit, most=limit)
-    includes = p >= alpha
-    return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
 MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
@@ -237,9 +205,6 @@ LEAST_SCALE = 1.0
 """Smallest size, in units of the scores, of the rare changes that a gain must outweigh: one answer, or one nat."""
 SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
-
-Table = Float64[np.ndarray, "rows columns"]
-PerSample = Float64[np.ndarray, "n_samples"]
 
 
 @dataclass(frozen=True)
@@ -294,23 +259,16 @@ def _limit(scores: Float64[np.ndarray, "..."]) -> float:
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     """The changes at all endpoints, on the same complete samples without the method and with it."""
     scores, n_positions = np.hstack([before, after]), before.shape[1]
-    joint = ALPHA / n_positions
-    if is_binary(scores):
-        pairs = (paired_difference(new, old, joint) for new in after.T for old in before.T)
-        numbers = [[pair.value.value, pair.value.low, pair.value.high, pair.p] for pair in pairs]
-        value, low, high, p = np.array(numbers).T.reshape(4, n_positions, n_positions)
-        weights = np.repeat([-1.0, 1.0], n_positions) / n_positions
-        whole = change_between(after[:, 0], before[:, 0]) if n_positions == 1 else contrast_of(scores, weights)
-    elif np.array_equal(before, after):
+    binary = is_binary(scores)
+    if not binary and np.array_equal(before, after):
         return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
-    else:
-        gaps = (after[:, :, None] - before[:, None]).reshape(len(before), -1)
-        bounds = gaps.mean(axis=0), *bounds_of(gaps, scores, joint, limit=_limit(scores))
-        value, low, high, p = (part.reshape(n_positions, n_positions) for part in bounds)
-        whole = change_between(after.mean(axis=1), before.mean(axis=1))
+    value, low, high, p = _all_pairs(after, before, ALPHA / n_positions)
+    whole = change_between(after.mean(axis=1), before.mean(axis=1))
+    if binary and n_positions > 1:
+        whole = contrast_of(scores, np.repeat([-1.0, 1.0], n_positions) / n_positions)
     worst, spread = _saddle(value, low, high, p, n_positions), _spread_change(before, after)
     rare = [_unseen(worst.value.value, scores, n_positions), _unseen(whole.value.value, scores)]
-    if is_binary(scores):  # McNemar's test is exact: of single positions
+    if binary:  # McNemar's test is exact: of single positions
         rare = [0.0, rare[1] if n_positions > 1 else 0.0]
     best = int(np.argmax(before.mean(axis=0)))
     fallen = Interval(*(float(table[best, best]) for table in (value, low, high)))
@@ -322,14 +280,23 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     }
 
 
+def _all_pairs(after: Scores, before: Scores, alpha: float, reference: float = 0.0) -> tuple[Table, ...]:
+    """Every column of `after` less every one of `before`: means, their ends at 1 - alpha, p-values of `reference`."""
+    scores, shape = np.hstack([before, after]), (after.shape[1], before.shape[1])
+    if is_binary(scores) and not reference:
+        pairs = [paired_difference(new, old, alpha) for new in after.T for old in before.T]
+        rows = np.array([[pair.value.value, pair.value.low, pair.value.high, pair.p] for pair in pairs]).T
+    else:
+        gaps, limit = (after[:, :, None] - before[:, None]).reshape(len(before), -1), _limit(scores)
+        bounds = bounds_of(gaps, scores, alpha, limits=(-limit, limit), reference=reference)
+        rows = np.array([gaps.mean(axis=0), *bounds])
+    return tuple(rows.reshape(4, *shape))
+
+
 def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Contrast:
     """Mean of one number per sample less that of another, tested against a difference of `reference`."""
-    scores = np.column_stack([after, before])
-    if is_binary(scores) and not reference:
-        return paired_difference(after, before)
-    values = (after - before)[:, None]
-    low, high, p = bounds_of(values, scores, ALPHA, limit=_limit(scores), reference=reference)
-    return Contrast(Interval(float(values.mean()), float(low[0]), float(high[0])), float(p[0]))
+    value, low, high, p = (float(t[0, 0]) for t in _all_pairs(after[:, None], before[:, None], ALPHA, reference))
+    return Contrast(Interval(value, low, high), p)
 
 
 def confirmed_between(after: PerSample, before: PerSample) -> Contrast:

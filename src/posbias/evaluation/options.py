@@ -4,6 +4,7 @@
 heavy is imported here: the command line makes its flags from these fields.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from annotated_types import Interval
 
 from posbias.checks import Count, CountOrZero, Flag, Later, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import UsageError
-from posbias.registry import parse_literal_call, split_literals, split_numbers
+from posbias.registry import split_literals, split_numbers
 
 if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement
@@ -94,7 +95,7 @@ class EvaluateOptions:
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
         if self.require is not None:
-            self.check_requirement(self.require)
+            self.require.check_possible(generated=self.generate, several_lengths=bool(self.lengths))
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
 
@@ -103,16 +104,6 @@ class EvaluateOptions:
         for name in ("lengths", "methods"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
-
-    def check_requirement(self, require: Requirement) -> None:
-        """Refuse a bound that no result of these settings has a number for."""
-        from posbias.evaluation.levels import EFFECTIVE_LENGTH, LEVELS
-
-        allowed = ("worst", EFFECTIVE_LENGTH) if self.lengths else LEVELS
-        if require.what not in allowed:
-            lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
-            raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
-        require.check_possible(generated=self.generate)
 
     def following(self, task: "LanguageTask") -> "EvaluateOptions":
         """These settings with the count for one task, whose file, if it has one, is read and checked without a model.
@@ -143,13 +134,10 @@ class EvaluateOptions:
         text = self.positions.strip()
         if text == "all":
             return task.positions()
-        if text.startswith("spread"):
-            name, values, keywords = parse_literal_call(text, "positions")
-            if name == "spread" and not keywords and len(values) <= 1:
-                most = values[0] if values else SPREAD_POSITIONS
-                most = checked_value("positions: spread", most, Count)
-                spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
-                return tuple(sorted({int(position) for position in spread}))
+        if (spread := re.fullmatch(r"spread(?:\s*\(\s*(\d*)\s*\))?", text)) is not None:
+            most = checked_value("positions: spread", int(spread[1] or SPREAD_POSITIONS), Count)
+            places = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
+            return tuple(sorted({int(place) for place in places}))
         try:
             chosen = [int(part) for part in text.split(",")]
         except ValueError:

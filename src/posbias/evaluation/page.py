@@ -6,17 +6,16 @@ from collections import Counter
 
 import numpy as np
 
-from posbias.evaluation.correlate import MeasuredGroup
 from posbias.evaluation.curve import PositionCurve
-from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
 from posbias.evaluation.finished_page import (
     CORRELATION_CAVEAT,
     axis_of,
     correlation_tables,
     correlation_verdict,
-    influence_figure,
     notice_sentences,
 )
+from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
 from posbias.results.figures import MEASURED, RUNS, Figure, HeatMap, interval_curves
@@ -45,7 +44,6 @@ MEASURE_WORDS = {
     "values_found": "share of values found",
     "logprob": "log-probability per token",
     "reciprocal_rank": "1 / rank",
-    "starts": "share of right beginnings",
 }
 REMEDIES = {
     "unfinished": "--thinking-tokens allows more thoughts",
@@ -111,7 +109,7 @@ def notices_of(evaluation: Evaluation) -> list[str]:
             f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
             "and the right answer begins with the blanks, as its tokens do."
         )
-    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
+    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=_is_local(evaluation))]
 
 
 def verdict_of(evaluation: Evaluation) -> list[str]:
@@ -119,14 +117,13 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     the same prompts."""
     curves, withheld = evaluation.curves, _withheld(evaluation)
     if not curves or evaluation.verdicts:
-        debiased = _debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
-        return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
+        return statements_of(evaluation)[:2]
     sentences = [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
     if not withheld and (correlated := correlation_verdict(evaluation.series)):
         sentences.append(correlated)
     elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
         tries = ""
-        if evaluation.local:  # a server does not give a model's weights
+        if _is_local(evaluation):  # a server does not give a model's weights
             model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
             places = evaluation.positions
             three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
@@ -179,18 +176,13 @@ def tables_of(evaluation: Evaluation) -> list[Table]:
 
 def statements_of(evaluation: Evaluation) -> list[str]:
     """Sentences that the intervals support."""
-    withheld, reading = _withheld(evaluation), evaluation.reading
+    withheld = _withheld(evaluation)
     statements = list(withheld)
     if evaluation.verdicts and not withheld:
         statements = [f"Verdicts: {finding}." for finding in _judge_findings(evaluation.verdicts)]
     for name, curve in evaluation.curves.items():
         statements += [f"{label(MEASURES, name)}: {finding}." for finding in curve.findings]
     statements = statements or ["No example was answered or scored, so there is no curve."]
-    if reading is not None and not withheld and not np.isnan(reading.starts) and reading.starts != reading.right:
-        statements.append(
-            f"{reading.right:.0%} of the generated answers are right by the task's rule; {reading.starts:.0%} begin "
-            "with the right one."
-        )
     if "cluster" in evaluation.tables:
         statements.append(
             f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one."
@@ -198,9 +190,19 @@ def statements_of(evaluation: Evaluation) -> list[str]:
     return statements
 
 
+def _is_local(evaluation: Evaluation) -> bool:
+    """True if the model ran in this process."""
+    return evaluation.responder.get("kind") == "local"
+
+
+def _answered(evaluation: Evaluation) -> int:
+    """Examples that were answered: neither too long nor refused."""
+    return evaluation.examples - sum(evaluation.skipped.values()) - len(evaluation.refused)
+
+
 def _caveats(evaluation: Evaluation) -> list[str]:
     """Answers that may not be what the model would say, and what a correlation with influence may mean."""
-    caveats, total = [], evaluation.answered
+    caveats, total = [], _answered(evaluation)
     if evaluation.cut_off:
         most = f"--max-tokens {evaluation.max_tokens}"
         caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves.")
@@ -211,7 +213,7 @@ def _caveats(evaluation: Evaluation) -> list[str]:
         caveats.append(
             f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
         )
-    return [*caveats, *([CORRELATION_CAVEAT] if evaluation.influence else [])]
+    return [*caveats, *([CORRELATION_CAVEAT] if evaluation.series else [])]
 
 
 def _reasons(evaluation: Evaluation) -> list[str]:
@@ -227,8 +229,8 @@ def _reasons(evaluation: Evaluation) -> list[str]:
         reasons.append(f"the right answers were not scored: {responder['no_scores_because']}")
     elif evaluation.unscored:
         reasons.append(
-            f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
-            "tell where they begin"
+            f"{evaluation.unscored} of {_answered(evaluation)} right answers were not scored: the server's tokens do "
+            "not tell where they begin"
         )
     if responder.get("together") == "nothing":
         reasons.append(
@@ -238,7 +240,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
         reasons.append(
             f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"
         )
-    return [*reasons, *(evaluation.influence.left_out if evaluation.influence else ())]
+    return reasons
 
 
 def _withheld(evaluation: Evaluation) -> list[str]:
@@ -256,12 +258,12 @@ def _withheld(evaluation: Evaluation) -> list[str]:
 def _score_table(evaluation: Evaluation) -> Table:
     curves = evaluation.curves
     header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
+    tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
     cells = []
     for column, place in enumerate(evaluation.positions if curves else ()):
-        first = next(iter(curves.values()))
-        token = MISSING if first.gold_tokens is None else f"{first.gold_tokens[column]:.0f}"
+        token = MISSING if np.isnan(tokens[column]) else f"{tokens[column]:.0f}"
         means = [curve.means[column].text() for curve in curves.values()]
-        cells.append([str(place), token, str(first.counts[column]), *means])
+        cells.append([str(place), token, str(next(iter(curves.values())).counts[column]), *means])
     title = f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})"
     return Table(title, header, cells)
 
@@ -303,11 +305,11 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
 
 
 def _figures(evaluation: Evaluation) -> list[Figure]:
-    """One figure per measure; before them, if influence was measured on the same prompts, everything on one scale."""
+    """One figure per measure."""
     figures = [
         Figure(
             f"behaviour-{name.replace('_', '-')}",
-            f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
+            f"{evaluation.record.title}, {label(MEASURES, name)}: {curve.findings[0]}",
             axis_of(evaluation.n_items),
             words := label(MEASURES, name),
             interval_curves(words, curve.positions, curve.means, MEASURED if name == "accuracy" else RUNS[0]),
@@ -315,9 +317,6 @@ def _figures(evaluation: Evaluation) -> list[Figure]:
         )
         for name, curve in evaluation.curves.items()
     ]
-    if evaluation.series:
-        group = MeasuredGroup.of(evaluation, evaluation.title)
-        figures.insert(0, influence_figure("behaviour-influence", group))
     return [figure for figure in figures if figure.curves]
 
 
@@ -346,20 +345,6 @@ def _judge_findings(verdicts: Verdicts) -> list[str]:
         f"the preferred response changes with the order in {verdicts.flip_rate} of {verdicts.n_both} questions",
         f"the first response is picked in {first}: {leaning}",
         *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
-        *_debiasing_findings(verdicts),
-    ]
-
-
-def _debiasing_findings(verdicts: Verdicts) -> list[str]:
-    """Whether it helps to keep only verdicts that agree in both orders, and at which price in requests."""
-    gain, share = verdicts.agreement_gain, 1 - verdicts.flip_rate.value
-    if verdicts.agreed_accuracy is None or gain is None:
-        return []
-    decided = "helps" if gain.low > 0 else "harms" if gain.high < 0 else "no gain established"
-    return [
-        f"verdicts that agree in both orders are right in {verdicts.agreed_accuracy}, {gain.text('+.3f')} against one "
-        f"verdict ({decided})",
-        f"verdicts that agree decide {share:.0%} of the questions, {2 / share:.1f} requests each",
     ]
 
 

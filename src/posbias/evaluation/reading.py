@@ -5,19 +5,17 @@ So there is one rule: if more than a tenth of the answers are of any of these ki
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
 from pydantic import BeforeValidator
 
-from posbias.evaluation.curve import Scores
+from posbias.evaluation.curve import Scores, independent
 from posbias.evaluation.responders.base import REFUSED, UNFINISHED
-from posbias.evaluation.samples import independent
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, StoredNumber, bounded_mean
+from posbias.statistics import Interval, StoredInterval, StoredNumber, bounded_mean
 from posbias.tasks.language.calls import call_mark
 
 UNJUDGED = {
@@ -48,8 +46,6 @@ class Reading:
     """Answers that came with thoughts, finished or not."""
     right: StoredNumber = np.nan
     """Share of the answers that is right by the task's rule; NaN if there is none."""
-    starts: StoredNumber = np.nan
-    """Share of the answers that begin with the right one; NaN if the task has another form of answer."""
 
     @property
     def withheld(self) -> str:
@@ -66,15 +62,14 @@ Withheld = Annotated[str, BeforeValidator(lambda stored: stored or "")]
 """Why answers decide nothing, as `Reading.withheld`; empty if they decide, for which some records hold nothing."""
 
 
-def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:
-    """Count the answers of `Evaluation.outputs`, with `Evaluation.tables` of the same ones; nothing is generated: 0."""
+def reading_of(correct: Scores, outputs: Sequence[Mapping[str, Any]]) -> Reading:
+    """Count the answers of `Evaluation.outputs`, right or wrong as the table has them; nothing is generated: 0."""
     if all(row["text"] is None for row in outputs):
         return Reading()
     reasons = Counter(reason for row in outputs if (reason := reason_of(row)) is not None and reason != "too_long")
-    known = [table[~np.isnan(table)] for table in (tables["correct"], tables["starts"])]
-    right, starts = (float(values.mean()) if len(values) else np.nan for values in known)
     answers = sum(row["text"] is not None or row["finish"] == REFUSED for row in outputs)
-    return Reading(answers, dict(reasons), sum(bool((row["thoughts"] or "").strip()) for row in outputs), right, starts)
+    thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
+    return Reading(answers, dict(reasons), thought, np.nan if np.isnan(correct).all() else float(np.nanmean(correct)))
 
 
 def reason_of(row: Mapping[str, Any]) -> str | None:
@@ -92,7 +87,7 @@ def reason_of(row: Mapping[str, Any]) -> str | None:
     return None if row["read"] else "unread"
 
 
-def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unjudged_in(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
     unjudged = []
     for row in outputs:
@@ -100,10 +95,6 @@ def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             detail = row["skipped"] or (call_mark(row["text"]) if reason == "unread" else "")
             unjudged.append({"sample": row["sample"], "position": row["position"], "reason": reason, "detail": detail})
     return unjudged
-
-
-PerPair = Float64[np.ndarray, "_"]
-Flags = Bool[np.ndarray, "_"]
 
 
 @dataclass(frozen=True)
@@ -126,12 +117,6 @@ class Verdicts:
     """Answers that call a tie."""
     unread: int
     """Answers that hold no verdict."""
-    agreed_accuracy: StoredInterval | None = None
-    """Share of right verdicts in pairs whose verdict prefers the same response in both orders; None if there are none.
-    """
-    agreement_gain: StoredInterval | None = None
-    """`agreed_accuracy` less the accuracy of one verdict in all pairs with a response named in both orders: what
-    keeping only verdicts that agree gains; None with fewer than two such pairs."""
 
 
 def judge_verdicts(
@@ -146,44 +131,20 @@ def judge_verdicts(
         clusters: `Evaluation.tables`, whose pairs of one group are one independent unit, their mean.
     """
 
-    def units(values: PerPair, where: Flags | None = None) -> PerPair:
-        """One value per pair, or its mean per group; without what is NaN, or lies elsewhere."""
-        kept = values if where is None else np.where(where, values, np.nan)
-        means = independent(kept[:, None], clusters)[:, 0]
-        return np.asarray(means[~np.isnan(means)])
+    def rate(values: Scores) -> Interval:
+        """The mean over both orders, NaN where one lacks, whatever its distribution; infinite if there is none."""
+        means = independent(values.mean(axis=1, keepdims=True), clusters)[:, 0]
+        known = means[~np.isnan(means)]
+        return bounded_mean(known) if len(known) else Interval(np.nan, -np.inf, np.inf)
 
-    named = ~np.isnan(first_pick).any(axis=1)
-    agreed = named & (first_pick[:, 0] != first_pick[:, 1])
-    agreement, rights = units(agreed.astype(np.float64), named), units(first_pick[:, 0], agreed)
+    flipped = np.where(np.isnan(first_pick).any(axis=1), np.nan, first_pick[:, 0] == first_pick[:, 1])
     return Verdicts(
-        accuracy=_mean(units(correct.mean(axis=1))),
-        flip_rate=_mean(1 - agreement),
-        first_pick=_mean(units(first_pick.mean(axis=1), named)),
-        tie_rate=_mean(units(tie.mean(axis=1))),
+        accuracy=rate(correct),
+        flip_rate=rate(flipped[:, None]),
+        first_pick=rate(first_pick),
+        tie_rate=rate(tie),
         n_pairs=len(correct),
-        n_both=int(named.sum()),
+        n_both=int((~np.isnan(flipped)).sum()),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
-        agreed_accuracy=_mean(rights) if len(rights) else None,
-        agreement_gain=_agreement_gain(rights, agreement) if agreed.sum() > 1 else None,
     )
-
-
-def _agreement_gain(rights: PerPair, agreement: PerPair) -> Interval:
-    """Accuracy of verdicts that agree, less that of single ones: (1 - s)(q - 1/2), with the share s that agrees, which
-    is right in q; of two orders that differ, one is right.
-
-    The interval holds for any s and q that their own intervals hold, which hold at once (Bonferroni).
-    """
-    right, agrees = (_mean(shares, confidence=1 - (1 - CONFIDENCE) / 2) for shares in (rights, agreement))
-    differing = (1 - agrees.high, 1 - agrees.low)
-    return Interval(
-        (1 - agrees.value) * (right.value - 0.5),
-        min(share * (right.low - 0.5) for share in differing),
-        max(share * (right.high - 0.5) for share in differing),
-    )
-
-
-def _mean(values: PerPair, *, confidence: float = CONFIDENCE) -> Interval:
-    """Mean of values in 0 ... 1, whatever their distribution; infinite if there are none."""
-    return bounded_mean(values, confidence) if len(values) else Interval(np.nan, -np.inf, np.inf)

@@ -2,42 +2,44 @@
 
 Samples, replies, tables: every sample is requested once per position; what a model replies is kept as it comes, so that
 a killed run or one whose server went away goes on from there; the task's rule makes score[sample, position] of it, and
-paired statistics make curves of the scores.
+paired statistics make curves of the scores. At several lengths, or of several subjects, that is done for each in a
+directory of its own, which is written as soon as it is done. Subjects are opened one after another, so that of local
+models one is in memory at a time.
 """
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.curve import HIGHEST, position_curve
-from posbias.evaluation.evaluation import (
-    GENERATED,
-    MEASURES,
-    SCORES,
-    Evaluation,
-    LengthEvaluation,
-    depths_of,
-    length_evaluation,
-    measures_of,
-    write_outputs,
-)
+from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
+from posbias.evaluation.curve import HIGHEST, Scores, position_curve
+from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
+from posbias.evaluation.lengths import LengthEvaluation, depths_of
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
+from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
+from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_of, tables_of, task_for
+from posbias.measurement.measurement import directory_names
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.results.records import Record, plain
-from posbias.results.result import from_stored
+from posbias.results.records import REPORT_FILE, Record, plain
+from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.running import OpenRun
-from posbias.tasks.language import LanguageTask, file_sha256
+from posbias.runs.running import OpenRun, run_directory
+from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
@@ -47,56 +49,178 @@ LONGEST_METHOD = 40
 REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
+APPLYING = "posbias.mitigation.methods.applying"
+"""Module of the room above that puts a responder under a method; it is imported if methods are asked for."""
+
+Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
 
 
 class NothingAnsweredError(RunError):
     """Every example was too long for the model, or refused."""
 
 
-def evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
-    """An evaluation at every length, each resumed from a directory of its own."""
+@dataclass(frozen=True)
+class Unopened:
+    """A model that is loaded when its turn comes."""
+
+    name: str
+    open: Callable[[], Responder]
+
+
+@checked
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Any:
+    """Put every sample of a task, at every position, to one model, and judge its answers.
+
+    Args:
+        subject: The model: a hub id, a directory, "demo", a loaded model, or a responder such as
+            `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact. A list of subjects is
+            evaluated on the same samples, the first also under each of `options.methods`, and compared.
+        task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
+        options: Count, positions, seed, and the directory in which an interrupted run continues.
+
+    Returns:
+        The `Evaluation`; at several lengths a `LengthEvaluation`, which has one of each; of a list the
+        `EvaluationComparison` with the first one, which has them in `evaluations`.
+
+    Raises:
+        UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
+            conversation for a model without a chat template, or prompts that do not fit into memory.
+        RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
+            (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
+            refused examples are left out of the curves and counted.
+    """
+    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    options = (options or EvaluateOptions()).following(task)  # wrong files are refused before a model is loaded
+    several = isinstance(subject, list | tuple)
+    if not several and options.methods:
+        raise UsageError("evaluate: methods make several subjects of one; give a list, even of one: [model]")
+    names = [_name(*entry) for entry in enumerate(subject if several else [subject])]
+    arguments = {"model": names if several else names[0], "task": str(task), "count": options.count}
+    arguments["seed"] = options.seed
+    place, resume, overwrite = options.directory, options.resume, options.overwrite
+    with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=overwrite) as run:
+        if several:
+            return _compared(subject, names, task, options, run)
+        responder = opened(subject)
+        if options.lengths:
+            return _concluded(_at_lengths(responder, task, options, run), options.require, run)
+        return _concluded(evaluate_responder(responder, task, options), options.require, run)
+
+
+def opened(subject: Any) -> Responder:
+    """The responder of a subject, which is loaded now if its turn was waited for."""
+    return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
+
+
+def _name(number: int, subject: Any) -> str:
+    """What a subject is called: as it is given, or by its server, or by its number."""
+    if isinstance(subject, str | Path | Unopened):
+        return subject.name if isinstance(subject, Unopened) else str(subject)
+    if isinstance(subject, ServerResponder):
+        described = subject.describe()
+        return f"{described['address'].partition('//')[2]}/{described['model']}"
+    return f"subject-{number + 1}"
+
+
+def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions, run: OpenRun) -> LengthEvaluation:
+    """An evaluation at every length, up to the first that is too long throughout."""
+    following, most = options.tokens_of(task), responder.max_positions
     for length in options.lengths:
-        following = options.tokens_of(task)
-        if responder.max_positions is not None and length + following > responder.max_positions:
+        if most is not None and length + following > most:
             raise UsageError(
                 f"evaluate: prompts of {length} tokens and {following} of an answer do not fit into the model's "
-                f"{responder.max_positions}; lengths up to {responder.max_positions - following} do"
+                f"{most}; lengths up to {most - following} do"
             )
     task = task_for(responder, task)
     tasks = {length: task.at_length(length, responder.tokenizer, seed=options.seed) for length in options.lengths}
     depths = depths_of(tasks, options)
-    evaluations: dict[int, Evaluation] = {}
+    at: dict[int, Evaluation] = {}
     for length, lengthened in tasks.items():
-        directory = None if options.directory is None else options.directory / f"length-{length}"
+        below = f"length-{length}"
+        directory = None if options.directory is None else options.directory / below
         chosen = replace(options, lengths=(), directory=directory, require=None)
         try:
-            evaluations[length] = evaluate_responder(responder, lengthened, chosen)
+            at[length] = _concluded(evaluate_responder(responder, lengthened, chosen), None, run, below=below)
         except NothingAnsweredError:
-            if not evaluations:
+            if not at:
                 raise
             break
-    return length_evaluation(evaluations, task=str(task), options=options, depths=depths)
+    return LengthEvaluation.of(at, task=str(task), options=options, depths=depths)
+
+
+def _compared(
+    subjects: Sequence[Any], names: Sequence[str], task: LanguageTask, options: EvaluateOptions, run: OpenRun
+) -> EvaluationComparison:
+    """Evaluations of all subjects, of the first also under each method, compared with the first."""
+    arms = list(zip(names, subjects, [None] * len(names), strict=True))
+    if options.methods and arms:
+        words = import_module(APPLYING).words_of(options.methods)  # wrong ones are refused before any work
+        arms[1:1] = [(f"{names[0]}-{word}", subjects[0], of) for word, of in zip(words, options.methods, strict=True)]
+    if len(arms) < 2:
+        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
+    places = list(directory_names([name for name, _, _ in arms]))
+    if options.lengths:
+        raise UsageError(f"evaluate: lengths take one subject, got {', '.join(places)}")
+    evaluations: dict[str, Evaluation] = {}
+    responder: Responder | None = None
+    before: Any = None
+    for name, (_, subject, method) in zip(places, arms, strict=True):
+        if responder is None or subject is not before:
+            responder = None  # before the next is loaded
+            responder, before = opened(subject), subject
+        answering = responder if method is None else import_module(APPLYING).under(method, responder)
+        directory = None if options.directory is None else options.directory / name
+        evaluation = evaluate_responder(answering, task, replace(options, directory=directory, methods=()))
+        evaluations[name] = _concluded(evaluation, options.require, run, below=name)
+    comparison = replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
+    checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
+    failing = min(checks, key=lambda check: check.met, default=None)  # the first that fails stands for all
+    comparison.record.scalars |= {"requirement": as_stored(failing), "verdict": list(comparison.verdict)}
+    if run.directory is not None:
+        comparison.record.resolved["related"] = {name: f"{name}/{REPORT_FILE}" for name in evaluations}
+    run.finish(comparison.record)
+    return comparison
+
+
+def _concluded(evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluated:
+    """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
+    check = None if require is None else evaluation.check(require)
+    told = {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
+    finish_evaluation(evaluation, run, told, below=below)
+    return replace(evaluation, requirement=check)
+
+
+def finish_evaluation(
+    evaluation: Evaluation | LengthEvaluation,
+    run: OpenRun,
+    told: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    below: str = "",
+) -> None:
+    """Write an evaluation, its texts and what else is told of it into the directory of its run, or `below` it.
+
+    Of a found one only what is new is written.
+    """
+    record, found = evaluation.record, isinstance(evaluation, Evaluation) and evaluation.found
+    known = told.items() <= record.scalars.items()
+    record.scalars |= told
+    if run.directory is not None and isinstance(evaluation, Evaluation) and not found:
+        write_outputs(evaluation, run.directory / below)
+    run.finish(record, below=below)
+    if run.directory is not None and found and not known:
+        record.write_run(run.directory / below)
 
 
 def evaluate_responder(
-    responder: Responder,
-    task: LanguageTask,
-    options: EvaluateOptions,
-    *,
-    beside: Mapping[str, Any] | None = None,
+    responder: Responder, task: LanguageTask, options: EvaluateOptions, *, beside: Mapping[str, Any] | None = None
 ) -> Evaluation:
-    """Put every sample of a task, at every position, to a responder; errors as `evaluate`.
+    """Put every sample of a task, at every position, to a responder, which `evaluate` opens; errors as there.
 
     If `options` resume a directory that holds just this evaluation finished, that one is `found`, without a request.
-    Several lengths are for `evaluate_lengths`.
-
-    Args:
-        responder, task, options: As for `evaluate`, which opens its subject first.
-        beside: What else the record depends on.
+    `beside` is what else the record depends on.
     """
     task = task_for(responder, task)
-    samples = list(samples_of(task, responder.tokenizer, options))
-    positions = list(options.positions_of(task))
+    samples, positions = list(samples_of(task, responder.tokenizer, options)), list(options.positions_of(task))
     asked = {
         "task": str(task),
         "positions": positions,
@@ -117,12 +241,15 @@ def evaluate_responder(
     if options.directory is not None and options.overwrite and not options.resume:
         clear_parts(options.directory)  # of one among several subjects, whose name the run's directory does not know
     store = PartStore(options.directory, settings)
-    replies, learnt, work = _replies(samples, task, options, responder, store)
+    replies, learnt, seconds = _replies(samples, task, options, responder, store)
+    described |= learnt
     tables, outputs = tables_of(task, samples, replies)
-    described |= {**learnt, **{name: work.get(name, 0) for name in responder.counts()}}
     _check_scored(tables, outputs, options, described)
+    model, method = described.get("model"), described.get("method") or ""
+    source = (model.get("source") if isinstance(model, Mapping) else model) or "model"
+    under = method if len(method) <= LONGEST_METHOD else method.partition("(")[0]
     resolved = {
-        "title": _title(described, task),
+        "title": f"{source}{f' under {under}' if under else ''}: {task}",
         "command": "",
         **asked,
         "file_sha256": data,
@@ -132,41 +259,16 @@ def evaluate_responder(
         "responder": described,
         "fingerprint": fingerprint(depends),
     }
-    record = Record("evaluate", {}, resolved, seeds={"samples": options.seed})
+    scalars = {**_scored(task, samples, tables, outputs, options), "reused": store.reused, "seconds": seconds}
+    record = Record("evaluate", {}, resolved, scalars, seeds={"samples": options.seed})
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
-    record.scalars = {
-        "n_items": task.n_items,
-        **_scored(tables, outputs, positions, options),
-        "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
-        "reused": store.reused,
-        "seconds": work["seconds"],
-        "notices": notices_of(samples),
-    }
-    if "first_pick" in tables and len(positions) == task.n_items and options.generate:
-        verdicts = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"], tables)
-        record.scalars["verdicts"] = plain(asdict(verdicts))
     return replace(Evaluation.from_record(record), outputs=tuple(outputs))
-
-
-def finish_evaluation(evaluation: Evaluation | LengthEvaluation, run: OpenRun, *, below: str = "") -> None:
-    """Write an evaluation with its texts into the directory of its run, or of a part `below` it; a found one stays."""
-    if run.directory is not None and isinstance(evaluation, Evaluation) and not evaluation.found:
-        write_outputs(evaluation, run.directory / below)
-    run.finish(evaluation.record, below=below)
-
-
-def _title(described: Mapping[str, Any], task: LanguageTask) -> str:
-    """The model, its method, and the task."""
-    model, method = described.get("model"), described.get("method") or ""
-    source = model.get("source") if isinstance(model, Mapping) else model
-    named = method if len(method) <= LONGEST_METHOD else method.partition("(")[0]
-    return f"{source or 'model'}{f' under {named}' if named else ''}: {task}"
 
 
 def _replies(
     samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder, store: PartStore
-) -> tuple[list[Reply], dict[str, Any], dict[str, float]]:
-    """The replies to all examples, in order, what they showed of the responder, and the work they took.
+) -> tuple[list[Reply], dict[str, Any], float]:
+    """The replies to all examples, in order, what they showed of the responder with its costs, and their seconds.
 
     What is not finished is asked now, and kept as soon as it is.
 
@@ -188,40 +290,36 @@ def _replies(
         replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
         work = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
         work["seconds"] = time.perf_counter() - since
-        answered = {sample.piece: [next(replies) for _ in sample.examples] for sample in chunk}
-        _check_refused(samples, {**kept, **answered})
-        for name, of_sample in answered.items():
-            pieces[name] = {"replies": of_sample, "learnt": responder.learnt(), "work": work}
-            store.keep(name, packed(pieces[name]))
-            kept[name], work = of_sample, {}  # what the samples took together is stored with the first one
+        kept |= {sample.piece: [next(replies) for _ in sample.examples] for sample in chunk}
+        _check_refused(samples, kept)
+        for sample in chunk:
+            pieces[sample.piece] = {"replies": kept[sample.piece], "learnt": responder.learnt(), "work": work}
+            store.keep(sample.piece, packed(pieces[sample.piece]))
+            work = {}  # what the samples took together is stored with the first one
     total = Counter[str]()
     for sample in samples:
         total.update(pieces[sample.piece]["work"])
     every = [reply for sample in samples for reply in kept[sample.piece]]
     # Of a local model's prompts it is known whether they open thoughts.
     told = every if responder.renders else _with_unmarked_thoughts(every)
-    return told, pieces[samples[-1].piece]["learnt"], dict(total)
+    learnt = pieces[samples[-1].piece]["learnt"] | {name: total[name] for name in responder.counts()}
+    return told, learnt, total["seconds"]
 
 
 def _check_refused(samples: Sequence[Sample], kept: Mapping[str, Sequence[Reply]]) -> None:
-    """Refuse to go on with a server that refuses many prompts; a few are left out.
-
-    Raises:
-        RunError: more than `REFUSED_SHARE` of all examples are refused, and at least `REFUSED_LEAST`.
-    """
+    """Refuse to go on with a server that refuses many of all examples; a few are left out."""
     refused = [
-        (example, reply.response)
+        (example, reply.response.skipped)
         for sample in samples
         for example, reply in zip(sample.examples, kept.get(sample.piece, ()), strict=False)
         if reply.response is not None and reply.response.finish == REFUSED
     ]
     examples = sum(len(sample.examples) for sample in samples)
     if len(refused) >= REFUSED_LEAST and len(refused) > REFUSED_SHARE * examples:
-        first, response = refused[0]
+        first, reason = refused[0]
         raise RunError(
             f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
-            f"out, or {REFUSED_LEAST - 1}. The first: sample {first.sample!r}, position {first.gold_position}: "
-            f"{response.skipped}"
+            f"out, or {REFUSED_LEAST - 1}. The first: sample {first.sample!r}, position {first.gold_position}: {reason}"
         )
 
 
@@ -231,50 +329,54 @@ def _with_unmarked_thoughts(replies: Sequence[Reply]) -> list[Reply]:
     If most answers that ended by themselves hold only the mark that closes thoughts, the prompt opens them: then one
     that was cut off without any mark is still within them, though nothing in itself tells.
     """
-    responses = [reply.response for reply in replies]
-    ended = [response.thinking for response in responses if response is not None and response.finish == STOPPED]
-    opened = ended.count(CLOSED) > ended.count(None)
+    ended = Counter(reply.response.thinking for reply in replies if reply.response and reply.response.finish == STOPPED)
+    if ended[CLOSED] <= ended[None]:
+        return list(replies)
     return [
-        replace(reply, response=replace(response, text="", thoughts=response.text, thinking=UNFINISHED))
-        if opened and response is not None and response.thinking is None and response.finish == CUT_OFF
+        replace(reply, response=replace(said, text="", thoughts=said.text, thinking=UNFINISHED))
+        if (said := reply.response) is not None and said.thinking is None and said.finish == CUT_OFF
         else reply
-        for reply, response in zip(replies, responses, strict=True)
+        for reply in replies
     ]
 
 
 def _scored(
-    tables: Mapping[str, np.ndarray],
+    task: LanguageTask,
+    samples: Sequence[Sample],
+    tables: Mapping[str, Scores],
     outputs: Sequence[Mapping[str, Any]],
-    positions: Sequence[int],
     options: EvaluateOptions,
 ) -> dict[str, Any]:
     """Counts and statistics of all answers, for a record."""
-    reading, tokens = reading_of(tables, outputs), tables["gold_token"]
-    gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
-    withheld = (*(GENERATED if reading.withheld else ()), "starts")
+    reading, positions = reading_of(tables["correct"], outputs), options.positions_of(task)
     curves = {
-        name: position_curve(
-            table, positions=positions, gold_tokens=gold, quantity=MEASURES[name], highest=HIGHEST.get(name, np.inf)
-        )
+        name: position_curve(table, positions=positions, quantity=MEASURES[name], highest=HIGHEST.get(name, np.inf))
         for name, table in measures_of(tables).items()
-        if name not in withheld
+        if not (reading.withheld and name in GENERATED)
     }
     lost = tables["too_long"].sum(axis=0).astype(int).tolist()
     unscored = sum(np.isnan(tables["logprob"].ravel()) & [row["skipped"] is None for row in outputs])
-    return {
+    scored = {
+        "n_items": task.n_items,
         "skipped": {str(position): count for position, count in zip(positions, lost, strict=True) if count},
         "unjudged": unjudged_in(outputs),
         "measures": list(curves),
         "curves": {name: plain(asdict(curve)) for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),
         "examples": len(outputs),
-        "reading": plain(asdict(reading)),
+        "reading": as_stored(reading),
         "unscored": int(unscored) if options.score else 0,
+        "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
+        "notices": notices_of(samples),
     }
+    if "first_pick" in tables and len(positions) == task.n_items and options.generate:
+        verdicts = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"], tables)
+        scored["verdicts"] = plain(asdict(verdicts))
+    return scored
 
 
 def _check_scored(
-    tables: Mapping[str, np.ndarray],
+    tables: Mapping[str, Scores],
     rows: Sequence[Mapping[str, Any]],
     options: EvaluateOptions,
     described: Mapping[str, Any],

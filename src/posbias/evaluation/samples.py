@@ -7,25 +7,18 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Scores
+from posbias.evaluation.curve import CLUSTER, Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.progress import report
 from posbias.tasks.language import Example, LanguageTask, share_found
-from posbias.tasks.language.rules import starts_with
-
-LINE_END = "\n"
-CLUSTER = "cluster"
-"""Name of the table that tells which samples are not independent: they share a number."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +55,7 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
     examples = task.examples(tokenizer, count=count, positions=positions, seed=options.seed)
     examples = itertools.islice(examples, options.skip * len(positions), None)
     for name, group in itertools.groupby(examples, key=lambda example: example.sample):
-        sample = Sample(name, tuple(group))
-        if (count := len(sample.examples)) != len(positions):
-            raise UsageError(f"{task}: sample {name} has {count} examples for {len(positions)} positions")
-        yield sample
+        yield Sample(name, tuple(group))
 
 
 def notices_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -115,58 +105,41 @@ def tables_of(
 
 def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, float | None], dict[str, Any]]:
     """The numbers of one example by table, None if there is none; and its output."""
-    response, score = reply.response, reply.score
-    skipped = None if response is None else response.skipped
-    text = None if response is None or skipped is not None else response.text
-    answer, right, cut, rule = text, None, None, task.answer_rule
-    if text is not None and response is not None:
+    response, score, rule = reply.response, reply.score, task.answer_rule
+    told = {} if response is None else vars(response)
+    skipped, text = told.get("skipped"), None if told.get("skipped") is not None else told.get("text")
+    answer, right, cut = text, None, None
+    if text is not None:
         settled = rule.settled(text)
-        if task.lead_in and response.continues:
-            line, ended, _ = text.lstrip().partition(LINE_END)
+        if task.lead_in and told["continues"]:
+            line, ended, _ = text.lstrip().partition("\n")
             answer = f"{task.lead_in} {line}"
             settled = bool(ended) or rule.settled(answer)
         right = rule.right(answer or "", example.answers)
-        cut = response.finish == CUT_OFF and right < 1 and not settled
-    cluster = hashlib.sha256(example.cluster.encode()).hexdigest()
-    values, tokens = [example.answers[0], *example.companions], example.n_tokens
-    numbers = {
+        cut = told["finish"] == CUT_OFF and right < 1 and not settled
+    several = [example.answers[0], *example.companions] if example.companions else []  # if a prompt asks for several
+    numbers: dict[str, float | None] = {
         "correct": right,
-        "starts": None if text is None or not rule.begins else starts_with(text, example.answers, goes_on=bool(cut)),
         "cut": cut,
-        # Only if a prompt asks for several.
-        "found": None if text is None or not example.companions else share_found(text, values),
+        "found": share_found(text, several) if several and text is not None else None,
         "logprob": None if score is None else score.logprob,
         "answer_tokens": None if score is None else score.n_tokens,
         "first_rank": None if score is None else score.first_rank,
         "greedy": None if score is None else score.greedy,
         "gold_token": example.gold_token,
-        "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
-        "too_long": response is not None and skipped is not None and response.finish != REFUSED,
+        "prompt_tokens": told.get("prompt_tokens") if example.n_tokens is None else example.n_tokens,
+        "too_long": skipped is not None and told["finish"] != REFUSED,
         **task.noted(answer),
-        **({CLUSTER: float(int(cluster[:12], 16))} if example.cluster else {}),  # exact in double precision
     }
+    if example.cluster:
+        numbers[CLUSTER] = int(hashlib.sha256(example.cluster.encode()).hexdigest()[:12], 16)  # exact in a double
     return numbers, {
         "sample": example.sample,
         "position": example.gold_position,
         "condition": example.condition,
         "answers": list(example.answers),
         "text": text,
-        "thoughts": None if response is None else response.thoughts,
-        "thinking": None if response is None else response.thinking,
-        "finish": None if response is None else response.finish,
-        "skipped": skipped,
+        **{name: told.get(name) for name in ("thoughts", "thinking", "finish", "skipped")},
         "read": None if answer is None else rule.readable(answer),
         "cut": cut,
     }
-
-
-def independent(
-    table: Float64[np.ndarray, "n_samples _"], tables: Mapping[str, Scores]
-) -> Float64[np.ndarray, "n_independent _"]:
-    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
-    if CLUSTER not in tables:
-        return table
-    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
-        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])

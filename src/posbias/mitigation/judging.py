@@ -363,12 +363,12 @@ def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> Me
     """The measure by which methods are judged, chosen from the unchanged model's measures alone.
 
     Accuracy, unless it lies below 10 % or above 90 % on average, or its answers decide nothing (`undecided`), and
-    log-probabilities are there. Answers that begin with the right one only if they alone are given.
+    log-probabilities are there.
     """
     if "accuracy" not in measures:
-        if "logprob" not in measures and "starts" not in measures:
+        if "logprob" not in measures:
             raise UsageError("no answer was judged and none scored, so nothing can be compared")
-        return MeasureChoice("logprob" if "logprob" in measures else "starts")
+        return MeasureChoice("logprob")
     if undecided and "logprob" in measures:
         return MeasureChoice("logprob", undecided=undecided)
     level = float(np.nanmean(measures["accuracy"]))

@@ -86,9 +86,9 @@ class MitigateOptions:
     evaluation: Annotated[EvaluateOptions, Flag(None)] = field(default_factory=EvaluateOptions)
     """Settings of the test, whose samples follow those for fitting: JUDGING, or what is left of a file; the run
     sets the directory."""
-    by: Annotated[str, OneOf("accuracy", "starts", "logprob")] | None = None
-    """Measure that decides: accuracy (the task's rule, such as that the right answer occurs), starts (that answers
-    begin with it) or logprob; by default accuracy, unless it is near its floor or ceiling, or answers were cut off."""
+    by: Annotated[str, OneOf("accuracy", "logprob")] | None = None
+    """Measure that decides: accuracy (the task's rule, such as that the right answer occurs) or logprob; by default
+    accuracy, unless it is near its floor or ceiling, or answers were cut off."""
     documents: CountOrZero = 16
     """Windows of ordinary text on which loss (nats per token) of a local model is compared; 0: none."""
     text: str = "default"
@@ -117,7 +117,7 @@ class MitigateOptions:
         if self.evaluation.directory is not None:
             raise UsageError("mitigate: evaluation.directory is not read; give mitigate the directory of the run")
         if self.require is not None:
-            self.evaluation.check_requirement(self.require)
+            self.require.check_possible(generated=self.evaluation.generate, several_lengths=False)
 
     def following(self, task: "LanguageTask") -> "MitigateOptions":
         """These settings for one task, as `EvaluateOptions.following`."""

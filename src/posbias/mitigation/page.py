@@ -205,15 +205,15 @@ def _number_table(trial: MitigationTrial) -> Table:
 
 
 def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
-    """Generated answers that are right, that begin with the right one, and that cannot be judged."""
+    """Generated answers that are right, and that cannot be judged."""
     readings = {arm.name: arm.reading for arm in trial.arms if arm.reading and arm.reading.answers}
     reasons = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
-    header = ["method", "answers", "right", "begin with the right one", *(UNJUDGED[reason] for reason in reasons)]
+    header = ["method", "answers", "right", *(UNJUDGED[reason] for reason in reasons)]
     cells = [
         [
             name,
             str(reading.answers),
-            *(number_text(None if np.isnan(share) else share) for share in (reading.right, reading.starts)),
+            number_text(None if np.isnan(reading.right) else reading.right),
             *(str(reading.unjudged.get(reason, 0)) for reason in reasons),
         ]
         for name, reading in readings.items()

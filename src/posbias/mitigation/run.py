@@ -25,13 +25,13 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, contrast_of, position_means
+from posbias.evaluation.curve import ALPHA, HIGHEST, SAMPLES_FOR_CLAIM, contrast_of, position_means
 from posbias.evaluation.evaluation import GENERATED, Evaluation, measures_of
-from posbias.evaluation.levels import ALPHA, check_requirement
+from posbias.evaluation.levels import check_requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation
+from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation, opened
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
 from posbias.measurement.measurement import directory_names
 from posbias.mitigation.fits import Calibration, Fit, Windows
@@ -43,7 +43,6 @@ from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe, write_recipe
 from posbias.mitigation.options import ALL, DEFAULT, MitigateOptions
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
-from posbias.mitigation.subjects import opened
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import report, track
 from posbias.prompts.loading import load_prompts

@@ -33,6 +33,8 @@ class Result(Showing):
     record: Record
     drawn_by: ClassVar[str]
     """The function that makes its page, as `module:name`; the module is imported for the page alone."""
+    said_by: ClassVar[str] = ""
+    """The function that makes its verdict alone, if there is one: drawing a whole page takes longer."""
     drawn_together: ClassVar[bool] = False
     """True if that function puts several results side by side."""
 
@@ -64,7 +66,7 @@ class Result(Showing):
         Raises:
             UsageError: the run failed, or its record is damaged.
         """
-        return verdict(self)
+        return tuple(map(printable, resolve_name(self.said_by)(self))) if self.said_by else verdict(self)
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, or why the run failed."""
@@ -127,7 +129,7 @@ RESULTS: Registry[type[Result]] = Registry(
         "decompose": "posbias.decomposition.decomposition",
         "design": "posbias.designing.result",
         "evaluate": "posbias.evaluation.evaluation",
-        "evaluate_lengths": "posbias.evaluation.evaluation",
+        "evaluate_lengths": "posbias.evaluation.lengths",
         "measure": "posbias.measurement.measurement",
         "mitigate": "posbias.mitigation.result",
         "place": "posbias.evaluation.place",

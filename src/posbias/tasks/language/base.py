@@ -207,6 +207,8 @@ class LanguageTask(ABC):
     """The parameter that counts the items among which one is moved."""
     fixed_order: ClassVar[bool] = False
     """True if the right answer depends on which passage stands where, so that nobody else may rearrange them."""
+    published: ClassVar[frozenset[str]] = frozenset()
+    """Fields by which lines of a published file are told from lines of one's own."""
     slot: ClassVar[str] = ""
     """The field of a `template` of one's own, if the task takes one, in whose place the items stand."""
 
@@ -298,11 +300,14 @@ class LanguageTask(ABC):
     def by_template(self) -> bool:
         """True if a model's chat template, where there is one, renders the prompts.
 
-        Where `chat` leaves it open, it renders the entries of a file; generated prompts are text, as published, and so
-        is a template of one's own, which may hold the marks of a conversation.
+        Where `chat` leaves it open, it renders the entries of a file of one's own. Generated prompts and files as
+        published are text, and so is a template of one's own, which may hold the marks of a conversation.
         """
-        own = getattr(self, "file", None) is not None and getattr(self, "template", None) is None
-        return own if self.chat is None else self.chat
+        path = getattr(self, "file", None)
+        if self.chat is not None or path is None or getattr(self, "template", None) is not None:
+            return bool(self.chat)
+        _, first = next(published_lines(path), ("", {}))
+        return not self.published or not self.published <= first.keys()
 
     def asked_of(self, tokenizer: Any) -> "LanguageTask":
         """This task as it is put to a model in this process, of which this is the tokenizer."""

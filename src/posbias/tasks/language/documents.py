@@ -132,6 +132,7 @@ class Documents(LanguageTask):
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "documents"
+    published: ClassVar[frozenset[str]] = frozenset({"ctxs"})
     slot: ClassVar[str] = "documents"
 
     def __post_init__(self) -> None:

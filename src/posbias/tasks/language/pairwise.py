@@ -55,6 +55,7 @@ class Pairwise(LanguageTask):
 
     scoring: ClassVar[str] = "verdict"
     counted: ClassVar[str] = "file"
+    published: ClassVar[frozenset[str]] = frozenset({"original_id", "response_model"})
     max_tokens: ClassVar[int] = 8
     lead_in: ClassVar[str] = "The better response is Response"
     fixed_order: ClassVar[bool] = True

@@ -55,19 +55,6 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:
-    """1 if the prediction begins with an accepted answer, as whole words, both normalised; else 0.
-
-    An accepted answer further on, as in a text that names several passages or copies the context, does not count. If
-    the prediction was cut off (`goes_on`), None if it may still become an accepted answer.
-    """
-    normalised = normalise_answer(prediction)
-    accepted = [normalise_answer(answer) for answer in answers]
-    if any(f"{normalised} ".startswith(f"{answer} ") for answer in accepted if answer):
-        return 1.0
-    return None if goes_on and any(answer.startswith(normalised) for answer in accepted) else 0.0
-
-
 def share_found(prediction: str, values: Sequence[str]) -> float:
     """Share of several values (at least 1) that occur in the prediction, ignoring case, in 0 ... 1."""
     return sum(value.lower() in prediction.lower() for value in values) / len(values)
@@ -92,8 +79,6 @@ class Rule:
     """Refuses an accepted answer that cannot be judged otherwise."""
     text: bool = True
     """True if an accepted answer is a text that a model may say: it is scored by teacher forcing, too."""
-    begins: bool = True
-    """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
     one_line: bool = False
     """True if the first line alone that is not blank is judged."""
     first: bool = False
@@ -202,7 +187,7 @@ def regex() -> Rule:
     def says(said: str, answer: str) -> bool:
         return bool(search_own(answer, said))
 
-    return Rule(name="regex", says=says, refuse=refuse, text=False, begins=False)
+    return Rule(name="regex", says=says, refuse=refuse, text=False)
 
 
 @RULES.register("number")
@@ -217,7 +202,7 @@ def number(tolerance: NonNegative = 0.0) -> Rule:
         return abs(told - accepted) <= tolerance * (1 + 1e-12)
 
     schema = {"type": "number"}
-    return Rule(name="number", read=number_in, same=same, wanted="a number", begins=False, schema=schema)
+    return Rule(name="number", read=number_in, same=same, wanted="a number", schema=schema)
 
 
 @RULES.register("call")
@@ -238,7 +223,7 @@ def call() -> Rule:
 
     wanted = "a tool's name, or an object with name and arguments"
     reads: dict[str, Any] = {"read": read, "accepted": accepted, "same": same, "wanted": wanted}
-    return Rule(name="call", **reads, text=False, begins=False, first=True)
+    return Rule(name="call", **reads, text=False, first=True)
 
 
 @RULES.register("choice")
@@ -248,14 +233,14 @@ def choice(options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTER
     letters = LETTERS[:options]
     schema = {"type": "string", "enum": [*letters]}
     # "A" is an article to what compares beginnings.
-    return Rule(name="choice", read=lambda text: letter_in(text, letters), begins=False, schema=schema)
+    return Rule(name="choice", read=lambda text: letter_in(text, letters), schema=schema)
 
 
 @RULES.register("verdict")
 def verdict() -> Rule:
     """The text says which of two responses, A or B, is better, or that it is a tie (`verdict_of`)."""
     schema = {"type": "string", "enum": ["A", "B", TIE]}
-    return Rule(name="verdict", read=verdict_of, begins=False, schema=schema)
+    return Rule(name="verdict", read=verdict_of, schema=schema)
 
 
 @RULES.register("python")
@@ -267,7 +252,7 @@ def python(function: str) -> Rule:
     """
     if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", function):
         raise UsageError(f"python: function must be module:function or file.py:function, got {function!r}")
-    return Rule(name="python", function=function, text=False, begins=False)
+    return Rule(name="python", function=function, text=False)
 
 
 def _scored(path: str, text: str, answers: Sequence[str]) -> float:
