@@ -18,7 +18,6 @@ from posbias.models.model import Model
 
 OF_PACKAGES = {
     "auditing.run": "audit_behaviour",
-    "measurement.measurement": "MeasurePlan measure_models",
     "evaluation.correlate": "BehaviourPlan correlate_pairs",
     "evaluation.options": "LocalOptions",
     "evaluation.responders": "ServerOptions",
@@ -41,7 +40,6 @@ RIGHT = {
     "LocalResponder": (str, Path),
     "evaluate": (str, Path, Model),
     "load_model": str,
-    "measure_models": list,
     "mitigate": NAMED,
     "compare": (*NAMED, pb.Profile, pb.Record),
 }

@@ -54,11 +54,9 @@ def verify(
     with running(context, flags) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            plan = read.plan(loading)
             selected(claim)  # before the model is loaded
-            checked_value("dtype", plan.dtype, Annotated[str, OneOf("float32", "float64")])
-            loaded = plan.load(model)
-            prompts = plan.prompts(loaded)
+            checked_value("dtype", loading.dtype, Annotated[str, OneOf("float32", "float64")])
+            loaded, prompts = read.opened(model, loading)
             verdicts = papers.verify_model(loaded, prompts, claim)
             described = {"model": loaded.describe(), "prompts": prompts.describe()}
         elif mask is None:

@@ -33,7 +33,7 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     model.network.register_forward_hook(lambda *_: passes.append(1))
 
     def audited(together: int):
-        monkeypatch.setattr(auditing, "prompts_together", lambda *_, **__: together)
+        monkeypatch.setattr("posbias.measurement.units.prompts_together", lambda *_, **__: together)
         before, out = len(passes), tmp_path / str(together)
         audit = pb.audit(model, n_positions=LENGTH, prompts=COUNT, out=out, options=OPTIONS)
         return audit.record, len(passes) - before
@@ -41,7 +41,7 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     (alone, forward), (batched, forwards) = audited(1), audited(4)
     # Influence, mixing and theories read 6 passes; of 2 passes of several prompts theories cannot, and take 6 beside.
     assert (forward, forwards) == (6, 8)
-    assert (alone.resolved.get("together"), batched.resolved["together"]) == (None, 4)
+    assert (alone.resolved["together"], batched.resolved["together"]) == (1, 4)
     assert alone.arrays.keys() == batched.arrays.keys()
     for name, values in alone.arrays.items():
         np.testing.assert_allclose(batched.arrays[name], values, rtol=1e-9, atol=1e-14, err_msg=name)
@@ -101,7 +101,7 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
 
 
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
-    monkeypatch.setattr(auditing, "beside_measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(auditing, "measure_units", lambda *_, **__: pytest.fail("measured again"))
     again = pb.audit(
         tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
         options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),

@@ -9,9 +9,8 @@ import pytest
 import posbias as pb
 from conftest import without_notes
 from posbias import UsageError
-from posbias.measurement.measurement import MeasurePlan, directory_names, measure_models
 from posbias.results.records import read_record
-from posbias.runs.running import held
+from posbias.runs.running import directory_names, held
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
 
@@ -64,15 +63,16 @@ def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llam
     assert first != second
 
 
-def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(tiny_llama, other_llama, tmp_path):
-    plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",), options=pb.MeasureOptions(resume=True))
-    copy = tmp_path / "model"
+def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(posbias, tiny_llama, other_llama, tmp_path):
+    copy, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(tiny_llama, copy)
-    runs = [dict(measure_models([str(copy)], plan, out=tmp_path / "out"))["model"] for _ in range(2)]
-    assert runs[0].run_id == runs[1].run_id
-    shutil.copy(other_llama / "model.safetensors", copy / "model.safetensors")
-    (changed,) = dict(measure_models([str(copy)], plan, out=tmp_path / "out")).values()
-    assert changed.run_id != runs[0].run_id
+    runs = []
+    for change in (None, None, other_llama):
+        if change is not None:
+            shutil.copy(change / "model.safetensors", copy / "model.safetensors")
+        assert posbias("measure", copy, *FLAGS, "--out", out, "--resume").returncode == 0
+        runs.append(read_record(out).run_id)
+    assert runs[0] == runs[1] != runs[2]
 
 
 def test_a_model_that_fails_costs_its_own_record_only(posbias, tiny_llama, broken_llama, other_llama, tmp_path):
@@ -109,14 +109,12 @@ def test_resuming_measures_what_is_missing_and_a_finished_model_that_is_gone_cos
     assert (again.run_id != before[names[0]], again.seeds) == (True, {"measure": 1})
 
 
-def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
+def test_a_run_at_work_in_a_models_directory_is_left_alone(posbias, tiny_llama, other_llama, tmp_path):
     first, second = names_of(tiny_llama, other_llama)
-    plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",))
-    (tmp_path / second).mkdir()
     with held(tmp_path / second):
-        found = dict(measure_models([str(tiny_llama), str(other_llama)], plan, out=tmp_path))
-    assert {name: record.status for name, record in found.items()} == {first: "done", second: "failed"}
-    assert "another run is writing" in found[second].error
+        result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
+    assert (result.returncode, "another run is writing" in result.stderr) == (1, True)
+    assert read_record(tmp_path / first).status == "done"
     assert not (tmp_path / second / "record.json").exists()
 
 

@@ -30,7 +30,7 @@ def test_a_batch_is_kept_whole_and_taken_up_again(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             measure(model, PROMPTS, kinds=KINDS, options=options)
     parts = sorted((tmp_path / "parts").iterdir())
-    assert [path.stem for path in parts] == ["prompt-000000", "prompt-000002", "prompt-000004"]
+    assert [path.stem for path in parts] == ["trained-000000", "trained-000002", "trained-000004"]
     parts[1].unlink()
     count, network = [], model.network.register_forward_hook(lambda *_: count.append(1))
     again = measure(model, PROMPTS, kinds=KINDS, options=replace(options, resume=True))

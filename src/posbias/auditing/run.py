@@ -26,43 +26,21 @@ from posbias.evaluation.run import evaluate_responder
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.options import MeasureOptions
-from posbias.measurement.prompt import PromptMeasurement, check_prompts
-from posbias.measurement.theories import architecture_theories, beside_measured
-from posbias.measurement.units import Unit, UnitWork, check_passes, halving, prompts_together, settings_of_units
+from posbias.measurement.prompt import check_prompts
+from posbias.measurement.theories import architecture_theories
+from posbias.measurement.units import Unit, measure_units, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
 from posbias.models.model import Model
-from posbias.models.weights import network_sha256
 from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
 from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import write_report
-from posbias.runs.parts import PartStore, fingerprint, finished_run
+from posbias.runs.parts import fingerprint, finished_run
 from posbias.runs.running import conclude, held, run_directory
 from posbias.theory.mean_field import scatter_caveat
 
 TRAINED, INITIALISED = "trained", "initialised"
-
-
-Examined = tuple[Subject, list[str], list[str]]
-"""A state of the model, not compared yet, with what was left out of it and caveats."""
-
-
-def examine(name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore) -> Examined:
-    """One state of the model, not compared yet, with what was left out of it and caveats."""
-    work = replace(work, description=f"measuring the {name} model")
-    if name == INITIALISED:  # each is drawn anew
-        work = replace(work, together=1)
-    pieces = work.collected(name, engine=options.engine, store=store, model=model)
-    measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
-    measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
-    theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)
-    for key in pieces[0]["theories"]:
-        theories[key] = TheoryProfile.of_prompts(np.stack([piece["theories"][key] for piece in pieces]))
-    subject = replace(measurement.measured, name=name, theories=theories)
-    networks = [piece["networks"] for piece in pieces if len(piece["networks"]) > 1]
-    caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
-    return subject, [*measurement.left_out, *left_out], caveats
 
 
 @checked
@@ -129,34 +107,30 @@ def _record(
     if finished is not None and directory is not None:
         conclude(finished, directory, found=True)
         return finished
-    states = _states(model, prompts, options)
-    check_passes(model, prompts.n_positions, checkpointing=options.passes.checkpointing)
-    work = UnitWork(
-        request=model.reload_request,
-        network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
-        token_ids=prompts.token_ids,
-        units=(),
+    found, used = measure_units(
+        model,
+        prompts,
+        _states(model, prompts, options),
         kinds=kinds,
         seed=options.seed,
-        passes=options.passes,
-        beside=beside_measured,
+        options=replace(measuring, directory=directory),
+        settings=settings,
+        theories=True,
     )
-
-    def examined_in(together: int) -> tuple[list[Examined], dict[str, int]]:
-        batches = {"together": together} if together > 1 else {}
-        # A part holds a batch, so an audit that goes on must have the same ones; a finished one is the same in any.
-        store = PartStore(directory, {**settings, **batches})
-        return [
-            examine(
-                name, replace(work, units=tuple(units), together=together), model=model, options=options, store=store
-            )
-            for name, units in states.items()
-        ], batches
-
-    together = prompts_together(model, prompts, kinds=kinds, options=measuring)
-    examined, batches = halving(examined_in, together)
     generator = np.random.default_rng(options.seed)
-    subjects = tuple(compare_subject(subject, generator=generator) for subject, _, _ in examined)
+    subjects: list[Subject] = []
+    left_out: list[str] = []
+    caveats: list[str] = []
+    for state, measured in found.items():
+        measurement = combine(measured, kinds=kinds, seed=options.seed, state=state)
+        theories, missing = architecture_theories(model, measurement.n_positions, measurement.mixing)
+        for name in measured[0].theories:
+            theories[name] = TheoryProfile.of_prompts(np.stack([each.theories[name] for each in measured]))
+        subject = replace(measurement.measured, theories=theories)
+        subjects.append(compare_subject(subject, generator=generator))
+        left_out += [*measurement.left_out, *missing]
+        drawn = [each.networks for each in measured if each.networks is not None and len(each.networks) > 1]
+        caveats += [scatter_caveat(np.concatenate(drawn), initialisations=len(drawn))] if drawn else []
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
         "title": str(settings["model"].get("source", "model")),
@@ -164,12 +138,11 @@ def _record(
         "fingerprint": fingerprint(settings),
         "engine": options.engine.describe(),
         **settings,
-        **batches,
+        "together": used.together,
     }
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
-    left_out = list(dict.fromkeys(reason for _, reasons, _ in examined for reason in reasons))
-    store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
-    record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
+    store_subjects(record, subjects, contrasts=contrasts, left_out=list(dict.fromkeys(left_out)))
+    record.scalars["caveats"] = caveats
     if directory is not None:
         conclude(record, directory)
     return record

@@ -85,8 +85,8 @@ def audit(
     from posbias.auditing.run import audit_behaviour, link_behaviour
     from posbias.evaluation.correlate import check_behaviour
     from posbias.evaluation.evaluation import BEHAVIOUR
-    from posbias.measurement.measurement import directory_names
     from posbias.results.records import REPORT_FILE
+    from posbias.runs.running import directory_names
 
     plan = behaviour.plan(settings)
     if plan is None:
@@ -95,7 +95,7 @@ def audit(
     directory = out or Path("runs") / next(iter(directory_names([model])))
     settings = replace(
         settings,
-        source=prompts.plan(settings).source,
+        source=prompts.source,
         engine=engine.of(settings.engine),
         command=options.command_line(context),
     )

@@ -1,6 +1,9 @@
 """`posbias measure`, `attention` and `decompose`: what is measured on models."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,11 +11,11 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, running, say
 from posbias.decomposition.options import DecomposeOptions
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.measurement.options import AttentionOptions, Loading, MeasureOptions
 
 if TYPE_CHECKING:
-    from posbias.measurement.measurement import MeasurePlan
+    from posbias.results.records import Record
 
 
 def measure(
@@ -40,39 +43,74 @@ def measure(
     · layer by layer: `--depth-profiles all` · several models: `posbias measure A B C --out DIR`
     """
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.measurement.measurement import measure_source
+    from posbias.measurement.measurement import measure as measured
 
     options.check_resume(settings.resume, flags.out)
-    asked = replace(settings, engine=engine.of(settings.engine))
-    plan = replace(prompts.plan(loading), kinds=resolve_kinds(kinds), options=asked)
-    arguments = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
+    asked, resolved = replace(settings, engine=engine.of(settings.engine)), resolve_kinds(kinds)
+    passed = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
+
+    def record_of(source: str, directory: Path | None) -> "Record":
+        model, drawn = prompts.opened(source, loading)
+        run_options = replace(asked, directory=directory)
+        return measured(model, drawn, kinds=resolved, seed=prompts.seed, options=run_options).record
+
     if len(models) > 1:
-        _measure_several(models, plan, flags, arguments=arguments, command=options.command_line(context))
+        _each(context, models, record_of, flags, passed, resume=settings.resume)
         return
-    with running(context, flags, resume=settings.resume, arguments={"model": models[0], **arguments}) as run:
-        run.finish(measure_source(models[0], plan, directory=run.directory).record)
+    with running(context, flags, resume=settings.resume, arguments={"model": models[0], **passed}) as run:
+        run.finish(record_of(models[0], run.directory))
 
 
-def _measure_several(
-    models: list[str], plan: "MeasurePlan", flags: options.RunFlags, *, arguments: dict[str, Any], command: str
+def _each(
+    context: typer.Context,
+    sources: list[str],
+    record_of: Callable[[str, Path | None], "Record"],
+    flags: options.RunFlags,
+    passed: dict[str, Any],
+    *,
+    resume: bool,
 ) -> None:
-    """Measure several models, each into its own directory; one that fails does not stop the others."""
-    from posbias.measurement.measurement import measure_models
+    """Measure several models, each into a directory of its own; one that fails does not stop the others."""
     from posbias.results.records import REPORT_FILE
     from posbias.results.result import write_report
+    from posbias.runs.running import check_unfinished, directory_names, failed_record, held
 
-    documents, failed = {}, {}
-    runs = measure_models(models, plan, out=flags.out, arguments=arguments, command=command, page=write_report)
-    for name, record in runs:
-        if record.status == "failed":
-            failed[name] = record.error
-        elif not flags.json:
-            print_record(record)
-        documents[name] = record_document(record) if flags.json else {}
+    documents: dict[str, Any] = {}
+    done: list[Record] = []
+    failed: dict[str, str] = {}
+    names, out = directory_names(sources), flags.out
+    with nullcontext() if out is None else held(out):
+        if out is not None and not (resume or flags.overwrite):
+            for name in names:
+                check_unfinished(out / name, shell=True)  # of all, before hours go into the first
+        for name, source in names.items():
+            own, arguments = replace(flags, out=out and out / name), {"model": source, **passed}
+            try:
+                with running(context, own, resume=resume, arguments=arguments) as run:
+                    try:
+                        record = record_of(source, run.directory)
+                    except UsageError as error:
+                        if not documents:
+                            raise  # the first one's request may be wrong for all
+                        raise RunError(str(error)) from None
+                    run.open.finish(record)
+                    run.draw(record)
+            except (RunError, UsageError) as error:
+                if isinstance(error, UsageError) and not documents:
+                    raise
+                record = failed_record("measure", arguments, error)
+                failed[name] = str(record.error)
+            else:
+                done.append(record)
+                if not flags.json:
+                    print_record(record)
+            documents[name] = record_document(record) if flags.json else {}
+        if out is not None and done:
+            write_report(done, out)
     if flags.json:
         print_json({"models": documents})
-    elif flags.out is not None and len(failed) < len(documents):
-        say(f"report: {flags.out / REPORT_FILE}")
+    elif out is not None and done:
+        say(f"report: {out / REPORT_FILE}")
     if failed:
         name, reason = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(documents)} models failed, first {name}: {reason}")
@@ -100,9 +138,8 @@ def attention(
     from posbias.measurement.attention import attention as measured
 
     with running(context, flags) as run:
-        plan = prompts.plan(loading)
-        loaded = plan.load(model)
-        run.finish(measured(loaded, plan.prompts(loaded), options=replace(settings, directory=run.directory)).record)
+        loaded, drawn = prompts.opened(model, loading)
+        run.finish(measured(loaded, drawn, options=replace(settings, directory=run.directory)).record)
 
 
 def decompose(
@@ -130,7 +167,6 @@ def decompose(
 
     replaced, kinds = resolve_interventions(settings.interventions), resolve_kinds(settings.kinds)
     with running(context, flags, resume=settings.resume) as run:
-        plan = prompts.plan(loading)
-        loaded = plan.load(model)
+        loaded, drawn = prompts.opened(model, loading)
         asked = replace(settings, interventions=replaced, kinds=kinds, directory=run.directory)
-        run.finish(decompose_model(loaded, plan.prompts(loaded), options=asked).record)
+        run.finish(decompose_model(loaded, drawn, options=asked).record)

@@ -29,7 +29,8 @@ from posbias.measurement.options import Loading
 from posbias.registry import read_literal, split_literals
 
 if TYPE_CHECKING:
-    from posbias.measurement.measurement import MeasurePlan
+    from posbias.models.model import Model
+    from posbias.prompts.prompts import Prompts, PromptSource
     from posbias.runs.engines import Engine
 
 UNRECORDED = {"json", "resume", "overwrite"}
@@ -56,15 +57,23 @@ class PromptFlags:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything that is drawn."""
 
-    def plan(self, loading: Loading) -> "MeasurePlan":
-        """What loads models and draws their prompts."""
-        from posbias.measurement.measurement import MeasurePlan
+    @property
+    def source(self) -> "PromptSource":
+        """The source as an object."""
         from posbias.prompts.prompts import PromptSource
 
-        source = PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
-        return MeasurePlan(
-            **loading.of_loading, source=source, n_positions=self.length, count=self.count, seed=self.seed
-        )
+        return PromptSource("default" if self.prompts is None else self.prompts, self.shuffle)
+
+    def drawn(self, model: "Model") -> "Prompts":
+        """The prompts in a model's tokens."""
+        from posbias.prompts.loading import load_prompts
+
+        return load_prompts(self.source, model, n_positions=self.length, count=self.count, seed=self.seed)
+
+    def opened(self, model: str, loading: Loading) -> "tuple[Model, Prompts]":
+        """A model, loaded, and the prompts in its tokens."""
+        loaded = loading.load(model)
+        return loaded, self.drawn(loaded)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from posbias.registry import split_literals
 
 if TYPE_CHECKING:
     from posbias.designing.result import Design
-    from posbias.measurement.measurement import MeasurePlan
     from posbias.theory import Prediction
 
 MOST_CURVES = 24
@@ -107,7 +106,7 @@ def predict(
     _refuse_unread(context, theory, of_model=model is not None)
     with running(context, flags) as run:
         if model is not None:
-            run.finish(_of_model(model, prompts.plan(loading), theory, prompted=prompts.prompts is not None).record)
+            run.finish(_of_model(model, loading, prompts, theory).record)
             return
         given = options.given(context)
         predictions = [_of_architecture(each, prompts.length, given) for each in architecture.combinations(theory)]
@@ -143,19 +142,20 @@ def _reads_prompts(theory: str) -> tuple[str, bool]:
     return name, parsed.reads_prompts if isinstance(parsed, ModelTheory) else name != "attention_only"
 
 
-def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) -> "Prediction":
-    """Predict a model; `prompted`: whether prompts were asked for."""
+def _of_model(source: str, loading: Loading, prompts: options.PromptFlags, theory: str) -> "Prediction":
+    """Predict a model, on prompts if they were asked for or the theory needs them."""
     from posbias.theory import THEORIES, ModelTheory
     from posbias.theory import predict as predict_profile
     from posbias.theory.predict import known_mixing
 
     name, reads = _reads_prompts(theory)
-    if name == "mean_field" and plan.init_seed is None and not source.startswith("config:"):
+    if name == "mean_field" and loading.init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
-    loaded = plan.load(source)
+    loaded = loading.load(source)
     mixing_is_known = not issubclass(THEORIES[name], ModelTheory) and known_mixing(loaded) is not None
-    read = plan.prompts(loaded) if prompted or (reads and not mixing_is_known) else None
-    return predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=read, seed=plan.seed)
+    needed = prompts.prompts is not None or (reads and not mixing_is_known)
+    read = prompts.drawn(loaded) if needed else None
+    return predict_profile(loaded, n_positions=prompts.length, theory=theory, prompts=read, seed=prompts.seed)
 
 
 def design(

@@ -31,14 +31,13 @@ from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_of, tables_of, task_for
-from posbias.measurement.measurement import directory_names
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.results.records import REPORT_FILE, Record, plain
 from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.running import OpenRun, run_directory
+from posbias.runs.running import OpenRun, directory_names, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")

@@ -9,6 +9,7 @@ own. An `Experiment` runs its own passes: integrated gradients and perturbation,
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -205,42 +206,23 @@ FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
 experts are chosen, is narrowed down to this and stays in the gap."""
 
-Inputs = Float[Tensor, "one n_inputs feature"]
 Evaluate = Callable[[float], tuple[float, Float64[np.ndarray, "n"]]]
 """A place in (0, 1] to the score there and the slope d score / d place, shared out among n inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class PathIntegral:
-    """The score's change between the ends of a path, shared out among the inputs."""
+    """The score's change over a piece of a path, or over the whole, shared out among the inputs."""
 
     values: Float64[np.ndarray, "n"]
     """Signed shares."""
     gap: float
-    """Sum over the pieces of |what the values miss of the score's change there|."""
+    """|what the values miss of the score's change|, summed over pieces."""
     error: float
-    """Sum over the pieces of their gap or, if it is larger, of the shares that the last halving changed there; the sum
-    of all shares if the path was never halved."""
-    steps: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    low: float
-    high: float
-    values: Float64[np.ndarray, "n"]
-    gap: float
-    change: float
-    """Half of what the halving that made this piece changed, summed over |shares|."""
-
-    @property
-    def error(self) -> float:
-        return max(self.gap, self.change)
-
-    @property
-    def halves(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        middle = (self.low + self.high) / 2
-        return (self.low, middle), (middle, self.high)
+    """The gap or, if it is larger, what the last halving changed of |shares|, summed over pieces; the sum of all shares
+    if the path was never halved."""
+    steps: int = 0
+    """Places that were evaluated for the whole."""
 
 
 def integrate_path(evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float) -> PathIntegral:
@@ -249,42 +231,39 @@ def integrate_path(evaluate: Evaluate, ends: tuple[float, float], *, steps: int,
     `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
     until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of |values|.
     """
-    scores, slopes = dict(zip((0.0, 1.0), ends, strict=True)), dict[float, Float64[np.ndarray, "n"]]()
+    scores, slopes = {0.0: ends[0], 1.0: ends[1]}, dict[float, Float64[np.ndarray, "n"]]()
 
-    def visit(places: set[float]) -> None:
-        for place in sorted(places):
+    def slope(place: float) -> Float64[np.ndarray, "n"]:
+        if place not in slopes:
             scores[place], slopes[place] = evaluate(place)
+        return slopes[place]
 
-    def piece(low: float, high: float) -> _Piece:
-        middle = slopes[(low + high) / 2]
-        values = high * middle
+    def piece(low: float, high: float) -> PathIntegral:
+        values = high * slope((low + high) / 2)
         if low > 0:
-            values = (high - low) / 6 * (slopes[low] + 4 * middle + slopes[high])
-        return _Piece(low, high, values, abs(float(values.sum()) - (scores[high] - scores[low])), 0.0)
+            values = (high - low) / 6 * (slope(low) + 4 * slope((low + high) / 2) + slope(high))
+        return PathIntegral(values, abs(float(values.sum()) - (scores[high] - scores[low])), 0.0)
 
-    def halved(whole: _Piece) -> list[_Piece]:
-        first, second = (piece(*half) for half in whole.halves)
-        change = float(np.abs(first.values + second.values - whole.values).sum()) / 2
-        return [replace(first, change=change), replace(second, change=change)]
-
-    visit({0.5})
     whole = piece(0.0, 1.0)
-    pieces = [replace(whole, change=float(np.abs(whole.values).sum()))]
+    pieces = {(0.0, 1.0): replace(whole, error=max(whole.gap, float(np.abs(whole.values).sum())))}
     while True:
-        values = np.sum([part.values for part in pieces], axis=0)
-        halvable = sorted((part for part in pieces if part.high - part.low > FINEST), key=lambda part: part.error)
-        open_error = sum(part.error for part in halvable)
+        values = np.sum([part.values for part in pieces.values()], axis=0)
+        halvable = [(part.error, run) for run, part in pieces.items() if run[1] - run[0] > FINEST]
+        halvable.sort(key=itemgetter(0))
+        open_error = sum(error for error, _ in halvable)
         if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
             break
-        alike = [part for part in halvable if part.error >= halvable[-1].error / 2]
-        chosen = alike[-max(1, (steps - len(slopes)) // 2) :]
-        halves = [half for part in chosen for half in part.halves]
-        needed = {place for low, high in halves for place in ((low + high) / 2, *((low, high) if low > 0 else ()))}
-        if len(slopes | dict.fromkeys(needed)) > steps:
+        room = steps - len(slopes)
+        if room < (3 if len(pieces) == 1 else 2):  # two middles, and at first the end of the path
             break
-        visit(needed - slopes.keys())
-        pieces = [part for part in pieces if part not in chosen] + [half for part in chosen for half in halved(part)]
-    gap, error = (float(np.sum([getattr(part, name) for part in pieces])) for name in ("gap", "error"))
+        alike = [run for error, run in halvable if error >= halvable[-1][0] / 2]
+        for low, high in alike[-(room // 2) :]:
+            before, middle = pieces.pop((low, high)), (low + high) / 2
+            first, second = piece(low, middle), piece(middle, high)
+            change = float(np.abs(first.values + second.values - before.values).sum()) / 2
+            pieces[low, middle] = replace(first, error=max(first.gap, change))
+            pieces[middle, high] = replace(second, error=max(second.gap, change))
+    gap, error = (float(np.sum([getattr(part, name) for part in pieces.values()])) for name in ("gap", "error"))
     return PathIntegral(values, gap, error, len(slopes))
 
 
@@ -320,15 +299,15 @@ class IntegratedGradients(Experiment):
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; their gap and the scores at both ends stand in `details`."""
-        end = question.embeddings
+        reading, end = question.reading, question.embeddings
         start = end.clone()
-        prompt = start[:, : question.reading.n_positions]  # a target's own tokens stay
+        prompt = start[:, : reading.n_positions]  # a target's own tokens stay
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         with torch.no_grad():
             output = question.outputs(end)
-            tokens = scored_tokens(output, question.reading)
-            reached = float(_score(output, question.reading, tokens))
-            at_start = float(_score(question.outputs(start), question.reading, tokens))
+            tokens = scored_tokens(output, reading)
+            reached = float(_score(output, reading, tokens))
+            at_start = float(_score(question.outputs(start), reading, tokens))
         if not np.isfinite(reached):
             where = first_in_forward(question.model, end)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
@@ -337,8 +316,17 @@ class IntegratedGradients(Experiment):
                 f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
                 "the other baseline, or float32, may be finite"
             )
-        path = self._integrate(question, start, tokens, (at_start, reached))
-        signed = path.values[: question.reading.n_positions]
+        line = end - start
+
+        def evaluate(place: float) -> tuple[float, Float64[np.ndarray, "n_inputs"]]:
+            inputs = (start + place * line).requires_grad_()
+            score = _score(question.outputs(inputs), reading, tokens)
+            gradient = torch.autograd.grad(score.sum(), inputs)[0]
+            slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
+            return float(score.detach()), slopes[0].cpu().numpy()
+
+        path = integrate_path(evaluate, (at_start, reached), steps=self.steps, tolerance=self.tolerance)
+        signed = path.values[: reading.n_positions]
         if not np.all(np.isfinite(signed)):
             raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
         details = {
@@ -355,21 +343,6 @@ class IntegratedGradients(Experiment):
         )
         converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
         return Influence(np.abs(signed), None, details, () if converged else (missed,))
-
-    def _integrate(
-        self, question: Question, start: Inputs, tokens: Int64[Tensor, "one outputs"], ends: tuple[float, float]
-    ) -> PathIntegral:
-        """Signed attributions by position."""
-        line = question.embeddings - start
-
-        def evaluate(place: float) -> tuple[float, Float64[np.ndarray, "n_inputs"]]:
-            inputs = (start + place * line).requires_grad_()
-            score = _score(question.outputs(inputs), question.reading, tokens)
-            gradient = torch.autograd.grad(score.sum(), inputs)[0]
-            slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
-            return float(score.detach()), slopes[0].cpu().numpy()
-
-        return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance)
 
 
 def _score(output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]) -> Float64[Tensor, "one"]:

@@ -9,10 +9,9 @@ by its record, an unfinished one continues from its finished prompts (docs/measu
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
@@ -37,29 +36,21 @@ from posbias.comparison.stored import (
 )
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.options import Loading, MeasureOptions, PassOptions
+from posbias.measurement.options import MeasureOptions, PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
-from posbias.measurement.units import (
-    Unit,
-    UnitWork,
-    check_passes,
-    halving,
-    prompts_together,
-    settings_of_units,
-)
+from posbias.measurement.units import Unit, measure_units, settings_of_units
 from posbias.models.devices import free_bytes
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
-from posbias.models.weights import REDUCED, converted, dispatched, network_sha256, quantised
+from posbias.models.weights import REDUCED, converted, dispatched, quantised
 from posbias.profiles import Profile
-from posbias.prompts import Prompts, PromptSource
-from posbias.prompts.loading import load_prompts
+from posbias.prompts import Prompts
 from posbias.results.naming import KINDS, THEORIES, Settings, label, names_beside
-from posbias.results.records import Record, finished_record
+from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result, as_stored
 from posbias.results.showing import Series, Showing, Shown
-from posbias.runs.parts import PartStore, fingerprint, finished_run
-from posbias.runs.running import check_unfinished, failed_record, held, run_directory
+from posbias.runs.parts import fingerprint, finished_run
+from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
 
 SATURATED = 8.0
@@ -336,6 +327,8 @@ def measure(
         options.directory, verb="measure", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
         model = as_model(model)
+        if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
+            options = replace(options, checkpointing=True)
         check_prompts(model, prompts)
         of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
         settings = settings_of_units(model, prompts, of_units, engine=options.engine)
@@ -347,48 +340,24 @@ def measure(
             measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
             measurement.with_record(finished)
         else:
-            check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
-            together = prompts_together(model, prompts, kinds=resolved, options=options)
-            measured = partial(_measured, model, prompts, resolved, options, settings)
-            usual = partial(measured, checkpointing=options.checkpointing)
-            measurement = halving(usual, together, at_last=partial(measured, 1, checkpointing=True))
+            state = "trained" if settings["model"].get("init_seed") is None else "initialised"
+            found, used = measure_units(
+                model,
+                prompts,
+                {state: [Unit(index) for index in range(prompts.count)]},
+                kinds=resolved,
+                seed=seed,
+                options=options,
+                settings=settings,
+            )
+            measurement = combine(found[state], kinds=resolved, seed=seed, options=used, state=state)
+            measurement = replace(measurement, model=settings["model"], prompts=prompts, tokenizer=model.tokenizer)
             if model.dtype in REDUCED:
                 measurement = _beside_float32(measurement, model, prompts)
             if run.directory is not None:
                 measurement.record.resolved["fingerprint"] = fingerprint(of_record)
         run.finish(measurement.record)
     return measurement
-
-
-def _measured(
-    model: Model,
-    prompts: Prompts,
-    kinds: tuple[Kind, ...],
-    options: MeasureOptions,
-    settings: Mapping[str, Any],
-    together: int,
-    *,
-    checkpointing: bool,
-) -> Measurement:
-    """A measurement in batches of so many prompts, which are kept in the directory and taken from there."""
-    options = replace(options, together=together, checkpointing=checkpointing)
-    work = UnitWork(
-        request=model.reload_request,
-        network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
-        token_ids=prompts.token_ids,
-        units=tuple(map(Unit, range(prompts.count))),
-        kinds=kinds,
-        seed=settings["seed"],
-        passes=options.passes,
-        together=together,
-    )
-    store = PartStore(options.directory, {**settings, "together": together})
-    pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
-    measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
-    measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
-    described = settings["model"]
-    subject = replace(measurement.measured, name="trained" if described.get("init_seed") is None else "initialised")
-    return replace(measurement, measured=subject, model=described, prompts=prompts, tokenizer=model.tokenizer)
 
 
 def _beside_float32(measurement: Measurement, model: Model, prompts: Prompts) -> Measurement:
@@ -431,8 +400,9 @@ def combine(
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
     seed: Natural = 0,
     options: MeasureOptions | None = None,
+    state: str = "trained",
 ) -> Measurement:
-    """Combine prompts that were measured one by one, with these kinds and seed, into a measurement.
+    """Combine prompts that were measured one by one, with these kinds and seed, into a measurement of a model's state.
 
     `measure` is `measure_prompt` and then this, with the prompts in their order.
 
@@ -454,7 +424,7 @@ def combine(
     return Measurement(
         kinds=resolved,
         measured=Subject(
-            "trained",
+            state,
             measured=subject,
             mixing={
                 name: Mixing(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
@@ -493,118 +463,3 @@ def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
 def _arrays(numbers: Mapping[str, Sequence[float | None]]) -> dict[str, Float64[np.ndarray, "count"]]:
     """Numbers of a record, NaN where it holds none."""
     return {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
-
-
-@checked
-@dataclass(frozen=True)
-class MeasurePlan(Loading):
-    """Measurements to make on a model; the same for all models of a run."""
-
-    source: PromptSource = field(default_factory=PromptSource)
-    n_positions: int = 512
-    """Context length N in positions, >= 1."""
-    count: int = 16
-    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
-    seed: int = 0
-    """Seed of prompts, probes and the bootstrap, >= 0."""
-    options: MeasureOptions = field(default_factory=MeasureOptions)
-    """Averaging, passes, engine and whether to resume; each model has a directory of its own."""
-
-    def prompts(self, model: Model) -> Prompts:
-        """Source of the prompts: the same text for all models, in each one's own tokens."""
-        return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
-
-
-@checked
-def measure_source(source: str, plan: MeasurePlan, *, directory: Path | None) -> Measurement:
-    """Load one model, and measure it into the directory."""
-    model = plan.load(source)
-    if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
-        plan = replace(plan, options=replace(plan.options, checkpointing=True))
-    prompts = plan.prompts(model)
-    options = replace(plan.options, directory=directory)
-    return measure(model, prompts, kinds=list(plan.kinds), seed=plan.seed, options=options)
-
-
-@checked
-def measure_models(
-    sources: Sequence[str],
-    plan: MeasurePlan | None = None,
-    *,
-    out: str | Path | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    command: str = "",
-    page: Callable[[Sequence[Record], Path], object] | None = None,
-) -> Iterator[tuple[str, Record]]:
-    """Measure several models one after another, the prompts of each through the engine.
-
-    Args:
-        sources: As `load_model` takes them, each once.
-        plan: What is measured of each; its engine serves all of them.
-        out: Directory for all, with one per model; `options.resume` takes finished work from there.
-        arguments, command: For the records, beside the model.
-        page: Draws finished records into a directory, as `write_report` does: each into its own as it is done, at last
-            all of them side by side into `out`. None: no pages.
-
-    Yields:
-        Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,
-        and the next one follows; a finished record that its directory holds stays there.
-
-    Raises:
-        UsageError: no models, one of them twice, wrong options, a directory that is in use, or a first model that
-            cannot be measured at all.
-    """
-    plan = plan or MeasurePlan()
-    if plan.options.resume and out is None:
-        raise UsageError("resume=True needs out: the directory of the run that is continued")
-    names = directory_names(sources)
-    resolve_kinds(list(plan.kinds))
-    records: list[Record] = []
-    resume, overwrite = plan.options.resume, plan.options.overwrite
-    with nullcontext() if out is None else held(out) as directory:
-        if directory is not None and not (resume or overwrite):
-            for name in names:
-                check_unfinished(directory / name, shell=bool(command))  # of all, before hours go into the first
-        for name, source in names.items():
-            passed = {"model": source, **(arguments or {})}
-            own = None if directory is None else directory / name
-            try:
-                with run_directory(
-                    own, verb="measure", arguments=passed, command=command, resume=resume, overwrite=overwrite
-                ) as run:
-                    record = measure_source(source, plan, directory=run.directory).record
-                    run.finish(record)
-                    if run.directory is not None and page is not None:
-                        page([record], run.directory)
-            except (RunError, UsageError) as error:
-                if isinstance(error, UsageError) and not records:
-                    raise
-                record = failed_record("measure", passed, error)
-                if own is not None:
-                    with suppress(RunError, UsageError), held(own) as path:
-                        if finished_record(path) is None:
-                            record.write_run(path)
-            records.append(record)
-            yield name, record
-        done = [record for record in records if record.status == "done"]
-        if directory is not None and page is not None and done:
-            page(done, directory)
-
-
-def directory_names(sources: Sequence[str]) -> dict[str, str]:
-    """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
-    if not sources:
-        raise UsageError("no model to measure; give at least 1")
-    parts: dict[str, list[str]] = {}
-    for source in sources:
-        path = Path(source.removeprefix("config:")).expanduser()
-        whole = (path.resolve() if path.exists() else path).parts
-        clean = [
-            "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in whole
-        ]
-        parts[source] = [part for part in clean if part.strip("_")] or ["model"]
-    for taken in range(1, max(map(len, parts.values())) + 1):
-        names = {"-".join(own[-taken:]): source for source, own in parts.items()}
-        if len(names) == len(sources):
-            return names
-    raise UsageError(f"the models {', '.join(sources)} cannot be told apart by their names; give each of them once")

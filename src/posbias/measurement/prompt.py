@@ -9,9 +9,7 @@ weights are not differentiated. Beside it: the mixing, and the influence on the 
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,49 +39,6 @@ Pulled = tuple[str, Float64[Tensor, "prompts outputs _"]]
 """A covector of every prompt to pull back: where it lives ("hidden", "logits", a layer), its part at every output."""
 
 
-def influence_of_positions(
-    model: Model,
-    token_ids: Int64[np.ndarray, "prompts n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    keys: Sequence[Key],
-    options: PassOptions,
-) -> list[dict[str, Influence]]:
-    """Every kind of influence of every position of each of some prompts, and that on the chosen layers, by name.
-
-    Covectors of all prompts share passes, in one batch. Cost: with P weights outside the embedding table and N
-    positions, 2 P N flops per prompt for the forward and as many for every covector (plus attention, about 2 L N^2 d
-    each); memory is the forward's saved activations, of order L N d numbers, times prompts. The vocabulary
-    enters once per output that is read. Kinds with passes of their own state their cost themselves. Random covectors
-    depend on a prompt's key, (seed, index), and the kind's name alone.
-    """
-    output = options.read_output
-    for kind in kinds:
-        kind.check_output(output)
-    questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
-    pulled: list[tuple[str, Pullback, int | None]] = [
-        (kind.name, kind, None) for kind in kinds if isinstance(kind, Pullback)
-    ]
-    if options.layers is not None:
-        if output.targeted:
-            raise UsageError(
-                f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth"
-            )
-        probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
-        pulled += [(of_layer(layer), probes, layer) for layer in chosen_layers(model, options.layers)]
-    results = _pull_back_all(questions, pulled) if pulled else [{} for _ in questions]
-    for kind in kinds:
-        if isinstance(kind, Experiment):
-            for question, result in zip(questions, results, strict=True):
-                result[kind.name] = kind.measure(question)
-    return [{name: result[name] for name in [*(kind.name for kind in kinds), *result]} for result in results]
-
-
-def of_layer(layer: int) -> str:
-    """The name of the influence on the stream after a layer."""
-    return f"layer {layer}"
-
-
 def chosen_layers(model: Model, layers: str | Sequence[int]) -> tuple[int, ...]:
     """The chosen layer indices, after a check that the network has them."""
     count = len(named_blocks(model.network))
@@ -98,26 +53,33 @@ def chosen_layers(model: Model, layers: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def _pull_back_all(
-    questions: Sequence[Question], pulled: Sequence[tuple[str, Pullback, int | None]]
+    questions: Sequence[Question], pulled: Mapping[str, tuple[Pullback, int | None]]
 ) -> list[dict[str, Influence]]:
-    """All covectors of all kinds, prompts and layers (None: the output), by name, from one forward pass."""
+    """The influence of every kind on the output, or on the stream after its layer, from one forward pass, by name.
+
+    Covectors of all prompts share passes. Cost: with P weights outside the embedding table and N positions, 2 P N flops
+    per prompt for the forward pass and as many for every covector (plus attention, about 2 L N^2 d each); memory is the
+    forward pass's saved activations, of order L N d numbers, times prompts. The vocabulary enters once per output that
+    is read. Random covectors depend on a prompt's key, (seed, index), and the kind's name alone.
+    """
+    if not pulled:
+        return [{} for _ in questions]
     model, reading = questions[0].model, questions[0].reading
     tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
     inputs = model.embed(tokens).detach().requires_grad_()
-    watched: AbstractContextManager[list[Tensor]] = nullcontext([])
-    if any(layer is not None for _, _, layer in pulled):
-        watched = block_outputs(model.network)
+    layered = any(layer is not None for _, layer in pulled.values())
+    watched: AbstractContextManager[list[Tensor]] = block_outputs(model.network) if layered else nullcontext([])
     with watched as streams:
         output = questions[0].outputs(inputs)
     finite = (output.hidden.isfinite().flatten(1).all(dim=1) & output.logits.isfinite().flatten(1).all(dim=1)).tolist()
     if not all(finite):
-        names, row = ", ".join(name for name, _, layer in pulled if layer is None) or "layers", finite.index(False)
+        names, row = ", ".join(name for name, (_, layer) in pulled.items() if layer is None), finite.index(False)
         where = first_in_forward(model, inputs[row : row + 1])
-        raise RunError(f"{names}: the output on prompt {questions[row].key[1]} is not finite{where}")
-    sources: dict[str, Tensor] = {"hidden": output.hidden, "logits": output.logits}
+        raise RunError(f"{names or 'layers'}: the output on prompt {questions[row].key[1]} is not finite{where}")
+    sources = {"hidden": output.hidden, "logits": output.logits}
     vectors: list[Pulled] = []
     counts = []
-    for name, kind, layer in pulled:
+    for name, (kind, layer) in pulled.items():
         site, hidden = kind.site if layer is None else name, output.hidden
         if layer is not None:  # the same probes at every layer: differences between layers are not those of probes
             sources[name] = hidden = streams[layer][:, list(reading.positions)]
@@ -127,7 +89,7 @@ def _pull_back_all(
         counts.append(covectors.shape[1])
     squares = pull_back(sources, inputs, vectors)[..., : reading.n_positions] * reading.share**2
     results: list[dict[str, Influence]] = [{} for _ in questions]
-    for (name, kind, _), section in zip(pulled, np.split(squares, np.cumsum(counts)[:-1], axis=1), strict=True):
+    for (name, (kind, _)), section in zip(pulled.items(), np.split(squares, np.cumsum(counts)[:-1], 1), strict=True):
         for question, result, of_prompt in zip(questions, results, section, strict=True):
             if not np.all(np.isfinite(of_prompt)):
                 raise RunError(f"{name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
@@ -171,9 +133,6 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
     return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
 
 
-SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
-
-
 def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:
     """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
     return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
@@ -210,11 +169,10 @@ class PromptMeasurement:
     """Influence ||dh_l/dx_j||_F on the stream after each of them, not normalised."""
     left_out: Sequence[str] = ()
     """Limits of the numbers, and what the model does not allow."""
-
-    @classmethod
-    def of_piece(cls, piece: Mapping[str, Any]) -> "PromptMeasurement":
-        """The measurement from a piece of `posbias.runs.parts.unpacked`, which may hold more."""
-        return cls(**{entry.name: piece[entry.name] for entry in fields(cls)})
+    theories: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
+    """Profiles that theories predict of the prompt, if they were asked for (`posbias.measurement.theories`)."""
+    networks: Float64[np.ndarray, "network n_positions"] | None = None
+    """The profiles that mean field averages: one, or one for each network whose heads it draws."""
 
 
 def measure_prompt(
@@ -234,7 +192,7 @@ def measure_prompt(
 
 def measure_together(
     model: Model,
-    token_ids: SeveralTokenIds,
+    token_ids: Int64[np.ndarray, "prompts n_positions"],
     *,
     kinds: Sequence[Kind],
     keys: Sequence[Key],
@@ -242,38 +200,47 @@ def measure_together(
 ) -> list[PromptMeasurement]:
     """Measure prompts in one batch, each as `measure_prompt` does; only covectors share passes."""
     options = options or PassOptions()
-    if len(keys) > 1 and not shares_passes(kinds):
-        alone = partial(measure_prompt, model, kinds=kinds, options=options)
-        return [alone(tokens, key=key) for tokens, key in zip(token_ids, keys, strict=True)]
+    output = options.read_output
+    for kind in kinds:
+        kind.check_output(output)
+    questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
+    pulled: dict[str, tuple[Pullback, int | None]] = {
+        kind.name: (kind, None) for kind in kinds if isinstance(kind, Pullback)
+    }
+    layers = () if options.layers is None else chosen_layers(model, options.layers)
+    if layers and output.targeted:
+        raise UsageError(f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth")
+    probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
+    pulled |= {f"layer {layer}": (probes, layer) for layer in layers}
     watching: AbstractContextManager[BranchWatch | None] = nullcontext()
     if isinstance(model, HuggingFaceModel):  # the first pass gives the mixing, too
         watching = watch_branches(model.network, once=True)
     with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
-        influences = influence_of_positions(model, token_ids, kinds=kinds, keys=keys, options=options)
-    layers = () if options.layers is None else chosen_layers(model, options.layers)
+        found = _pull_back_all(questions, pulled)
+        for kind in kinds:
+            if isinstance(kind, Experiment):
+                for question, result in zip(questions, found, strict=True):
+                    result[kind.name] = kind.measure(question)
     mixings: list[dict[str, np.ndarray]] = [{} for _ in keys]
     with suppress(UsageError):  # blocks that add no branches of attention
         norms = watch.norms() if watch is not None and watch.stream else None
         if norms is None or norms.stream.shape[1:] != token_ids.shape:  # a target stood behind them, or other prompts
             norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
-        streams, branches = (torch.split(values, 1, dim=1) for values in (norms.stream, norms.branch))
-        mixings = [
-            mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
-            for stream, branch, (_, prompt) in zip(streams, branches, keys, strict=True)
-        ]
+        rows = (BranchNorms(norms.stream[:, [row]], norms.branch[:, [row]]) for row in range(len(keys)))
+        mixings = [mixing_from_norms(of_prompt, prompt=key[1]) for of_prompt, key in zip(rows, keys, strict=True)]
     measured = []
-    for influence, mixing in zip(influences, mixings, strict=True):
-        by_depth = [influence.pop(of_layer(layer)) for layer in layers]
-        errors = {kind: result.standard_errors for kind, result in influence.items()}
+    for result, mixing in zip(found, mixings, strict=True):
+        by_kind = {kind.name: result[kind.name] for kind in kinds}
+        errors = {name: each.standard_errors for name, each in by_kind.items()}
         measured.append(
             PromptMeasurement(
-                norms={kind: result.norms for kind, result in influence.items()},
-                standard_errors={kind: values for kind, values in errors.items() if values is not None},
+                norms={name: each.norms for name, each in by_kind.items()},
+                standard_errors={name: values for name, values in errors.items() if values is not None},
                 mixing=mixing,
-                details={kind: result.details for kind, result in influence.items() if result.details},
+                details={name: each.details for name, each in by_kind.items() if each.details},
                 layers=layers,
-                depth=np.stack([result.norms for result in by_depth]) if layers else None,
-                left_out=[limit for result in influence.values() for limit in result.left_out],
+                depth=np.stack([result[f"layer {layer}"].norms for layer in layers]) if layers else None,
+                left_out=[limit for each in result.values() for limit in each.left_out],
             )
         )
     return measured

@@ -6,8 +6,8 @@ field.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -16,7 +16,6 @@ from posbias.architecture import Architecture
 from posbias.comparison.stored import TheoryProfile
 from posbias.errors import UsageError
 from posbias.measurement.prompt import PromptMeasurement
-from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts import Prompts
@@ -120,18 +119,19 @@ def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str
     return found, left_out
 
 
-def beside_measured(
+def with_theories(
+    measured: PromptMeasurement,
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
-    unit: Unit,
-    measured: PromptMeasurement,
+    initialisation: int | None,
     traced: Callable[[], PromptTrace] | None,
-) -> dict[str, Any]:
-    """The theories that read one unit's prompt, the networks that mean field drew, and why theories were left out."""
-    number, mixing = None if unit.init_seed is None else unit.prompt, measured.mixing.get("token_mean")
-    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=number, traced=traced)
-    return {
-        "theories": {name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
-        "networks": found.get("mean_field", []),
-        "left_out": [*measured.left_out, *left_out],
-    }
+) -> PromptMeasurement:
+    """A prompt's measurement with the theories that read the prompt; as `prompt_theories`."""
+    mixing = measured.mixing.get("token_mean")
+    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=initialisation, traced=traced)
+    return replace(
+        measured,
+        theories={name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+        networks=found.get("mean_field"),
+        left_out=[*measured.left_out, *left_out],
+    )

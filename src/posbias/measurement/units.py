@@ -1,4 +1,4 @@
-"""Settings of `measure`, its prompts as units of work for an engine, and the memory that their passes take.
+"""The prompts of `measure` and `audit` as units of work for an engine, and the memory that their passes take.
 
 What an engine computes at a time, keeps and tries again is a batch: prompts that follow one another and are measured
 together. Which ones depends on their number alone, so that workers and resumed runs have the same.
@@ -9,7 +9,8 @@ a process on a CPU instead, so there one formula of the passes is held against w
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ from jaxtyping import Int64
 from posbias.errors import RunError
 from posbias.measurement.kinds import Kind
 from posbias.measurement.options import MeasureOptions, PassOptions
-from posbias.measurement.outputs import TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_together, shares_passes
 from posbias.memory import check_room, keep_freed_memory
 from posbias.models.attention import named_blocks
@@ -28,10 +28,11 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
+from posbias.models.weights import network_sha256
 from posbias.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
-from posbias.theory.power_rollout.rollout import PromptTrace, traced_beside
+from posbias.theory.power_rollout.rollout import traced_beside
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,6 @@ class Unit:
     prompt: int
     init_seed: int | None = None
     """Seed of the re-initialisation it is measured on; None for the model as loaded."""
-
-
-Beside = Callable[[Model, TokenIds, Unit, PromptMeasurement, Callable[[], PromptTrace] | None], Mapping[str, Any]]
-"""What else is computed of a unit, from the measured pass too where one prompt has it alone: a function of a module, so
-that other processes find it."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,11 @@ class UnitWork:
     kinds: tuple[Kind, ...]
     seed: int
     passes: PassOptions
-    beside: Beside | None = None
-    description: str = "measuring prompts"
-    together: int = 1
-    """Units of a batch, >= 1; they share passes unless one is re-initialised."""
+    together: int
+    """Units of a batch, >= 1, which share passes; 1 if they are re-initialised."""
+    theories: bool
+    """Tell what theories say of each prompt, too."""
+    description: str
 
     def prepare(self) -> Model:
         """The model, loaded."""
@@ -71,36 +68,76 @@ class UnitWork:
 
     def compute(self, prepared: Model, unit: int) -> Arrays:
         """Everything about the units of one batch, packed."""
-        batch = self.units[unit * self.together :][: self.together]
-        drawn = any(chosen.init_seed is not None for chosen in batch)
-        pieces: list[dict[str, Any]] = []
-        for units in [[chosen] for chosen in batch] if drawn else [batch]:
-            model, first = prepared, units[0]
-            if first.init_seed is not None and isinstance(prepared, HuggingFaceModel):
-                model = reinitialise(prepared, first.init_seed)
-            prompts = [chosen.prompt for chosen in units]
-            keys = [(self.seed, prompt) for prompt in prompts]
-            # The first pass is then the prompt's, read at its end; checkpointing is there to keep nothing of it.
-            alone = len(units) == 1 and shares_passes(self.kinds) and str(self.passes.output) == "last"
-            watched: Any = nullcontext()
-            if self.beside and alone and not self.passes.checkpointing:
-                watched = traced_beside(model, self.token_ids[first.prompt])
-            with watched as traced:
-                found = measure_together(
-                    model, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes
-                )
-            for chosen, measured in zip(units, found, strict=True):
-                piece = dict(vars(measured))
-                if self.beside is not None:
-                    piece |= self.beside(model, self.token_ids[chosen.prompt], chosen, measured, traced)
-                pieces.append(piece)
-        return packed(pieces)
+        batch, model = self.units[unit * self.together :][: self.together], prepared
+        if batch[0].init_seed is not None and isinstance(prepared, HuggingFaceModel):
+            model = reinitialise(prepared, batch[0].init_seed)
+        keys = [(self.seed, chosen.prompt) for chosen in batch]
+        token_ids = self.token_ids[[chosen.prompt for chosen in batch]]
+        # The first pass is then the prompt's, read at its end; checkpointing is there to keep nothing of it.
+        watched: Any = nullcontext()
+        if self.theories and len(batch) == 1 and shares_passes(self.kinds) and not self.passes.checkpointing:
+            watched = traced_beside(model, token_ids[0]) if str(self.passes.output) == "last" else watched
+        with watched as traced:
+            measured = measure_together(model, token_ids, kinds=self.kinds, keys=keys, options=self.passes)
+        if self.theories:
+            from posbias.measurement.theories import with_theories  # needs much that `measure` does not
 
-    def collected(self, name: str, *, engine: Engine, store: PartStore, model: Model) -> list[dict[str, Any]]:
-        """The piece of every unit, in order; every batch is kept in the store under the name and its first unit."""
-        names = [f"{name}-{start:06d}" for start in range(0, len(self.units), self.together)]
-        batches = collect(self, names, engine=engine, store=store, prepared=model)
-        return [piece for batch in batches for piece in unpacked(batch)]
+            measured = [
+                with_theories(each, model, ids, None if chosen.init_seed is None else chosen.prompt, traced)
+                for each, ids, chosen in zip(measured, token_ids, batch, strict=True)
+            ]
+        return packed(measured)
+
+
+def measure_units(
+    model: Model,
+    prompts: Prompts,
+    states: Mapping[str, Sequence[Unit]],
+    *,
+    kinds: tuple[Kind, ...],
+    seed: int,
+    options: MeasureOptions,
+    settings: Mapping[str, Any],
+    theories: bool = False,
+) -> tuple[dict[str, list[PromptMeasurement]], MeasureOptions]:
+    """Measure the units of each state of a model, in batches that fit into memory, through the engine.
+
+    Every batch is kept in the options' directory under its state and first unit, and found there again if it was made
+    under the same settings.
+
+    Returns:
+        The measurements of every state's units, in order; and the options that memory allowed.
+
+    Raises:
+        UsageError: the passes do not fit into what is free.
+        RunError: the device's memory does not hold those of one prompt, or a value is not finite.
+    """
+    check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
+
+    def measured(together: int, used: MeasureOptions = options) -> tuple[dict[str, list[Any]], MeasureOptions]:
+        used = replace(used, together=together)
+        store = PartStore(options.directory, {**settings, "together": together})
+        found = {}
+        for state, units in states.items():
+            work = UnitWork(
+                request=model.reload_request,
+                network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
+                token_ids=prompts.token_ids,
+                units=tuple(units),
+                kinds=kinds,
+                seed=seed,
+                passes=used.passes,
+                together=1 if any(unit.init_seed is not None for unit in units) else together,
+                theories=theories,
+                description=f"measuring the {state} model",
+            )
+            names = [f"{state}-{start:06d}" for start in range(0, len(units), work.together)]
+            batches = collect(work, names, engine=options.engine, store=store, prepared=model)
+            found[state] = [PromptMeasurement(**piece) for batch in batches for piece in unpacked(batch)]
+        return found, used
+
+    together = prompts_together(model, prompts, kinds=kinds, options=options)
+    return halving(measured, together, at_last=partial(measured, 1, replace(options, checkpointing=True)))
 
 
 def settings_of_units(model: Model, prompts: Prompts, of_units: Mapping[str, Any], *, engine: Engine) -> dict[str, Any]:

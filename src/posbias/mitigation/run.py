@@ -33,7 +33,6 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation, opened
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
-from posbias.measurement.measurement import directory_names
 from posbias.mitigation.fits import Calibration, Fit, Windows
 from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit_of, run_fit, text_beside
 from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, judge
@@ -49,7 +48,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.results.records import Record
 from posbias.results.result import as_stored
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by, packed, unpacked
-from posbias.runs.running import run_directory
+from posbias.runs.running import directory_names, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 UNCHANGED = "unchanged"

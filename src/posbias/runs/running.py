@@ -9,7 +9,7 @@ the run, too; within it the verb finds the run open, which notes the shell's arg
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -225,3 +225,22 @@ def _refusing(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
+
+
+def directory_names(sources: Sequence[str]) -> dict[str, str]:
+    """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
+    if not sources:
+        raise UsageError("no model to measure; give at least 1")
+    parts: dict[str, list[str]] = {}
+    for source in sources:
+        path = Path(source.removeprefix("config:")).expanduser()
+        whole = (path.resolve() if path.exists() else path).parts
+        clean = [
+            "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in whole
+        ]
+        parts[source] = [part for part in clean if part.strip("_")] or ["model"]
+    for taken in range(1, max(map(len, parts.values())) + 1):
+        names = {"-".join(own[-taken:]): source for source, own in parts.items()}
+        if len(names) == len(sources):
+            return names
+    raise UsageError(f"the models {', '.join(sources)} cannot be told apart by their names; give each of them once")
