@@ -23,7 +23,7 @@ REFUSED_SECONDS, REFUSED_BYTES = 20, 100 << 20
 """What a refusal may take at most."""
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
-FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "glm", "falcon-alibi", "opt", "qwen2-window")
+FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "phi", "falcon-alibi", "opt", "qwen2-window")
 HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000]
 """Whole numbers no larger: a network of a billion layers is not refused, and building it never ends."""
 HOSTILE += [1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]

@@ -48,7 +48,7 @@ FLOAT32_INSIDE = 2e-5
 POSITIONS = 12
 TOKEN_IDS = torch.randint(3, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(2))
 WINDOWED = [
-    *("cohere2", "gemma2", "gemma3_text", "gpt_neo", "mistral", "olmo3", "phi3-window", "qwen2-window", "qwen3-window"),
+    *("gemma2", "gemma3_text", "mistral", "olmo3", "phi3-window", "qwen2-window", "qwen3-window"),
     *("mixtral", "smollm3-window", "starcoder2-window"),
 ]
 
@@ -119,11 +119,7 @@ def attend(
     if parts.softcap is not None:
         logits = parts.softcap * torch.tanh(logits / parts.softcap)
     logits = logits + position_logits
-    if parts.sinks is not None:
-        sinks = parts.sinks.reshape(-1, 1, 1).expand(*logits.shape[:-1], 1)
-        attention = torch.softmax(torch.cat([logits, sinks], -1), dim=-1)[..., :-1]
-    else:
-        attention = torch.softmax(logits, dim=-1)
+    attention = torch.softmax(logits, dim=-1)
     return linear(parts.output, parts.output_bias, (attention @ value).transpose(1, 2).flatten(2))
 
 
@@ -231,7 +227,8 @@ def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: 
         torch.testing.assert_close(norms.branch[layer], branch.norm(dim=-1), rtol=1e-4, atol=1e-5)
 
 
-def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
+def test_rotary_frequencies_are_those_of_the_angles(dense: HuggingFaceModel) -> None:
+    model = dense
     family, config = model.family, model.config
     for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
         frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
@@ -253,8 +250,7 @@ def test_embed_then_last_is_the_plain_forward_which_sees_no_future(model: Huggin
     torch.testing.assert_close(ours.logits.double(), plain[:, -1], rtol=1e-6, atol=1e-6)
     head = model.network.get_output_embeddings()
     if getattr(model.config, "final_logit_softcapping", None) is None:
-        scale = model.config.logit_scale if model.model_type in {"cohere", "cohere2"} else 1
-        scale = 1 / model.config.logits_scaling if model.model_type.startswith("granite") else scale
+        scale = 1 / model.config.logits_scaling if model.model_type.startswith("granite") else 1
         scale = model.config.lm_head_multiplier if model.model_type == "falcon_h1" else scale
         torch.testing.assert_close((scale * head(ours.hidden)).to(ours.logits), ours.logits, rtol=1e-6, atol=1e-6)
     assert model.embed(token_ids).shape[-1] == model.width

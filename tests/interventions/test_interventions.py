@@ -36,8 +36,8 @@ UNCHANGING = (
 """Spelled so that nothing happens."""
 NAMES = {*CONFIGS, "gpt_oss"}
 REFUSED = {
-    "masks": {"falcon-alibi", "gpt_neo", "mpt"},
-    "no_learned_positions": NAMES - {"gpt2", "gpt_neo", "opt"},
+    "masks": {"falcon-alibi", "mpt"},
+    "no_learned_positions": NAMES - {"gpt2", "opt"},
     "no_alibi": NAMES - {"bloom", "mpt"},
 }
 FLOAT32_INSIDE = 2e-5

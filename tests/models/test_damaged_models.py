@@ -19,7 +19,7 @@ HARD_LIMIT = 300
 
 def test_a_few_damaged_models(tmp_path: Path) -> None:
     bases = tmp_path / "bases"
-    model_inputs.save_bases(bases, ("llama", "gpt_neo"))
+    model_inputs.save_bases(bases, ("llama", "opt"))
     findings, seen = {}, set()
     for number in range(FEW):
         draw = random.Random(number)

@@ -41,7 +41,7 @@ def test_a_profile_of_every_family_in_either_precision(kind: str, tiny_model: Bu
     check_both_precisions(tiny_model, kind, random_ids(), PowerRollout())
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "glm", "opt", "bloom"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "phi3", "opt", "bloom"])
 @pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
 def test_a_profile_with_all_settings_in_either_precision(
     kind: str, settings: PowerRollout, tiny_model: Build, random_ids: Draw

@@ -26,7 +26,7 @@ def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
-def _mpt_encoding(config: Any) -> Encoding:
+def _mpt_encoding(config: Any, layer: int) -> Encoding:
     """Slopes 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two.
 
     transformers never passes `alibi_bias_max` on, so its default of 8 is what runs.
@@ -65,7 +65,7 @@ def _falcon_factors(config: Any) -> tuple[int, float]:
     return times, float((config.hidden_size // config.num_attention_heads) ** 0.5)
 
 
-def _falcon_encoding(config: Any) -> Encoding:
+def _falcon_encoding(config: Any, layer: int) -> Encoding:
     """The slopes as they are applied, each rounded to bfloat16; the staircase they climb is left out."""
     if not config.alibi:
         return NoEncoding()
@@ -141,12 +141,7 @@ _GEMMA2 = replace(
     mlp_post_norm="post_feedforward_layernorm",
 )
 _ONE_WINDOW = replace(_LLAMA, windows="all layers")
-_FUSED = replace(_LLAMA, up_and_down=("gate_up_proj", "down_proj"), gate_in_up=True, activation="activation_fn")
-_GLM = replace(_FUSED, turns_neighbours=True)
 _GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="embedding_multiplier")
-_COHERE = replace(
-    _LLAMA, parallel=lambda config: True, mlp_norm="input_layernorm", turns_neighbours=True, angles_come="side by side"
-)
 _QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
 
 
@@ -164,13 +159,12 @@ DENSE: dict[str, Layout] = {
     "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj"), activation="act"),
     "smollm3": replace(_LLAMA, rotates=lambda attention, config: attention.use_rope),
     "granite": _GRANITE,
-    "phi3": replace(_FUSED, windows="all layers", query_key_value=("qkv_proj",)),
-    "stablelm": replace(
-        _LLAMA,
-        parallel=lambda config: config.use_parallel_residual,
-        mlp_norm=("post_attention_layernorm", "input_layernorm"),
-        query_key_norms=("q_layernorm", "k_layernorm"),
-        query_key_norm_switch="qk_layernorm",
+    "phi3": replace(
+        _ONE_WINDOW,
+        query_key_value=("qkv_proj",),
+        up_and_down=("gate_up_proj", "down_proj"),
+        gate_in_up=True,
+        activation="activation_fn",
     ),
     "qwen3": _QWEN3,
     "olmo2": _OLMO2,
@@ -178,22 +172,7 @@ DENSE: dict[str, Layout] = {
     "exaone4": replace(_OLMO2, rotates=lambda attention, _: attention.sliding_window is None or attention.is_sliding),
     "gemma2": replace(_GEMMA2, softcap="attn_logit_softcapping"),
     "gemma3_text": replace(_GEMMA2, query_key_norms=Q_AND_K),
-    "helium": replace(_LLAMA, turns_neighbours=True),
-    "ernie4_5": replace(_LLAMA, turns_neighbours=True),
-    "glm": _GLM,
-    "glm4": replace(_GLM, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
-    "cohere": replace(_COHERE, query_key_norms=Q_AND_K, query_key_norm_switch="use_qk_norm"),
-    "cohere2": replace(_COHERE, rotates=lambda attention, config: attention.sliding_window is not None),
     "gpt2": _GPT2,
-    "gpt_neo": replace(
-        _GPT2,
-        windows="attention_layers",
-        attention="attn.attention",
-        attention_output="attn.attention.out_proj",
-        query_key_value=_LLAMA.query_key_value,
-        scale=None,
-        refused=(),
-    ),
     "gpt_neox": _NEOX,
     "phi": Layout(
         final_norm="model.final_layernorm",
@@ -201,7 +180,6 @@ DENSE: dict[str, Layout] = {
         attention_output="self_attn.dense",
         mlp_norm="input_layernorm",
         query_key_norms=("q_layernorm", "k_layernorm"),
-        query_key_norm_switch="qk_layernorm",
         up_and_down=("fc1", "fc2"),
         activation="activation_fn",
         windows="none",
@@ -229,7 +207,7 @@ DENSE: dict[str, Layout] = {
         activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         max_positions=lambda config: None,
-        alibi=lambda config: Alibi(),
+        encoding=lambda config, layer: Alibi(),
         caveats=_bloom_caveats,
     ),
     "mpt": replace(
@@ -246,7 +224,7 @@ DENSE: dict[str, Layout] = {
         activation="act",
         scale="softmax_scale",
         max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
-        alibi=_mpt_encoding,
+        encoding=_mpt_encoding,
         caveats=_mpt_caveats,
     ),
     "falcon": replace(
@@ -263,7 +241,7 @@ DENSE: dict[str, Layout] = {
             else config.num_attention_heads
         ),
         max_positions=lambda config: None if config.alibi else named_length(config),
-        alibi=_falcon_encoding,
+        encoding=_falcon_encoding,
         caveats=_falcon_caveats,
     ),
 }
@@ -275,9 +253,9 @@ MIXTURES: dict[str, Layout] = {
     "qwen2_moe": _LLAMA,
     "olmoe": replace(_QWEN3, refused=("use_bidirectional_attention", "clip_qkv")),  # the clamp comes after the norm
     "qwen3_moe": replace(_QWEN3, windows="all layers"),
-    "glm4_moe": replace(_QWEN3, query_key_norm_switch="use_qk_norm"),
+    "glm4_moe": _QWEN3,
     "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
-    "gpt_oss": replace(_LLAMA, angles_come="once"),
+    "gpt_oss": _LLAMA,
 }
 """Families with mixtures of experts: their attention and their branches are read, no more."""
 
@@ -286,7 +264,7 @@ FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in so
 
 def replaceable(name: str) -> bool:
     """Tell whether a family's attention goes through transformers' attention interface, without a cap on its logits."""
-    return FAMILIES[name].softcap is None and name not in ("bloom", "falcon", "gpt_neo", "mpt")
+    return FAMILIES[name].softcap is None and name not in ("bloom", "falcon", "mpt")
 
 
 def families() -> dict[str, str]:

@@ -11,12 +11,12 @@ own for every length beyond the configured one. Keys that were turned in one sor
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64, Shaped
+from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor, nn
 
 from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
@@ -109,8 +109,6 @@ def turned_by(
 
 OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
-COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
-"""LayerNorms without a bias, written out."""
 LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS")
 """RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
@@ -137,8 +135,7 @@ class Norm:
 class AttentionParts:
     """The maps of one attention layer: logits = softcap(scale q.k), beside what positions add.
 
-    Rotary positions turn the first features of a head, half against half. Where a model turns neighbours instead
-    (Cohere), the query and key features of each head are listed in that order, which changes no logit.
+    Rotary positions turn the first features of a head, half against half.
     """
 
     query: Float[Tensor, "query_features width"]
@@ -159,10 +156,6 @@ class AttentionParts:
     key_bias: Float[Tensor, "key_features"] | None = None
     value_bias: Float[Tensor, "value_rows"] | None = None
     output_bias: Float[Tensor, "width"] | None = None
-    order: Int64[Tensor, "head_dim"] | None = None
-    """The model's own feature at each place of a head, where neighbours are listed as halves; None: as they are."""
-    sinks: Float[Tensor, "heads"] | None = None
-    """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
 
     @property
     def value_dim(self) -> int:
@@ -232,58 +225,6 @@ def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], f
     return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 
-def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
-    """List the first `rotary` query and key features of each head evens first, then odds.
-
-    Turning neighbours (0, 1), (2, 3) ... becomes turning half against half; no product of a query with a key changes.
-    """
-    turned = torch.arange(rotary).reshape(-1, 2).T.flatten()
-    order = torch.cat([turned, torch.arange(rotary, parts.head_dim)])
-
-    def listed(rows: Tensor) -> Tensor:
-        by_head = rows.reshape(-1, parts.head_dim, *rows.shape[1:])
-        return by_head[:, order.to(rows.device)].flatten(0, 1)
-
-    def listed_gain(norm: Norm | None) -> Norm | None:
-        return None if norm is None else replace(norm, gain=norm.gain[..., order.to(norm.gain.device)])
-
-    return replace(
-        parts,
-        order=order,
-        query=listed(parts.query),
-        key=listed(parts.key),
-        query_bias=None if parts.query_bias is None else listed(parts.query_bias),
-        key_bias=None if parts.key_bias is None else listed(parts.key_bias),
-        query_norm=listed_gain(parts.query_norm),
-        key_norm=listed_gain(parts.key_norm),
-    )
-
-
-def read_norm(module: nn.Module) -> Norm:
-    """A LayerNorm or RMS norm, or StableLM's list of one for each head; others are refused.
-
-    Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
-    """
-    kind = type(module).__name__
-    if kind == "StableLmLayerNormPerHead":
-        norms = [read_norm(norm) for norm in module.get_submodule("norms").children()]
-        return replace(norms[0], gain=torch.stack([norm.gain for norm in norms]))
-    if isinstance(module, nn.LayerNorm):
-        stored: Tensor | None = module.weight
-        gain = torch.ones(module.normalized_shape) if stored is None else stored
-        gain = 1 + gain if kind == "NemotronLayerNorm1P" else gain
-        return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
-    if kind == "OlmoLayerNorm":
-        shape: Any = module.normalized_shape
-        return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)
-    if not kind.endswith("RMSNorm") and kind not in COHERE_NORMS:
-        raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
-    weight: Tensor = module.get_parameter("weight")
-    epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-    gain = 1 + weight if kind.startswith(LESS_ONE) else weight
-    return Norm(kind="rms" if kind.endswith("RMSNorm") else "layer", gain=gain, bias=None, epsilon=float(epsilon))
-
-
 Angles = tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]
 """Cosines and sines of a layer for a single prompt."""
 Path = str | tuple[str, ...] | None
@@ -334,16 +275,13 @@ class Layout:
     refused: tuple[str, ...] = ("use_bidirectional_attention",)
     """Entries of the configuration that must not be set, or that must ("no ..."); the default is that of embedding
     models, no decoders."""
-    windows: Literal["none", "all layers", "layer_types", "attention_layers"] = "layer_types"
-    """The layers that see `sliding_window` keys: all, those of `layer_types`, or GPT-Neo's own list."""
+    windows: Literal["none", "all layers", "layer_types"] = "layer_types"
+    """The layers that see `sliding_window` keys: all, or those of `layer_types`."""
     rotates: Callable[[Any, Any], bool] = lambda attention, config: True
     """Tells whether a layer turns queries and keys by position, of its attention module and the configuration."""
-    turns_neighbours: bool = False
-    """Neighbouring features turn, not half against half."""
-    angles_come: Literal["twice", "side by side", "once"] = "twice"
-    """Angles of a pair: for both halves, for both neighbours (Cohere), or for one of its features (GPT-OSS)."""
-    alibi: Callable[[Any], Encoding] = lambda config: NoEncoding()
-    """ALiBi's slopes as an encoding, of a configuration."""
+    encoding: Callable[[Any, int], Encoding] = lambda config, layer: NoEncoding()
+    """A layer's logit bias by position with content left out: ALiBi alone has one. Learned positions are added to the
+    input, rotary ones turn queries and keys."""
     caveats: Callable[[Any, torch.dtype], tuple[str, ...]] = lambda config, dtype: ()
     """Differences between what runs and what the model's name promises."""
 
@@ -362,17 +300,15 @@ class Layout:
     """Three projections, or one that holds all three."""
     fusion: Fusion = "stacked"
     query_key_norms: tuple[str, str] | None = None
-    """Norms of queries and keys before they turn, of each head or over all features."""
-    query_key_norm_switch: str | None = None
-    """Entry of the configuration that says whether these norms are there; None: they always are."""
+    """Norms of queries and keys before they turn, of each head or over all features, where a model has them."""
     up_and_down: tuple[str, str] = ("up_proj", "down_proj")
     """The maps of the MLP, beside its `gate` if it has one."""
     gate: str = "gate_proj"
     gate_in_up: bool = False
     """The first half of the up projection is the gate."""
     activation: str = "act_fn"
-    scale: str | None = "scaling"
-    """Attribute of the attention that q.k is multiplied by; None: nothing is."""
+    scale: str = "scaling"
+    """Attribute of the attention that q.k is multiplied by."""
     softcap: str | None = None
     """Entry of the configuration that caps the logits of attention."""
     branch_factor: str | None = None
@@ -386,21 +322,10 @@ class Layout:
 
     def mask(self, config: Any, layer: int) -> Mask:
         """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
-        if self.windows == "attention_layers":
-            local = config.attention_layers[layer] == "local"
-            return SlidingWindow(width=int(config.window_size)) if local else Causal()
         types = getattr(config, "layer_types", None) if self.windows == "layer_types" else None
         windowed = self.windows == "all layers" or (types is not None and types[layer] == "sliding_attention")
         width = getattr(config, "sliding_window", None) if windowed else None
         return Causal() if width is None else SlidingWindow(width=int(width))
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """The positional encoding of a layer as a logit bias with constant content.
-
-        "none" but for ALiBi: learned positions are added to the input, rotary ones turn queries and keys, so with
-        content left out neither adds a logit.
-        """
-        return self.alibi(config)
 
     def unsupported(self, config: Any) -> str | None:
         """The entry of a configuration that does not fit the layout; None if there is none."""
@@ -436,8 +361,30 @@ class Layout:
         )
 
     def norm(self, module: nn.Module) -> Norm:
-        """A norm module as numbers."""
-        return read_norm(module)
+        """A LayerNorm or RMS norm as numbers; others are refused.
+
+        Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
+        """
+        kind = type(module).__name__
+        if isinstance(module, nn.LayerNorm):
+            stored: Tensor | None = module.weight
+            gain = torch.ones(module.normalized_shape) if stored is None else stored
+            gain = 1 + gain if kind == "NemotronLayerNorm1P" else gain
+            return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
+        if kind == "OlmoLayerNorm":
+            shape: Any = module.normalized_shape
+            return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)
+        if not kind.endswith("RMSNorm"):
+            raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
+        weight = module.get_parameter("weight")
+        epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+        gain = 1 + weight if kind.startswith(LESS_ONE) else weight
+        return Norm(kind="rms", gain=gain, bias=None, epsilon=float(epsilon))
+
+    def head_norms(self, attention: nn.Module) -> list[Norm | None]:
+        """The norms of queries and of keys, None where a model has none."""
+        modules = [getattr(attention, name, None) for name in self.query_key_norms or ()]
+        return [self.norm(module) for module in modules if module is not None] or [None, None]
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """The attention layer's linear maps and norms, the factor on its branch in the output map."""
@@ -448,41 +395,30 @@ class Layout:
                 "attention does not follow; allowed: measuring and evaluating the model, or one without a clamp"
             )
         projections = [block.attention.get_submodule(name) for name in self.query_key_value]
+        heads = config.num_attention_heads, self.key_heads(config)
         maps: Any = [weight_of(projection) for projection in projections]
         biases: Any = [bias_of(projection) for projection in projections]
         if len(projections) == 1:
-            heads = config.num_attention_heads, self.key_heads(config)
             maps = split_fused(maps[0], heads, self.fusion)
             biases = (None,) * 3 if biases[0] is None else split_fused(biases[0], heads, self.fusion)
-        parts = AttentionParts(
+        query_norm, key_norm = self.head_norms(block.attention)
+        return AttentionParts(
             query=maps[0],
             key=maps[1],
             value=maps[2],
             output=scaled(weight_of(block.attention_output), block.branch_scale),
-            heads=config.num_attention_heads,
-            key_heads=self.key_heads(config),
-            head_dim=len(maps[0]) // config.num_attention_heads,
-            scale=1.0 if self.scale is None else float(getattr(block.attention, self.scale)),
+            heads=heads[0],
+            key_heads=heads[1],
+            head_dim=len(maps[0]) // heads[0],
+            scale=float(getattr(block.attention, self.scale)),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            softcap=None if self.softcap is None else getattr(config, self.softcap),
             query_bias=biases[0],
             key_bias=biases[1],
             value_bias=biases[2],
             output_bias=scaled(bias_of(block.attention_output), block.branch_scale),
         )
-        if getattr(block.attention, "sinks", None) is not None:
-            parts = replace(parts, sinks=readable(block.attention, "sinks").detach())
-        if self.softcap is not None:
-            parts = replace(parts, softcap=getattr(config, self.softcap))
-        if self.query_key_norms is not None and self.normalises(config):
-            norms = (self.norm(block.attention.get_submodule(name)) for name in self.query_key_norms)
-            parts = replace(parts, query_norm=next(norms), key_norm=next(norms))
-        if self.turns_neighbours:
-            turned = int(parts.head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
-            parts = neighbours_as_halves(parts, turned)
-        return parts
-
-    def normalises(self, config: Any) -> bool:
-        """Tell whether queries and keys are normalised, in a family that can."""
-        return self.query_key_norm_switch is None or bool(getattr(config, self.query_key_norm_switch))
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The linear maps and activation of an MLP that is no mixture, the factor on its branch in the down map."""
@@ -512,10 +448,6 @@ class Layout:
     def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
         cosine, sine = (values[0] for values in arguments["position_embeddings"])
-        if self.angles_come == "side by side":
-            cosine, sine = cosine[:, ::2], sine[:, ::2]
-        if self.angles_come != "twice":
-            cosine, sine = torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)
         return cosine, sine
 
     def rotary_frequencies(

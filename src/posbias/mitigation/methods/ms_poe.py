@@ -33,11 +33,6 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
         UsageError: a family whose queries and keys cannot be turned further, by name.
     """
     family = model.family
-    if family.turns_neighbours:
-        raise UsageError(
-            f"{method.name}: {family.name} models turn neighbouring features; only half against half is allowed, as in "
-            "llama, qwen2, qwen3, gemma3 and mistral"
-        )
     for module in model.network.modules():
         kinds = changing_kinds(module)
         if kinds:

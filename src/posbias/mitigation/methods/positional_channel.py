@@ -20,7 +20,7 @@ from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spa
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block
 
-COUNTED_HEADS = ("opt", "stablelm")
+COUNTED_HEADS = ("opt",)
 """Families whose attention splits its projections' features by the configuration's number of heads."""
 
 
@@ -125,13 +125,11 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
         raise UsageError(
             f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
         )
-    if family.query_key_norms is not None and family.normalises(model.config):
-        for name in family.query_key_norms:
-            gain, head_dim = family.norm(attention.get_submodule(name)).gain, vars(attention)["head_dim"]
-            if gain.shape != (head_dim,):
-                raise UsageError(
-                    f"positional_channel: {family.name} normalises queries and keys over all heads, or each head in a "
-                    "way of its own; allowed are no norm and one for all heads"
-                )
+    for norm in family.head_norms(attention):
+        if norm is not None and norm.gain.shape != (vars(attention)["head_dim"],):
+            raise UsageError(
+                f"positional_channel: {family.name} normalises queries and keys over all heads together; allowed are "
+                "no norm and one for each head"
+            )
     query, key, _ = (attention.get_submodule(name) for name in family.query_key_value)
     return query, key

@@ -229,8 +229,6 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
     parts = family.attention_parts(block, config)
-    if parts.sinks is not None:
-        raise UsageError("mean field has no learned attention sinks; measure the Jacobian: kinds='jacobian'")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),

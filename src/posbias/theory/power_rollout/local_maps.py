@@ -213,9 +213,6 @@ def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
         key=state.key[::shared],
         value=state.value[::shared, :, : parts.value_dim],
     )
-    if parts.order is not None:
-        order = torch.cat([parts.order, torch.arange(parts.head_dim, state.key.shape[-1])])
-        state = replace(state, query=state.query[..., order], key=state.key[..., order])
     return LayerAttention(state, cosine, sine, trace.kept.read.to(trace.stream))
 
 
