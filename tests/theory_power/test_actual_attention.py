@@ -119,7 +119,7 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
             first = torch.zeros(n_positions, dtype=torch.int64)
         state = AttentionState(shared, alone, alone, 0.25, first)
         monkeypatch.setattr(AttentionTraceLayer, "state", lambda _: state)
-        kept = KeptAttention(0, torch.nn.Identity(), ((), {}))
+        kept = KeptAttention(torch.nn.Identity(), ((), {}))
         traced = AttentionTraceLayer(kept, torch.float32, parts, norm)
         row = torch.zeros(n_positions, dtype=torch.float64)
         with Operations() as operations:

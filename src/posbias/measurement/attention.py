@@ -172,10 +172,10 @@ class _Sums:
 
     def receive(self, layer: AttentionLayer) -> None:
         """Reduce a layer when the pass reaches it."""
-        row, state = self.layers.index(layer.index), layer.state(self.dtype)
+        row, state = self.layers.index(layer.call.layer), layer.state(self.dtype)
         if state.heads != self.heads:
             raise UsageError(
-                f"layer {layer.index} has {state.heads} heads, others {self.heads}; equally many are allowed"
+                f"layer {layer.call.layer} has {state.heads} heads, others {self.heads}; equally many are allowed"
             )
         if reach_of(state.first) == 1:
             raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")

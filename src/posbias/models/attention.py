@@ -35,8 +35,8 @@ FUNCTION = "posbias"
 """Name under which the function is registered with transformers."""
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """What the forward pass of a module calls if its attention goes through the interface."""
-SITE = "posbias_site"
-"""Attribute of an attention module whose calls are handed over."""
+SITE, SEEN = "posbias_site", "posbias_seen"
+"""Attributes of an attention module: what its calls are handed to, and who gets what its kernel gets."""
 GROUPS = "num_key_value_groups"
 """Attribute of an attention module: the number of heads that share a key head."""
 EAGER: Mapping[str, Callable[[Any], float]] = {
@@ -93,6 +93,8 @@ class KernelCall:
         scaling = call.options.get("scaling")
         options = {**call.options, "scaling": self.scaling if scaling is None else scaling}
         module_groups = vars(call.module).get(GROUPS)
+        for receive in () if isinstance(call.kernel, _Site) else vars(call.module).get(SEEN, ()):
+            receive(call)
         try:
             if module_groups is not None:
                 setattr(call.module, GROUPS, call.group)  # kernels repeat key heads so many times
@@ -144,87 +146,85 @@ def attention(network: nn.Module, attend: Mapping[int, Attend]) -> Iterator[None
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     AttentionInterface.register(FUNCTION, _attention)
     AttentionMaskInterface.register(FUNCTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])  # or it would run unmasked
-    modules = attention_modules(network)
-    before: list[tuple[nn.Module, Any, Any]] = []
+    modules, before = attention_modules(network), []
     try:
         for layer, function in attend.items():
-            module = modules[layer]
-            site, config = _Site(layer, module, function), copy.copy(module.config)
-            before.append((module, module.config, vars(module).get(SITE)))
+            module, below = modules[layer], vars(modules[layer]).get(SITE)
+            home, config = vars(sys.modules[type(module).__module__]), copy.copy(module.config)
+            kernel: Any = below or ALL_ATTENTION_FUNCTIONS.get_interface(
+                config._attn_implementation,  # type: ignore[union-attr]
+                home.get("eager_attention_forward"),
+            )
+            plain = below.plain if below else kernel.__name__ == PLAIN_KERNEL
+            before.append((module, module.config, below))
             config._attn_implementation_internal = FUNCTION  # type: ignore[union-attr]
             module.config = config
-            setattr(module, SITE, site)
+            setattr(module, SITE, _Site(layer, function, kernel, plain))
         yield
     finally:
-        for module, config, outer in reversed(before):
+        for module, config, below in reversed(before):
             module.config = config
             vars(module).pop(SITE, None)
-            if outer is not None:
-                setattr(module, SITE, outer)
+            if below is not None:
+                setattr(module, SITE, below)
 
 
 @contextmanager
 def seen_attention(network: nn.Module, receive: Mapping[int, Receive]) -> Iterator[None]:
     """Within the context, each function gets what the kernel of its layer gets, in every pass of a single prompt."""
-    modules, plain = attention_modules(network), {}
+    modules, asking = attention_modules(network), {}
     with ExitStack() as later:
         for layer, function in receive.items():
-            if asks_interface(modules[layer]):
-                plain[layer] = KernelCall.run
+            module = modules[layer]
+            if asks_interface(module):
+                asking[layer] = KernelCall.run
+                before = vars(module).get(SEEN, ())
+                later.callback(setattr, module, SEEN, before)
+                setattr(module, SEEN, (*before, function))
             else:
-                later.enter_context(_eagerly(modules[layer], layer, function))
-        later.enter_context(attention(network, {layer: f for layer, f in plain.items() if not _site(modules[layer])}))
-        for layer in plain:
-            site = _site(modules[layer])
-            while isinstance(site.kernel, _Site):
-                site = site.kernel
-            later.callback(setattr, site, "kernel", site.kernel)
-            site.kernel = site.seen_by(receive[layer])
-        yield
+                later.enter_context(_wrapped(module, partial(_seen_products, module, layer, function)))
+        with attention(network, asking):
+            yield
 
 
-def _site(module: nn.Module) -> Any:
-    return vars(module).get(SITE)
-
-
+@dataclass(frozen=True)
 class _Site:
-    """A layer's attention module whose calls are handed over, and the kernel below."""
+    """What a layer's attention module hands its calls to, and the kernel, or the site, below."""
 
-    def __init__(self, layer: int, module: nn.Module, attend: Attend) -> None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        self.layer, self.attend = layer, attend
-        home: Any = vars(sys.modules[type(module).__module__])
-        config: Any = module.config
-        self.kernel = _site(module) or ALL_ATTENTION_FUNCTIONS.get_interface(
-            config._attn_implementation, home.get("eager_attention_forward")
-        )
-        self.plain: bool = self.kernel.plain if isinstance(self.kernel, _Site) else self.kernel.__name__ == PLAIN_KERNEL
+    layer: int
+    attend: Attend
+    kernel: Callable[..., Attended]
+    plain: bool
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Attended:
         return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
 
-    def seen_by(self, receive: Receive) -> Callable[..., Attended]:
-        """The kernel, behind a function that gets what it gets."""
-        kernel = self.kernel
-
-        def seen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Attended:
-            receive(KernelCall(self.layer, module, query, key, value, mask, options, kernel, self.plain))
-            return kernel(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
-
-        return seen
-
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> Attended:
     """The function registered with transformers, which hands a module's call to its site."""
-    return _site(module)(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+    return vars(module)[SITE](module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _wrapped(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Within the context, a module's forward pass is `call` of the one that it has, and of the arguments."""
+    name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # accelerate's, which moves inputs
+    before = vars(module).get(name)
+    setattr(module, name, partial(call, getattr(module, name)))
+    try:
+        yield
+    finally:
+        vars(module).pop(name)
+        if before is not None:
+            setattr(module, name, before)
 
 
 class _Products(TorchFunctionMode):
@@ -261,20 +261,12 @@ class _Products(TorchFunctionMode):
         self._receive(call)
 
 
-@contextmanager
-def _eagerly(module: nn.Module, layer: int, receive: Receive) -> Iterator[None]:
-    """Within the context, a module without the interface hands over what it multiplies."""
-    plain = module.forward
-
-    def forward(*positional: Any, **named: Any) -> Any:
-        with _Products(module, layer, receive):
-            return plain(*positional, **named)
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
+def _seen_products(
+    module: nn.Module, layer: int, receive: Receive, forward: Callable[..., Any], *positional: Any, **named: Any
+) -> Any:
+    """The forward pass of a module without the interface, whose products are seen."""
+    with _Products(module, layer, receive):
+        return forward(*positional, **named)
 
 
 class EnoughError(Exception):
@@ -295,13 +287,11 @@ def unturned(module: nn.Module, layer: int, arguments: Arguments) -> KernelCall:
         UsageError: the module gets its angles in no known way.
     """
     positional, named = arguments
-    angles = named.get("position_embeddings")
-    if "position_embeddings" in signature(type(module).forward).parameters and "position_embeddings" not in named:
+    angles, entry = named.get("position_embeddings"), "position_embeddings"
+    if entry in signature(type(module).forward).parameters and entry not in named:
         raise UsageError(f"{type(module).__name__} of layer {layer} gets its rotary angles in no way posbias knows")
-    if isinstance(angles, Tensor):  # complex numbers of modulus 1
-        named = {**named, "position_embeddings": torch.ones_like(angles)}
-    elif angles is not None:
-        named = {**named, "position_embeddings": _unit(angles)}
+    if angles is not None:  # or, complex numbers of modulus 1
+        named = {**named, entry: torch.ones_like(angles) if isinstance(angles, Tensor) else _unit(angles)}
     caught: list[KernelCall] = []
 
     def catch(call: KernelCall) -> Any:
@@ -450,11 +440,8 @@ def branches(
             changes = vars(block).get(MARK)
             if changes is None:
                 changes = vars(block)[MARK] = []
-                name = (
-                    "_old_forward" if hasattr(block, "_old_forward") else "forward"
-                )  # accelerate's, which moves inputs
-                later.callback(_restore, block, name, vars(block).get(name))
-                setattr(block, name, partial(_watched, number, block, getattr(block, name)))
+                later.callback(vars(block).pop, MARK)
+                later.enter_context(_wrapped(block, partial(_watched, number, block)))
             changes.append(change)
             ends.callback(changes.remove, change)
         later.enter_context(ends)
@@ -478,13 +465,6 @@ def _watched(number: int, block: nn.Module, forward: Callable[..., Any], *positi
         result = forward(*positional, **named)
     seen.finish(number)
     return result
-
-
-def _restore(block: nn.Module, name: str, before: Any) -> None:
-    del vars(block)[MARK]
-    vars(block).pop(name, None)
-    if before is not None:
-        setattr(block, name, before)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,10 @@ from posbias.models.hugging_face import HuggingFaceModel
 BLOCK_ELEMENTS = 1 << 20
 """Attention weights held at once on a CPU (4 MB in float32, near its caches): queries times all heads times keys."""
 BLOCK_QUERIES = 128
-"""Most queries in a block there: shorter blocks skip more of the masked half, longer ones multiply faster."""
-FILLING_ELEMENTS = 1 << 24
-"""Attention weights of a block that keeps an accelerator busy for longer than its operations take to start."""
-MEMORY_SHARE = 1 / 128
-"""Largest share of an accelerator's memory for the weights of a block, of which several copies exist."""
+"""Most queries in a block on a CPU: shorter blocks skip more of the masked half, longer ones multiply faster."""
+ACCELERATOR_ELEMENTS = 1 << 26
+"""The same on an accelerator (256 MB, of which several copies exist), which is busy for longer than operations take to
+start."""
 BLOCKS = 8
 """Blocks of long prompts on an accelerator, unless memory asks for more: 9/16 of the square are computed, not all."""
 EAGER_COPIES = 4
@@ -99,32 +98,6 @@ class AttentionBlock:
         return self.weights / self.weights.sum(-1, keepdim=True).clamp_min(torch.finfo(self.weights.dtype).tiny)
 
 
-def state_of(call: KernelCall, dtype: torch.dtype) -> AttentionState:
-    """What the kernel gets for a single prompt, in `dtype`.
-
-    Raises:
-        UsageError: some query sees later keys, or keys with a gap between them, or its heads see different ones.
-    """
-    query, key, value = (part[0].detach().to(dtype) for part in (call.query, call.key, call.value))
-    first, added = _seen(call, key.shape[1])
-    scale = 0.0 if call.scaling == VANISHING else call.scaling
-    own = getattr(call.module, "scaling", None)
-    if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
-        query, scale = query / own, own
-    sinks = call.options.get("s_aux")
-    return AttentionState(
-        query=query.reshape(len(key), -1, *query.shape[1:]),
-        key=key,
-        value=value,
-        scale=scale,
-        first=first.cpu(),
-        softcap=call.options.get("softcap"),
-        sinks=None if sinks is None else sinks.detach().to(dtype),
-        added=None if added is None else added.to(dtype),
-        logits=None if call.logits is None else call.logits.detach().to(dtype),
-    )
-
-
 def _seen(call: KernelCall, n_positions: int) -> tuple[Int[Tensor, "position"], Tensor | None]:
     """The oldest key that each query sees, and what a mask adds to the logits of keys that are seen."""
     position = torch.arange(n_positions, device=call.query.device)
@@ -154,22 +127,42 @@ _NOT_CAUSAL = (
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer's attention in a pass, as its kernel gets it."""
+    """One layer's attention in a pass of a single prompt, as its kernel gets it."""
 
-    index: int
-    """The block's, counted from the input."""
     call: KernelCall
     arguments: Arguments
     """Those of the attention module."""
 
     def state(self, dtype: torch.dtype) -> AttentionState:
-        """Attention before its softmax, in `dtype`."""
-        return state_of(self.call, dtype)
+        """Attention before its softmax, in `dtype`.
+
+        Raises:
+            UsageError: some query sees later keys, or keys with a gap between them, or its heads see different ones.
+        """
+        call = self.call
+        query, key, value = (part[0].detach().to(dtype) for part in (call.query, call.key, call.value))
+        first, added = _seen(call, key.shape[1])
+        scale = 0.0 if call.scaling == VANISHING else call.scaling
+        own = getattr(call.module, "scaling", None)
+        if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
+            query, scale = query / own, own
+        sinks = call.options.get("s_aux")
+        return AttentionState(
+            query=query.reshape(len(key), -1, *query.shape[1:]),
+            key=key,
+            value=value,
+            scale=scale,
+            first=first.cpu(),
+            softcap=call.options.get("softcap"),
+            sinks=None if sinks is None else sinks.detach().to(dtype),
+            added=None if added is None else added.to(dtype),
+            logits=None if call.logits is None else call.logits.detach().to(dtype),
+        )
 
     def before_rotation(self, state: AttentionState) -> AttentionState:
         """The layer's state with queries and keys before rotation, and before anything that is changed in them."""
-        bare = unturned(self.call.module, self.index, self.arguments)
-        own = state_of(replace(bare, mask=None), state.query.dtype)
+        bare = replace(unturned(self.call.module, self.call.layer, self.arguments), mask=None)
+        own = replace(self, call=bare).state(state.query.dtype)
         return replace(state, query=own.query, key=own.key)
 
 
@@ -210,7 +203,7 @@ def watch_attention(network: nn.Module, receive: Callable[[AttentionLayer], None
         arguments[layer] = positional, named
 
     def hand_over(call: KernelCall) -> None:
-        receive(AttentionLayer(call.layer, call, arguments.pop(call.layer)))
+        receive(AttentionLayer(call, arguments.pop(call.layer)))
 
     modules = attention_modules(network)
     with ExitStack() as hooks:
@@ -225,8 +218,6 @@ def watch_attention(network: nn.Module, receive: Callable[[AttentionLayer], None
 class KeptAttention:
     """A call of an attention module in an earlier pass, from which its attention can be formed again."""
 
-    index: int
-    """The block's, counted from the input."""
     module: nn.Module
     arguments: Arguments
     """Before any intervention."""
@@ -255,13 +246,12 @@ def kept_attention(network: nn.Module) -> Iterator[list[KeptAttention]]:
     """Within the context, keep what every attention module reads in the pass of a single prompt, in order."""
     kept: list[KeptAttention] = []
 
-    def keep(layer: int, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        kept.append(KeptAttention(layer, module, _detached((positional, named))))
+    def keep(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        kept.append(KeptAttention(module, _detached((positional, named))))
 
     with ExitStack() as hooks:
-        for layer, module in attention_modules(network).items():
-            hook = partial(keep, layer)
-            hooks.enter_context(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        for module in attention_modules(network).values():
+            hooks.enter_context(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
         yield kept
 
 
@@ -290,12 +280,8 @@ def block_ranges(
     if reach < n_positions:
         most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
     keys = min(n_positions, most + reach)
-    fitting = elements_at_once(device) // (heads * keys)
-    if device.type == "cpu":
-        rows = min(most, fitting, BLOCK_QUERIES)
-    else:
-        rows = min(most, fitting, max(FILLING_ELEMENTS // (heads * keys), -(-keys // BLOCKS)))
-    rows = max(1, rows)
+    longest = BLOCK_QUERIES if device.type == "cpu" else max(BLOCK_QUERIES, -(-keys // BLOCKS))
+    rows = max(1, min(most, elements_at_once(device) // (heads * keys), longest))
     for start in reversed(range(0, n_positions, rows)):
         end = min(start + rows, n_positions)
         yield slice(start, end), slice(min(oldest[start:end]), end)
@@ -303,12 +289,7 @@ def block_ranges(
 
 def elements_at_once(device: torch.device) -> int:
     """Attention weights that may be held at once on a device."""
-    if device.type == "cpu":
-        return BLOCK_ELEMENTS
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return FILLING_ELEMENTS
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return int(memory * MEMORY_SHARE) // torch.float32.itemsize
+    return BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_ELEMENTS
 
 
 def query_blocks(state: AttentionState, *, block: int | None = None) -> Iterator[AttentionBlock]:
