@@ -30,7 +30,6 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
-from posbias.models.devices import float64_device
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.layout import Layout
 from posbias.registry import Registry, split_literals
@@ -38,6 +37,8 @@ from posbias.registry import Registry, split_literals
 INTERVENTIONS: Registry["Intervention"] = Registry(
     "intervention",
     left={
+        "no_alibi": "`posbias predict` with and without --encoding alibi",
+        "no_learned_positions": "zeros in the model's own table of positions, by hand",
         "no_learned_sinks": "`posbias attention` tells the sinks' share",
         "scaled_rope": "no_rope, or another rope_scaling in config.json",
     },
@@ -52,8 +53,6 @@ class Intervention(ABC):
     name: ClassVar[str]
     ingredient: ClassVar[str]
     """The ingredient: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
-    no_ingredient: ClassVar[str] = ""
-    """Why the change cannot be made in an architecture, if a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
@@ -67,13 +66,13 @@ class Intervention(ABC):
         """The model, changed, as theories of its weights and activations should read it: by default as it is."""
         return model
 
+    @abstractmethod
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The architecture with the ingredient replaced.
 
         Raises:
             UsageError: an architecture has no such ingredient; the message says why.
         """
-        raise UsageError(self.no_ingredient)
 
     def __str__(self) -> str:
         return INTERVENTIONS.spell(self)
@@ -450,17 +449,3 @@ class KeptKeys:
         keys = torch.cat([before, keys], 2) if ready else keys
         self._kept[call.layer] = weakref.ref(call.key), mark, keys
         return keys
-
-
-def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:
-    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing.
-
-    They lie on the model's device, or on the CPU if that has no float64.
-    """
-    family, network = model.family, model.network
-    by_layer = [
-        family.rotary_frequencies(network, block, config=model.config, layer=layer)
-        for layer, block in enumerate(family.blocks(network))
-    ]
-    device = float64_device(model.device)
-    return [None if pairs is None else torch.as_tensor(pairs, device=device) for pairs in by_layer]

@@ -7,7 +7,7 @@ stream are caught where a block adds them (`models.attention.branches`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -19,7 +19,7 @@ from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posbias.architecture import ENCODINGS, MASKS, Alibi, Architecture, Encoding, Full, NoEncoding, Rope, SlidingWindow
+from posbias.architecture import ENCODINGS, MASKS, Architecture, Encoding, Full, Mask, NoEncoding, Rope, SlidingWindow
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
@@ -34,7 +34,8 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Layout, Norm, changing_kinds
+from posbias.models.layout import AttentionParts, Block, Layout, Norm, changing_kinds, scaled
+from posbias.registry import Registry
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -119,16 +120,13 @@ class Window(Visibility):
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Windows in place of longer masks, head by head."""
-        return replace(architecture, mask=self._narrowed(architecture.mask))
+        return replace(architecture, mask=replaced(architecture.mask, MASKS, self._narrowed))
 
-    def _narrowed(self, mask: Any) -> Any:
-        """A mask that does not look forwards, its spelling, or lists of them, cut to the window."""
-        if isinstance(mask, list | tuple):
-            return [self._narrowed(item) for item in mask]
-        variant = MASKS.parse(mask) if isinstance(mask, str) else mask
-        if variant.mutual_prefix(self.width + 1) > 1:
-            raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
-        return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
+    def _narrowed(self, mask: Mask) -> Mask:
+        """A mask that does not look forwards, cut to the window."""
+        if mask.mutual_prefix(self.width + 1) > 1:
+            raise UsageError(f"{self}: the mask {mask} looks forwards; a window needs causal layers")
+        return mask if mask.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 
 @INTERVENTIONS.register("sink_masked")
@@ -140,9 +138,6 @@ class SinkMasked(Visibility):
     """
 
     ingredient: ClassVar[str] = "sinks"
-    no_ingredient: ClassVar[str] = (
-        "an architecture without content has no sinks on its positions, so there is nothing to hide"
-    )
 
     positions: Annotated[int, Ge(1)] = 1
     """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
@@ -156,6 +151,10 @@ class SinkMasked(Visibility):
         visible[..., self.positions :, : self.positions] = False
         return visible
 
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Refused: nothing to hide."""
+        raise UsageError("an architecture without content has no sinks on its positions, so there is nothing to hide")
+
 
 def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
     """Refuse attention that does not take a plain additive mask."""
@@ -168,10 +167,6 @@ def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) ->
             f"{intervention}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
             f"additive mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
         )
-
-
-ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
-"""Argument of a family's attention modules that hands them their ALiBi logits."""
 
 
 @INTERVENTIONS.register("no_rope")
@@ -195,14 +190,12 @@ class NoRope(Intervention):
 
         def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             angles = named.get("position_embeddings")
-            if angles is None:
-                return positional, named
-            whole = angles.abs() if isinstance(angles, Tensor) else torch.hypot(*angles)
-            pair = whole, torch.zeros_like(whole)
-            return positional, {
-                **named,
-                "position_embeddings": torch.complex(*pair) if isinstance(angles, Tensor) else pair,
-            }
+            if isinstance(angles, Tensor):  # complex numbers
+                named = {**named, "position_embeddings": angles.abs().to(angles)}
+            elif angles is not None:
+                whole = torch.hypot(*angles)
+                named = {**named, "position_embeddings": (whole, torch.zeros_like(whole))}
+            return positional, named
 
         modules = _rotary_modules(model, self)
         kinds = set().union(*map(changing_kinds, modules))
@@ -215,82 +208,32 @@ class NoRope(Intervention):
         with before_calls([*((module, at_start) for module in modules), *((module, still) for module in attending)]):
             yield
 
+    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
+        """No layer turns anything."""
+        return described(model, lambda _: {"rotates": lambda attention, config: False})
+
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `rope`."""
-        return replace(architecture, encoding=_without(architecture.encoding, Rope, self))
+        found: list[Encoding] = []
+
+        def still(encoding: Encoding) -> Encoding:
+            found.extend([encoding] if isinstance(encoding, Rope) else [])
+            return NoEncoding() if isinstance(encoding, Rope) else encoding
+
+        encodings = replaced(architecture.encoding, ENCODINGS, still)
+        if not found:
+            raise UsageError(
+                f"{self}: the architecture has no rope to take out (rotary positions of a model add no logit of their "
+                "own without content and read as none)"
+            )
+        return replace(architecture, encoding=encodings)
 
 
-@INTERVENTIONS.register("no_learned_positions")
-@dataclass(frozen=True)
-class NoLearnedPositions(Intervention):
-    """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
-
-    ingredient: ClassVar[str] = "encoding"
-    no_ingredient: ClassVar[str] = (
-        "learned positions add no logit without content, so an architecture has none to take out"
-    )
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Return zeros from the table."""
-        table = model.family.position_table
-        if table is None:
-            raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
-        module = model.network.get_submodule(table)
-        with module.register_forward_hook(lambda _, _inputs, output: torch.zeros_like(output)):
-            yield
-
-
-@INTERVENTIONS.register("no_alibi")
-@dataclass(frozen=True)
-class NoAlibi(Intervention):
-    """Every ALiBi slope is 0 (BLOOM, MPT)."""
-
-    ingredient: ClassVar[str] = "encoding"
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Hand every attention module zeros for its biases."""
-        _check_alibi(model, self)
-        argument = ALIBI_ARGUMENTS[model.model_type]
-
-        def without(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-            return positional, {**named, argument: torch.zeros_like(named[argument])}
-
-        with before_calls((module, without) for module in attention_modules(model.network).values()):
-            yield
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """No encoding."""
-        _check_alibi(model, self)
-        return described(model, lambda _: {"encoding": lambda config, layer: NoEncoding()})
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Encoding `none` in place of `alibi`."""
-        return replace(architecture, encoding=_without(architecture.encoding, Alibi, self))
-
-
-def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) -> Any:
-    """Replace one kind of encoding, which must be there, by none, in an encoding, its spelling, or lists of them."""
-    replaced_any = False
-
-    def replaced(item: Any) -> Any:
-        nonlocal replaced_any
-        if isinstance(item, list | tuple):
-            return [replaced(part) for part in item]
-        variant = ENCODINGS.parse(item) if isinstance(item, str) else item
-        if not isinstance(variant, kind):
-            return variant
-        replaced_any = True
-        return NoEncoding()
-
-    result = replaced(encoding)
-    if not replaced_any:
-        raise UsageError(
-            f"{intervention}: the architecture has no {kind.name} to take out (rotary positions of a model add no "
-            "logit of their own without content and read as none)"
-        )
-    return result
+def replaced(variants: Any, registry: Registry[Any], change: Callable[[Any], Any]) -> Any:
+    """A variant of an architecture, its spelling, or lists of them, with a change of each."""
+    if isinstance(variants, list | tuple):
+        return [replaced(item, registry, change) for item in variants]
+    return change(registry.parse(variants) if isinstance(variants, str) else variants)
 
 
 def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
@@ -302,12 +245,6 @@ def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list
     if not modules or unused or not any("position_embeddings" in names for names in takes):
         raise UsageError(f"{intervention}: this {model.model_type} model has no rotary module to change")
     return modules
-
-
-def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
-    """Refuse a model without ALiBi, or one that hands it down in another way."""
-    if model.model_type not in ALIBI_ARGUMENTS:
-        raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.model_type} model")
 
 
 @INTERVENTIONS.register("attention_scaled")
@@ -335,20 +272,18 @@ class AttentionScaled(Intervention):
         def answers(family: Layout) -> dict[str, Any]:
             after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
 
-            def scaled(bias: Tensor | None) -> Tensor | None:
-                return None if bias is None else bias * self.factor
-
             def parts(block: Block, config: Any) -> AttentionParts:
                 whole = family.attention_parts(block, config)
                 if block.attention_post_norm is not None:
                     return whole
-                return replace(whole, output=whole.output * self.factor, output_bias=scaled(whole.output_bias))
+                output, bias = scaled(whole.output, self.factor), scaled(whole.output_bias, self.factor)
+                return replace(whole, output=output, output_bias=bias)
 
             def norm(module: nn.Module) -> Norm:
                 whole = family.norm(module)
                 if id(module) not in after:
                     return whole
-                return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias))
+                return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias, self.factor))
 
             return {"attention_parts": parts, "norm": norm}
 

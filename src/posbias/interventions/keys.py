@@ -25,13 +25,10 @@ from posbias.interventions.base import (
     Padding,
     attending,
     before_calls,
-    cached_length,
     described,
     has_sinks,
-    is_wired,
 )
-from posbias.interventions.ingredients import additive, check_maskable, shown
-from posbias.models.attention import attention_modules, stream_read
+from posbias.models.attention import attention_modules
 from posbias.models.hugging_face import HuggingFaceModel
 
 
@@ -151,8 +148,8 @@ def biased(
 ) -> Iterator[None]:
     """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
-    If a family's attention goes through transformers' interface, they are carried by further features of queries and
-    keys; otherwise by the mask, which only serves a bias for all queries.
+    They are carried by further features of queries and keys where attention goes through transformers' interface; BLOOM
+    adds those for all queries to its own logits by position.
     """
     tables: dict[int, Tensor] = {}
     with_sinks, by_side, scales = has_sinks(model), logits.by_side, logits.scales
@@ -189,35 +186,28 @@ def biased(
         share = acts.to(added) if first_query else None
         return call.run_biased(added[:, entries].transpose(0, 1), share)
 
-    if is_wired(model) or first_query or by_side or scales is not None:
+    if model.model_type != "bloom" or first_query or by_side or scales is not None:
         with attending(model, intervention, attend):
             yield
         return
-    check_maskable(model, intervention)
     padding = Padding()
     hooks = [
-        (module, _in_mask(partial(bias, layer), padding)) for layer, module in attention_modules(model.network).items()
+        (module, _beside_alibi(partial(bias, layer), padding))
+        for layer, module in attention_modules(model.network).items()
     ]
     with padding.followed(model.network), before_calls(hooks):
         yield
 
 
-def _in_mask(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Callable[..., Arguments]:
-    """Make a hook that adds a layer's bias to the mask its attention module gets, or to a causal one without any."""
+def _beside_alibi(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Callable[..., Arguments]:
+    """Make a hook that adds a layer's bias to the logits by position that BLOOM hands its attention modules."""
 
-    def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-        read, mask = stream_read(positional, named), named.get("attention_mask")
-        past = cached_length(named, module.layer_idx)
-        total = past + read.shape[1]
-        if mask is None:
-            mask = additive(shown(None, total, read.device)[:, past:]).to(read)
-        elif mask.dtype == torch.bool:
-            mask = torch.cat([additive(row) for row in mask]).to(read)
-        keys = mask.shape[-1]
-        first = max(0, total - keys)  # a window's cache holds no others; a static one has room behind
-        position = padding.positions(torch.arange(first, first + keys, device=read.device))
-        added = bias(first + keys, read).to(read)[:, position].transpose(0, 1)[:, :, None]
-        # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
-        return positional, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
+    def hook(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+        alibi: Float[Tensor, "prompt_and_head one key"] = named["alibi"]
+        keys = alibi.shape[-1]
+        position = padding.positions(torch.arange(keys, device=alibi.device))
+        added: Float[Tensor, "_ head key"] = bias(keys, alibi)[:, position].transpose(0, 1).to(alibi)
+        whole = alibi.reshape(-1, added.shape[1], keys) + added
+        return positional, {**named, "alibi": whole.reshape(alibi.shape)}
 
     return hook

@@ -36,7 +36,6 @@ from posbias.models.attention_blocks import (
     AttentionLayer,
     AttentionState,
     query_blocks,
-    reach_of,
     seen_layers,
     watch_attention,
 )
@@ -177,7 +176,7 @@ class _Sums:
             raise UsageError(
                 f"layer {layer.call.layer} has {state.heads} heads, others {self.heads}; equally many are allowed"
             )
-        if reach_of(state.first) == 1:
+        if state.reach == 1:
             raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
         self.first[row], self.scale[row] = state.first, state.scale
         place = float64_device(state.query.device)

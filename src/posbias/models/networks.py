@@ -9,7 +9,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +84,11 @@ def build_network(
             return cast_weights(random_network(config, seed=init_seed), precision).to(place)
     if place is not None:
         return _loaded(config, source, {"dtype": precision, "device_map": {"": place}})
-    folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
-    try:
-        network = _loaded(config, source, {"dtype": precision, "device_map": "auto", "offload_folder": folder.name})
-    except BaseException:
-        folder.cleanup()
-        raise
-    weakref.finalize(network, folder.cleanup)
+    with ExitStack() as later:
+        folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
+        offload = {"device_map": "auto", "offload_folder": later.enter_context(folder)}
+        network = _loaded(config, source, {"dtype": precision, **offload})
+        weakref.finalize(network, later.pop_all().close)
     return network
 
 
@@ -254,21 +252,21 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
-        no_tokens = not tokenizer("A trial.", add_special_tokens=False)["input_ids"]
+        tokens = tokenizer("A trial.", add_special_tokens=False)["input_ids"]
         # Without files some classes are made of their special tokens alone, and look like a tokenizer.
         reason = "it holds special tokens alone" if len(tokenizer) <= len(tokenizer.get_added_vocab()) else ""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
-        said = str(error)
-        if "trust_remote_code" in said:  # what transformers would be told
+        reason = str(error)
+        if "trust_remote_code" in reason:  # what transformers would be told
             return None, "the model's tokenizer needs its own code, which is not run"
         for place in (str(directory.resolve()), source.location):  # a path belongs in no message, nor its beginning
-            said = said.replace(f"{place}/", "").replace(place, source.name)
-        reason = one_line(said.strip() or type(error).__name__)[:200]
+            reason = reason.replace(f"{place}/", "").replace(place, source.name)
+        reason = one_line(reason.strip() or type(error).__name__)[:200]
+    if not reason and not tokens:
+        raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
     if not reason:
-        if no_tokens:
-            raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
         return tokenizer, ""
     if local and all(path.name.startswith(TOKENIZER_NOTES) for path in files):
         return None, "the model has no tokenizer"

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
-from posbias.interventions.base import Attended, AttentionCall, KeptKeys, PerCache, attending, rotary_frequencies
+from posbias.interventions.base import Attended, AttentionCall, KeptKeys, PerCache, attending
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, unpadded
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import changing_kinds, turned_by
 
@@ -27,7 +28,7 @@ AWARE = 3.0
 
 
 def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
-    """Radians per position of every layer's feature pairs.
+    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing.
 
     Raises:
         UsageError: a family whose queries and keys cannot be turned further, by name.
@@ -40,10 +41,14 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
                 f"{method.name}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
                 "length; default, linear and llama3 are allowed"
             )
-    frequencies = rotary_frequencies(model)
+    frequencies = [
+        family.rotary_frequencies(model.network, block, config=model.config, layer=layer)
+        for layer, block in enumerate(family.blocks(model.network))
+    ]
     if all(rates is None for rates in frequencies):
         raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
-    return frequencies
+    device = float64_device(model.device)
+    return [None if rates is None else torch.as_tensor(rates, device=device) for rates in frequencies]
 
 
 def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
