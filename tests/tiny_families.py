@@ -341,8 +341,8 @@ CLAMPED: dict[str, Callable[[], Any]] = {
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
 
-UNLISTED |= HYBRIDS
-DESCRIBED = CONFIGS | MIXTURES | OTHER_MIXTURES
+UNLISTED |= HYBRIDS | MIXTURES | OTHER_MIXTURES
+DESCRIBED = CONFIGS
 
 
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:

@@ -22,8 +22,6 @@ from tiny_families import (
     CONFIGS,
     HYBRIDS,
     LONGROPE,
-    MIXTURES,
-    OTHER_MIXTURES,
     READS_TOKENS,
     UNLISTED,
     VOCABULARY,
@@ -41,7 +39,7 @@ STATES = (
     "recurrent_gemma",
 )
 WITHOUT_STATES = [name for name in UNLISTED if name not in (*STATES, *HYBRIDS)]
-EVERY_FAMILY = [*CONFIGS, *WITHOUT_STATES, *MIXTURES, *OTHER_MIXTURES, *LONGROPE, *READS_TOKENS]
+EVERY_FAMILY = [*CONFIGS, *WITHOUT_STATES, *LONGROPE, *READS_TOKENS]
 
 
 def words() -> PreTrainedTokenizerFast:

@@ -17,6 +17,7 @@ from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
+from posbias.theory.mean_field import spec_of
 from posbias.theory.power_rollout import attention_rollout_prompt
 from theory_calls import power_rollout
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
@@ -35,11 +36,9 @@ UNCHANGING = (
 )
 """Spelled so that nothing happens."""
 NAMES = {*CONFIGS, "gpt_oss"}
-REFUSED = {
-    "masks": {"falcon-alibi", "mpt"},
-    "no_learned_positions": NAMES - {"gpt2", "opt"},
-    "no_alibi": NAMES - {"bloom", "mpt"},
-}
+OWN_MASKS = {"falcon-alibi", "mpt"}
+OWN_KEYS = OWN_MASKS | {"falcon", "gemma2"}
+"""Models whose masks, and whose keys' biases, are not replaced."""
 FLOAT32_INSIDE = 2e-5
 """Norms, rotary angles and softmax run in float32 inside transformers."""
 
@@ -89,10 +88,9 @@ def test_an_intervention_is_refused_or_leaves_the_model_bit_for_bit_as_it_was(na
         assert bool(after.isfinite().all())
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12) if literal in UNCHANGING else None
         assert literal in UNCHANGING or not torch.allclose(after, before, rtol=0, atol=1e-3), literal
-    for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional", EXAMPLES["key_biased"]):
-        assert (literal in applied) == (name not in REFUSED["masks"]), literal
-    for literal in ("no_learned_positions", "no_alibi"):
-        assert (literal in applied) == (name not in REFUSED[literal]), literal
+    for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional"):
+        assert (literal in applied) == (name not in OWN_MASKS), literal
+    assert (EXAMPLES["key_biased"] in applied) == (name not in OWN_KEYS)
     assert {"attention_scaled(factor=0.5)", "no_residual"} <= applied
 
 
@@ -240,20 +238,17 @@ def test_without_content_queries_are_zero(token_ids):
             torch.testing.assert_close(found, last(with_network(model, no_queries), token_ids), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "literal"), [("gpt2", "no_learned_positions"), ("opt", "no_learned_positions"), ("llama", "no_rope"),
-                          ("bloom", "no_alibi"), ("mpt", "no_alibi")]
-)  # fmt: skip
-def test_without_its_encoding_one_layer_does_not_know_the_order_before_the_last_token(name, literal, token_ids):
-    config = CONFIGS[name]()
-    setattr(config, {"gpt2": "n_layer", "bloom": "n_layer", "mpt": "n_layers"}.get(name, "num_hidden_layers"), 1)
+def test_without_its_encoding_one_layer_does_not_know_the_order_before_the_last_token(token_ids):
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers = 1
     model = HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).double())
     for parameter in model.network.parameters():
         parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     shuffled = token_ids[[*reversed(range(POSITIONS - 1)), POSITIONS - 1]]
     assert not torch.allclose(last(model, token_ids), last(model, shuffled), rtol=0, atol=1e-3)
-    with intervened(model, literal) as changed:
+    with intervened(model, "no_rope") as changed:
         torch.testing.assert_close(last(changed, token_ids), last(changed, shuffled), rtol=0, atol=1e-5)
+        assert spec_of(changed).layers[0].attention.rotation is None
 
 
 def dense_rollout(changed, token_ids, mixing) -> np.ndarray:
@@ -310,7 +305,6 @@ def test_in_an_architecture_each_ingredient_has_its_neutral_value():
         return intervention.in_architecture(architecture)
 
     assert changed("window(width=5)").mask == [SlidingWindow(width=5), SlidingWindow(width=3)]
-    assert changed("no_alibi").encoding == NoEncoding()
     assert changed("no_content").content == 0
     np.testing.assert_array_equal(changed("no_residual").layer_mixing, [1, 1])
     np.testing.assert_allclose(changed("attention_scaled(factor=3)").layer_mixing, [1.2 / 1.8] * 2)
@@ -337,6 +331,7 @@ def test_in_an_architecture_each_ingredient_has_its_neutral_value():
         ("sink_masked(positions=True)", "positions must be a whole number >= 1"),
         ("attention_scaled(factor=-1)", "factor must be a finite number >= 0, got -1"),
         ("no_ropes", "unknown intervention 'no_ropes'; known: attention_scaled, bidirectional"),
+        ("no_alibi", "intervention no_alibi left posbias after 0.1.0"),
         ("no_rope(", "is not a name or a literal call"),
     ],
 )
@@ -392,4 +387,3 @@ def test_spellings_parse_back():
     for name in INTERVENTIONS:
         (intervention,) = resolve_interventions(EXAMPLES.get(name, name))
         assert INTERVENTIONS.parse(str(intervention)) == intervention
-        assert intervention.ingredient in ("causal mask", "residual strength", "encoding", "content", "sinks")

@@ -53,16 +53,6 @@ def test_decoding_with_a_cache_and_padding_gives_the_same_tokens(name, implement
         assert torch.equal(filled[:, 3:], cached)
 
 
-def test_a_static_cache_has_room_behind_its_last_key_where_a_mask_carries_the_bias():
-    model = shaken_model("gemma2")
-    wanted = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    wanted["attention_mask"] = torch.ones_like(token_ids(model))
-    with intervened(model, "key_biased(biases='gamma_key(alpha=3.0)')"), torch.no_grad():
-        growing = model.network.generate(token_ids(model), **wanted)
-        static = model.network.generate(token_ids(model), cache_implementation="static", **wanted)
-    assert torch.equal(static, growing)
-
-
 def test_mean_field_and_the_described_model_see_the_bias():
     model = shaken_model("llama")
     biases = ["gamma_key(alpha=3.0)", "gamma_key(alpha=0.5)", "key_bias(values=[0.0, 1.0, 2.0])"]

@@ -69,7 +69,7 @@ def test_it_is_converted_once(whole: Path, cache: Path, converted_by: Callable[[
 def test_the_second_of_two_at_once_keeps_the_first(cache: Path, converted_by: Callable[[Convert], None]) -> None:
     def overtaken(_gguf: Path, target: Path) -> None:
         holding(target, **{"config.json": b"second"})
-        holding(cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}", **{"config.json": b"first", demo.MARK: b""})
+        holding(cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}", **{"config.json": b"first"})
 
     converted_by(overtaken)
     directory = demo.fetch_demo()
@@ -145,14 +145,7 @@ def test_a_cache_whose_name_is_too_long_is_one_line(name: str, tmp_path: Path, m
     assert "\n" not in str(caught.value)
 
 
-def test_an_incomplete_copy_is_made_again(whole: Path, cache: Path) -> None:
-    (whole / demo.MARK).unlink()
-    assert demo.fetch_demo() == whole
-    assert (whole / demo.MARK).is_file()
-    assert list(cache.iterdir()) == [whole]
-
-
-def test_a_copy_for_others_holds_no_mark(whole: Path, tmp_path: Path) -> None:
+def test_a_copy_is_whole(whole: Path, tmp_path: Path) -> None:
     assert {path.name for path in demo.copy_demo(tmp_path / "model").iterdir()} == set(FILES)
 
 

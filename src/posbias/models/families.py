@@ -145,7 +145,7 @@ _GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="em
 _QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
 
 
-DENSE: dict[str, Layout] = {
+_ROWS = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
     "seed_oss": _LLAMA,
@@ -245,21 +245,7 @@ DENSE: dict[str, Layout] = {
         caveats=_falcon_caveats,
     ),
 }
-"""Dense decoders, whose weights the power rollout and mean field read."""
-
-MIXTURES: dict[str, Layout] = {
-    "mixtral": _ONE_WINDOW,
-    "phimoe": _ONE_WINDOW,
-    "qwen2_moe": _LLAMA,
-    "olmoe": replace(_QWEN3, refused=("use_bidirectional_attention", "clip_qkv")),  # the clamp comes after the norm
-    "qwen3_moe": replace(_QWEN3, windows="all layers"),
-    "glm4_moe": _QWEN3,
-    "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
-    "gpt_oss": _LLAMA,
-}
-"""Families with mixtures of experts: their attention and their branches are read, no more."""
-
-FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted({**DENSE, **MIXTURES}.items())}
+FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted(_ROWS.items())}
 
 
 def replaceable(name: str) -> bool:
@@ -269,10 +255,5 @@ def replaceable(name: str) -> bool:
 
 def families() -> dict[str, str]:
     """What runs on every family of the table, in a line each."""
-    lines = {}
-    for name in FAMILIES:
-        parts = ["every verb" if name in DENSE else "every verb but the power rollout and mean field"]
-        if not replaceable(name):
-            parts.append("its attention is not replaced, so that of methods adapters and changed prompts alone run")
-        lines[name] = "; ".join(parts)
-    return lines
+    but = "; its attention is not replaced, so that of methods adapters and changed prompts alone run"
+    return {name: "every verb" + ("" if replaceable(name) else but) for name in FAMILIES}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.models.attention import beyond_attention, watch_branches
-from posbias.models.families import DENSE, FAMILIES
+from posbias.models.families import FAMILIES
 from posbias.models.layout import AngleLengths, Layout, stretched_positions
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
@@ -111,29 +111,14 @@ class HuggingFaceModel(Model):
         """
         if self._family is None:
             raise UsageError(
-                f"the layout of {self.model_type} models is not in the table, so their blocks cannot be read; they "
-                f"can be measured, evaluated and mitigated (docs/families); allowed: {', '.join(FAMILIES)}"
+                f"the layout of {self.model_type} models is not in the table, so their blocks cannot be read; they can "
+                f"be measured, evaluated and mitigated (docs/families); allowed: dense {', '.join(FAMILIES)}"
             )
         if self._misfit is not None and self.intervention is not None:
             raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")
         if self._misfit is not None:
             raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
         return self._family
-
-    def dense_layout(self, theory: str) -> Layout:
-        """The layout of a dense decoder, for a theory that reads its weights.
-
-        Raises:
-            UsageError: there is none, this configuration does not fit it, or the model has more than it describes.
-        """
-        family = None if self._family is None else self.family
-        if family is None or any(path.endswith(".experts") for path, _ in self.network.named_modules()):
-            has = "a layout that is not in the table" if family is None else "mixtures of experts"
-            raise UsageError(
-                f"{theory} reads the weights of dense decoders, and this {self.model_type} model has {has}; it can be "
-                f"measured, evaluated and mitigated by adapters; allowed: {', '.join(sorted(DENSE))}"
-            )
-        return family
 
     def described_by(self, family: Layout, *, misfit: str | None = None) -> "HuggingFaceModel":
         """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""

@@ -1,7 +1,7 @@
 """Layouts of decoders: where the parts of a network are and what they do, as data; their maps and rotary positions.
 
 `Block` is one decoder block taken apart by role. Theory, measurement and interventions read these and nothing else; the
-rows are in `families.py`. Mixtures of experts have their place in a block, and no maps that are read.
+rows are in `families.py`.
 
 `nn.Linear` stores [out, in], GPT-2's `Conv1D` [in, out]; here every map is [out, in], so that y = W x + b.
 

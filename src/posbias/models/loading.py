@@ -166,8 +166,6 @@ def _convert(gguf: Path, target: Path) -> None:
         tokenizer.save_pretrained(target)
 
 
-CACHED_MODEL = "models--"
-"""How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""
 COMPILED = "_orig_mod"
 """Name under which `torch.compile` keeps the network that it has wrapped."""
 COMPILED_CALL = "_compiled_call_impl"
@@ -315,7 +313,7 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
     path = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
-    name = model_name(path) if Path(path).is_absolute() or absolute_source(path) != path else path
+    name = Path(path).resolve().name if Path(path).is_absolute() or absolute_source(path) != path else path
     name += "".join(f" with {adapter}" for adapter in adapters)
     check_decoder(network.config, name)
     if network.get_output_embeddings() is None:  # type: ignore[operator]
@@ -340,9 +338,8 @@ def _within(network: Any) -> tuple[Any, list[str]]:
         elif hasattr(network, "peft_config") and type(network).__module__.startswith("peft."):
             active = wrapper.active_adapters if hasattr(network, "active_adapters") else wrapper.active_adapter
             for adapter in [active] if isinstance(active, str) else active:
-                settings = wrapper.peft_config[adapter]
-                kind = str(getattr(settings.peft_type, "value", settings.peft_type))
-                if settings.is_prompt_learning:
+                kind = wrapper.peft_config[adapter].peft_type.value
+                if wrapper.peft_config[adapter].is_prompt_learning:
                     raise UsageError(
                         f"adapter {adapter!r} ({kind}) adds vectors to prompts, which have no position of their own; "
                         "allowed: adapters inside layers, such as LORA"
@@ -351,21 +348,13 @@ def _within(network: Any) -> tuple[Any, list[str]]:
             network = wrapper.base_model.model
         else:
             break
-    parts = network.named_modules() if isinstance(network, nn.Module) else ()
-    for path, module in parts:
+    for path, module in network.named_modules() if isinstance(network, nn.Module) else ():
         if COMPILED in module._modules or getattr(module, COMPILED_CALL, None) is not None:
             raise UsageError(
                 f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that "
                 "is not compiled, or torch.compile(network), whose network is taken"
             )
     return network, adapters
-
-
-def model_name(path: str | Path) -> str:
-    """Name of the model at a local path: its last part, or the hub id of a snapshot in the hub's cache."""
-    *_, cache, kind, last = ("", "", *Path(path).expanduser().resolve().parts)
-    cached = kind == "snapshots" and cache.startswith(CACHED_MODEL)
-    return cache.removeprefix(CACHED_MODEL).replace("--", "/") if cached else last
 
 
 def _check_usable(model: HuggingFaceModel) -> None:
@@ -408,13 +397,10 @@ def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Mode
 
 
 def source_of(source: str | Path) -> Source:
-    """Resolve a source, fetch the demo model, and name a snapshot in the hub's cache by its hub id."""
+    """Resolve a source, and fetch the demo model."""
     if str(source).removeprefix("config:") == "demo":
         return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")
-    resolved = resolve_source(source)
-    if not resolved.local or resolved.gguf is not None or not Path(resolved.location).is_dir():
-        return resolved
-    return replace(resolved, name=("config:" if resolved.config_only else "") + model_name(resolved.location))
+    return resolve_source(source)
 
 
 def _check_gradients(model: HuggingFaceModel, name: str) -> None:

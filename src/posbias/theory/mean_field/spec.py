@@ -201,7 +201,7 @@ def spec_of(model: Model) -> MeanFieldSpec:
 
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
-    family, config, network = model.dense_layout("mean field"), model.config, model.network
+    family, config, network = model.family, model.config, model.network
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
     if family.position_table is not None:

@@ -128,7 +128,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             f"the power rollout has no local maps for {type(model).__name__}; give a Hugging Face model or a reference "
             "model"
         )
-    family, network = model.dense_layout("the power rollout"), model.network
+    family, network = model.family, model.network
     if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
         raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")
     places = sorted({str(parameter.device) for parameter in network.parameters()})
