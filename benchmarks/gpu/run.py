@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TABLE, help="JSON of the table")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
-    device = check_device(given.device) or next((place.device for place in accelerators()), CPU)
+    device = check_device(given.device) or next(accelerators(), CPU)
     if device == CPU:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dtype = torch.float32 if given.small or device == CPU else torch.bfloat16

@@ -11,6 +11,7 @@ from operations import Operations
 from posbias import AttentionOptions, RunError, UsageError, attention
 from posbias.measurement.attention import reduce_content, reduce_layer
 from posbias.measurement.prompt import mixing_of_layers
+from posbias.models.attention import attention_modules
 from posbias.models.attention_blocks import AttentionState
 from posbias.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -20,7 +21,7 @@ THRESHOLDS = (0.1, 0.3)
 TOLERANCE = 1e-6
 """float64 models, but transformers takes the softmax in float32."""
 LLAMA_LIKE = ("gemma3_text", "gpt_oss", "llama-biases", "olmo2", "qwen3-window")
-OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "gpt_neo", "mpt")
+OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "mpt")
 """Families unlike each other; that attention is recomputed rightly is tested of all (tests/contracts)."""
 
 
@@ -60,8 +61,9 @@ def blocks_of(elements):
 def _visible(model):
     """[layer query key], from the configuration."""
     query, key = np.indices((N_POSITIONS, N_POSITIONS))
-    masks = [model.family.mask(model.config, layer) for layer in range(DEPTH)]
-    return np.stack([(key <= query) & (key > query - mask.reach(N_POSITIONS)) for mask in masks])
+    sorts = getattr(model.config, "layer_types", None) or ["full_attention"] * DEPTH
+    windows = [model.config.sliding_window if sort == "sliding_attention" else N_POSITIONS for sort in sorts]
+    return np.stack([(key <= query) & (key > query - window) for window in windows])
 
 
 @pytest.mark.parametrize("kind", LLAMA_LIKE + OTHERS)
@@ -166,14 +168,14 @@ def _content(model, prompts):
     """scale * q.k before rotation, [prompt layer head query key], from the projections' or the q/k norms' outputs."""
     rows = []
     for ids in prompts.token_ids:
-        for block in model.family.blocks(model.network):
+        for attention_module in attention_modules(model.network).values():
             caught = {}
 
             def keep(module, _, output, into=caught):
                 into[module] = output.detach()
 
             modules = [
-                getattr(block.attention, f"{name}_norm", getattr(block.attention, f"{name}_proj")) for name in "qk"
+                getattr(attention_module, f"{name}_norm", getattr(attention_module, f"{name}_proj")) for name in "qk"
             ]
             handles = [module.register_forward_hook(keep) for module in modules]
             model.last(model.embed(torch.as_tensor(ids)[None]))

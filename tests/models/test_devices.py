@@ -8,8 +8,8 @@ import transformers
 
 import posbias.memory
 from posbias.errors import UsageError
-from posbias.models import networks
-from posbias.models.devices import Accelerator, check_device, first_with_room, training_device
+from posbias.models import devices, networks
+from posbias.models.devices import check_device, training_device
 from posbias.models.networks import outline_of, placed, random_network
 from tiny_families import CONFIGS
 
@@ -25,16 +25,14 @@ LLAMA_70B = {
 }
 
 
-def gpus(*free: float) -> list[Accelerator]:
-    return [Accelerator(torch.device("cuda", index), int(size * GB)) for index, size in enumerate(free)]
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine with gigabytes free on every accelerator, and in the memory."""
 
-    def has(*free: float, memory: float = 64) -> None:
-        monkeypatch.setattr(networks, "accelerators", lambda: iter(gpus(*free)))
+    def has(*free: float | None, memory: float = 64) -> None:
+        known = {torch.device("cuda", index): size for index, size in enumerate(free)}
+        monkeypatch.setattr(networks, "accelerators", lambda: iter(known))
+        monkeypatch.setattr(devices, "free_bytes", lambda device: known[device] and int(known[device] * GB))
         monkeypatch.setattr(posbias.memory, "available_bytes", lambda: int(memory * GB))
 
     return has
@@ -49,18 +47,28 @@ def where(shape: dict[str, Any], device: str = "auto", dtype: torch.dtype | None
 
 @pytest.mark.parametrize(
     ("free", "expected"),
-    [((80,), "cuda:0"), ((8, 80), "cuda:1"), ((8, 8), None), ((16.8,), None), ((16.9,), "cuda:0"), ((), None)],
+    [
+        ((80,), "cuda:0"),
+        ((8, 80), "cuda:1"),
+        ((8, 8), "all"),
+        ((16.8,), "all"),
+        ((16.9,), "cuda:0"),
+        ((None,), "cuda:0"),
+    ],
 )
-def test_the_first_accelerator_with_room_for_weights_and_passes(free: tuple[float, ...], expected: str | None) -> None:
-    found = first_with_room(gpus(*free), int(13.5 * GB))
-    assert (None if found is None else str(found)) == expected
+def test_the_first_accelerator_with_room_for_weights_and_passes(
+    free: tuple[float | None, ...], expected: str, machine: Any
+) -> None:
+    """13.5 GB of weights; room that is not known is taken as enough."""
+    machine(*free)
+    assert where(LLAMA_7B) == f"bfloat16 on {expected}"
 
 
-def test_room_that_is_not_known_is_taken_as_enough() -> None:
-    unknown = [Accelerator(torch.device("xpu", 0), None)]
-    assert first_with_room(unknown, 70 * GB) == torch.device("xpu", 0)
-    assert first_with_room(gpus(1.5), 1) is not None  # a small model needs a gigabyte for passes
-    assert first_with_room(gpus(0.5), 1) is None
+def test_a_small_model_needs_a_gigabyte_for_passes(machine: Any) -> None:
+    small = {**LLAMA_7B, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 10}
+    for free, expected in ((1.5, "cuda:0"), (0.5, "all")):
+        machine(free)
+        assert where(small) == f"bfloat16 on {expected}"
 
 
 def test_a_model_runs_on_the_accelerator_in_its_own_precision_and_on_a_cpu_in_float32(machine: Any) -> None:

@@ -3,9 +3,9 @@
 A model goes to the first accelerator that holds its weights with room for passes; to the processor if there is none.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,13 +19,6 @@ SPREAD = "spread"
 PASSES_ROOM, LEAST_ROOM = 0.25, 10**9
 """Memory for passes beside the weights on an accelerator: this share of the weights, and no fewer bytes than that. The
 passes of a model of 7 billion weights over 8,192 positions take 0.3 of them with checkpointing."""
-
-
-class Accelerator(NamedTuple):
-    """One accelerator, and the bytes that are free on it; None if that is not known."""
-
-    device: torch.device
-    free: int | None
 
 
 def check_device(name: str) -> torch.device | None:
@@ -43,19 +36,10 @@ def check_device(name: str) -> torch.device | None:
     return device
 
 
-def accelerators() -> Iterator[Accelerator]:
-    """The accelerators of this machine that compute in float64, in which norms are summed; each is asked in its turn.
-
-    That leaves out `mps`, which can be named.
-    """
-    if not torch.accelerator.is_available():
-        return
-    kind = torch.accelerator.current_accelerator()
-    assert kind is not None  # one is available
-    for index in range(torch.accelerator.device_count()):
-        device = torch.device(kind.type, index)
-        if has_float64(device):
-            yield Accelerator(device, free_bytes(device))
+def accelerators() -> Iterator[torch.device]:
+    """The accelerators of this machine that compute in float64, in which norms are summed; `mps` has to be named."""
+    if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()):
+        yield from filter(has_float64, (torch.device(kind.type, i) for i in range(torch.accelerator.device_count())))
 
 
 @cache
@@ -88,13 +72,10 @@ def in_float64(values: torch.Tensor) -> torch.Tensor:
     return values.to(float64_device(values.device)).double()
 
 
-def first_with_room(devices: Iterable[Accelerator], weights: int) -> torch.device | None:
-    """The first accelerator with room for the weights and passes."""
-    needed = weights + max(int(PASSES_ROOM * weights), LEAST_ROOM)
-    for device, free in devices:
-        if free is None or needed <= free:
-            return device
-    return None
+def has_room(device: torch.device, weights: int) -> bool:
+    """Tell whether so many bytes of weights, and passes, fit on a device, or it is not known."""
+    free = free_bytes(device)
+    return free is None or weights + max(int(PASSES_ROOM * weights), LEAST_ROOM) <= free
 
 
 def training_device(name: str) -> str:
@@ -102,7 +83,7 @@ def training_device(name: str) -> str:
     if name == SPREAD:
         raise UsageError(f"device {SPREAD!r} is for models larger than a device; allowed here: {AUTO}, cpu, cuda ...")
     check_device(name)
-    return name if name != AUTO else next((place.device.type for place in accelerators()), CPU.type)
+    return name if name != AUTO else next((place.type for place in accelerators()), CPU.type)
 
 
 def free_bytes(device: torch.device) -> int | None:

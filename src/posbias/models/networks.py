@@ -19,7 +19,7 @@ from torch import nn
 from posbias.checks import AUTO, Natural, checked, checked_value
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import check_room
-from posbias.models.devices import CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
+from posbias.models.devices import CPU, SPREAD, accelerators, check_device, check_precision, has_room
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, check_files, check_places, quiet
 from posbias.models.weights import cast_weights
@@ -104,7 +104,8 @@ def placed(
     accelerated = device.type != CPU.type if device else next(accelerators(), None) is not None
     dtype = dtype or (own if accelerated else torch.float32)
     if name_of_device == AUTO:
-        device = first_with_room(accelerators(), numbers * dtype.itemsize) if accelerated else CPU
+        with_room = (place for place in accelerators() if has_room(place, numbers * dtype.itemsize))
+        device = next(with_room, None) if accelerated else CPU
     if device is not None:
         check_precision(device, dtype)
     if device == CPU:
