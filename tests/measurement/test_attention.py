@@ -181,8 +181,8 @@ def _content(model, prompts):
             model.last(model.embed(torch.as_tensor(ids)[None]))
             for handle in handles:
                 handle.remove()
-            query, key = (_heads(caught[module], block.attention.head_dim) for module in modules)
-            rows.append(np.einsum("hid,hjd->hij", query, np.repeat(key, 2, axis=0)) * block.attention.scaling)
+            query, key = (_heads(caught[module], attention_module.head_dim) for module in modules)
+            rows.append(np.einsum("hid,hjd->hij", query, np.repeat(key, 2, axis=0)) * attention_module.scaling)
     return np.stack(rows).reshape(prompts.count, DEPTH, HEADS, N_POSITIONS, N_POSITIONS)
 
 
