@@ -7,6 +7,7 @@ from torch import Tensor
 from posbias import UsageError
 from posbias.models.attention_blocks import AttentionState, kept_attention, query_blocks, seen_layers, watch_attention
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import Linear
 from posbias.models.networks import random_network
 from posbias.theory.power_rollout.local_maps import affine, norm_forward
 from tiny_families import CLAMPED, CONFIGS, DESCRIBED, MIXTURES, UNLISTED, VOCABULARY, shaken_model
@@ -96,15 +97,13 @@ def test_before_rotation_queries_and_keys_are_what_their_maps_and_norms_make(nam
     ):
         parts = model.family.attention_parts(block, model.config)
 
-        def made(read: Tensor, weight: Tensor, bias: Tensor | None, norm: object, *, parts=parts) -> Tensor:  # type: ignore[no-untyped-def]
-            raw = affine(read, weight, bias)
+        def made(read: Tensor, of: Linear, norm: object, *, parts=parts) -> Tensor:  # type: ignore[no-untyped-def]
+            raw = affine(read, of)
             width = raw.shape[-1] if norm is None else norm.gain.shape[-1]  # type: ignore[attr-defined]
             return norm_forward(norm, raw.unflatten(-1, (-1, width))).reshape(len(raw), -1, parts.head_dim)  # type: ignore[arg-type]
 
-        query = made(layer.read, parts.query, parts.query_bias, parts.query_norm)
-        key = made(layer.read, parts.key, parts.key_bias, parts.key_norm).repeat_interleave(
-            parts.heads // parts.key_heads, 1
-        )
+        query = made(layer.read, parts.query, parts.query_norm)
+        key = made(layer.read, parts.key, parts.key_norm).repeat_interleave(parts.heads // parts.key_heads, 1)
         expected = torch.einsum("ihc,jhc->hij", query, key)
         found = (state.query @ state.key[:, None].mT).flatten(0, 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))

@@ -24,7 +24,7 @@ from posbias.measurement.outputs import checkpointed
 from posbias.models.attention import attention_modules, beyond_attention
 from posbias.models.families import FAMILIES, replaceable
 from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
-from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
+from posbias.models.layout import AttentionParts, Block, Linear, MlpParts, Norm
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
 from posbias.prompts import Prompts
@@ -75,8 +75,8 @@ def apply_norm(norm: Norm, values: Tensor) -> Tensor:
     return values if norm.bias is None else values + norm.bias
 
 
-def linear(weight: Tensor, bias: Tensor | None, values: Tensor) -> Tensor:
-    return values @ weight.T if bias is None else values @ weight.T + bias
+def linear(of: Linear, values: Tensor) -> Tensor:
+    return values @ of.weight.T if of.bias is None else values @ of.weight.T + of.bias
 
 
 def turn(values: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -93,9 +93,9 @@ def attend(
     parts: AttentionParts, values: Tensor, position_logits: Tensor, rotary: tuple[Tensor, Tensor] | None
 ) -> Tensor:
     """The attention branch before any post-norm, from the parts alone."""
-    query = linear(parts.query, parts.query_bias, values)
-    key = linear(parts.key, parts.key_bias, values)
-    value = linear(parts.value, parts.value_bias, values)
+    query = linear(parts.query, values)
+    key = linear(parts.key, values)
+    value = linear(parts.value, values)
 
     def split(features: Tensor, heads: int, norm: Norm | None) -> Tensor:
         if norm is not None and norm.gain.shape[-1] != parts.head_dim:
@@ -113,16 +113,13 @@ def attend(
         logits = parts.softcap * torch.tanh(logits / parts.softcap)
     logits = logits + position_logits
     attention = torch.softmax(logits, dim=-1)
-    return linear(parts.output, parts.output_bias, (attention @ value).transpose(1, 2).flatten(2))
+    return linear(parts.output, (attention @ value).transpose(1, 2).flatten(2))
 
 
 def feed_forward(parts: MlpParts, values: Tensor) -> Tensor:
-    inner = linear(parts.up, parts.up_bias, values)
-    if parts.gate is None:
-        inner = parts.activation(inner)
-    else:
-        inner = parts.activation(linear(parts.gate, parts.gate_bias, values)) * inner
-    return linear(parts.down, parts.down_bias, inner)
+    inner = linear(parts.up, values)
+    gated = inner if parts.gate is None else linear(parts.gate, values)
+    return linear(parts.down, parts.activation(gated) * (1 if parts.gate is None else inner))
 
 
 def position_logits(model: HuggingFaceModel, layer: int, n_positions: int) -> Tensor:

@@ -11,7 +11,7 @@ from posbias import RunError, UsageError
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.attention_blocks import AttentionState, KeptAttention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Norm
+from posbias.models.layout import AttentionParts, Linear, Norm
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout_prompt, attention_rollouts
 from posbias.theory.power_rollout.actual_attention import (
@@ -57,9 +57,9 @@ def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> list[np.ndarr
     found = []
     for layer, block in enumerate(model.family.blocks(model.network)):
         parts = model.family.attention_parts(block, model.config)
-        value = seen["read"][layer] @ parts.value.numpy().T
-        value = value if parts.value_bias is None else value + parts.value_bias.numpy()
-        output, post_norm = parts.output.numpy(), block.attention_post_norm
+        value = seen["read"][layer] @ parts.value.weight.numpy().T
+        value = value if parts.value.bias is None else value + parts.value.bias.numpy()
+        output, post_norm = parts.output.weight.numpy(), block.attention_post_norm
         output = output if post_norm is None else output * model.family.norm(post_norm).gain.numpy()[:, None]
         vectors = np.zeros((N_POSITIONS, N_POSITIONS, len(output)))
         for head, weights in enumerate(seen["attention"][layer]):
@@ -111,7 +111,7 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
     """On a device that holds no values; a rollout's number of launches must not grow with pairs of heads."""
     heads, width = 32, 512
     with torch.device("meta"):
-        maps = {name: torch.randn(width, width) for name in ("query", "key", "value", "output")}
+        maps = {name: Linear(torch.randn(width, width)) for name in ("query", "key", "value", "output")}
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
         shared, alone = torch.randn(heads, 1, n_positions, 16), torch.randn(heads, n_positions, 16)
         norm = Norm("rms", torch.ones(width), None, 1e-6)

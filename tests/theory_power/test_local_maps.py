@@ -104,14 +104,14 @@ def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Buil
     parts, read, energy = layer.mlp, kept.middle[7], normal(N_POSITIONS, 32).square()
 
     def hidden_layer(x: torch.Tensor) -> torch.Tensor:
-        up = torch.nn.functional.linear(x, parts.up, parts.up_bias)
+        up = torch.nn.functional.linear(x, *parts.up)
         if parts.gate is None:
             return parts.activation(up)
-        return parts.activation(torch.nn.functional.linear(x, parts.gate, parts.gate_bias)) * up
+        return parts.activation(torch.nn.functional.linear(x, *parts.gate)) * up
 
     hidden = jacobian(hidden_layer, read)
     for walk in (BACK_PROPAGATION, THEORY):
-        expected = hidden.pow(walk.power).T @ (parts.down.pow(walk.power).T @ energy[7])
+        expected = hidden.pow(walk.power).T @ (parts.down.weight.pow(walk.power).T @ energy[7])
         torch.testing.assert_close(mlp_pull(layer, kept, energy, walk)[7], expected)
 
 
@@ -137,7 +137,7 @@ def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: tor
     group = parts.heads // parts.key_heads
     if trace.attention_branch is not None:
         energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, 2)
-    received = (energy @ parts.output.square()).reshape(N_POSITIONS, parts.heads, parts.head_dim).transpose(0, 1)
+    received = (energy @ parts.output.weight.square()).reshape(N_POSITIONS, parts.heads, parts.head_dim).transpose(0, 1)
     query = state.query.flatten(0, 1)
     key, value = (values.repeat_interleave(group, 0) for values in (state.key, state.value))
     logits = (parts.scale * query @ key.transpose(1, 2)).requires_grad_(True)
@@ -148,7 +148,7 @@ def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: tor
     given = capped.detach() + (0 if state.added is None else state.added) if state.logits is None else state.logits
     weights = given.masked_fill(outside, -torch.inf).softmax(-1)
     reached = torch.einsum("hij,hic->hjc", weights.square(), received)
-    pulled = torch.einsum("hjc,hcb->jb", reached, by_head(parts.value, parts).square())
+    pulled = torch.einsum("hjc,hcb->jb", reached, by_head(parts.value.weight, parts).square())
     if walk.key:
         moved = value[:, None, :, :] - (weights @ value)[:, :, None, :]
         scores = (parts.scale * slope * weights).square() * torch.einsum("hic,hijc->hij", received, moved.square())
@@ -159,13 +159,13 @@ def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: tor
             rotation = turned_by(unit, attention.cosine[:, :pairs], attention.sine[:, :pairs])
             keys = torch.einsum("ajc,hjc->hja", rotation.square(), keys)
         raw = (
-            affine(attention.read, parts.key, parts.key_bias)
+            affine(attention.read, parts.key)
             .reshape(N_POSITIONS, parts.key_heads, -1)
             .repeat_interleave(group, 1)
             .transpose(0, 1)
         )
         keys = norm_pull(parts.key_norm, raw, keys, 2)
-        pulled = pulled + torch.einsum("hjc,hcb->jb", keys, by_head(parts.key, parts).square())
+        pulled = pulled + torch.einsum("hjc,hcb->jb", keys, by_head(parts.key.weight, parts).square())
     return norm_pull(layer.attention_norm, trace.stream, pulled, 2)
 
 

@@ -34,7 +34,7 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Layout, Norm, changing_kinds, scaled
+from posbias.models.layout import AttentionParts, Block, Layout, Linear, Norm, changing_kinds, scaled
 from posbias.registry import Registry
 
 WIRED = ("eager", "sdpa")
@@ -276,8 +276,7 @@ class AttentionScaled(Intervention):
                 whole = family.attention_parts(block, config)
                 if block.attention_post_norm is not None:
                     return whole
-                output, bias = scaled(whole.output, self.factor), scaled(whole.output_bias, self.factor)
-                return replace(whole, output=output, output_bias=bias)
+                return replace(whole, output=Linear(*(scaled(part, self.factor) for part in whole.output)))
 
             def norm(module: nn.Module) -> Norm:
                 whole = family.norm(module)

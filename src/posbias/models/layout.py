@@ -10,9 +10,9 @@ factor, too) for all positions of a pass that is longer than the original contex
 own for every length beyond the configured one. Keys that were turned in one sort of pass fit no pass of another.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -131,6 +131,25 @@ class Norm:
     epsilon: float
 
 
+class Linear(NamedTuple):
+    """A linear map, y = W x + b."""
+
+    weight: Float[Tensor, "out in"]
+    bias: Float[Tensor, "out"] | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, factor: float = 1.0) -> "Linear":
+        """That of a module, times a factor; refused if it is quantised or offloaded."""
+        bias = getattr(module, "bias", None)
+        return cls(scaled(weight_of(module), factor), scaled(bias if isinstance(bias, Tensor) else None, factor))
+
+    def split(self, by: Callable[[Tensor], Sequence[Tensor]]) -> list["Linear"]:
+        """Maps of some of the rows each."""
+        parts = by(self.weight)
+        biases = [None] * len(parts) if self.bias is None else by(self.bias)
+        return [Linear(weight, bias) for weight, bias in zip(parts, biases, strict=True)]
+
+
 @dataclass(frozen=True)
 class AttentionParts:
     """The maps of one attention layer: logits = softcap(scale q.k), beside what positions add.
@@ -138,10 +157,10 @@ class AttentionParts:
     Rotary positions turn the first features of a head, half against half.
     """
 
-    query: Float[Tensor, "query_features width"]
-    key: Float[Tensor, "key_features width"]
-    value: Float[Tensor, "value_rows width"]
-    output: Float[Tensor, "width value_features"]
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
     heads: int
     key_heads: int
     """Key/value heads; heads / key_heads queries share one."""
@@ -152,42 +171,29 @@ class AttentionParts:
     """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
     key_norm: Norm | None = None
     softcap: float | None = None
-    query_bias: Float[Tensor, "query_features"] | None = None
-    key_bias: Float[Tensor, "key_features"] | None = None
-    value_bias: Float[Tensor, "value_rows"] | None = None
-    output_bias: Float[Tensor, "width"] | None = None
 
     @property
     def value_dim(self) -> int:
         """Features of a value, `head_dim` in most families."""
-        return len(self.value) // self.key_heads
+        return len(self.value.weight) // self.key_heads
 
 
 @dataclass(frozen=True)
 class MlpParts:
     """The maps of one MLP."""
 
-    up: Float[Tensor, "hidden width"]
-    down: Float[Tensor, "width hidden"]
-    gate: Float[Tensor, "hidden width"] | None
+    up: Linear
+    down: Linear
+    gate: Linear | None
     """The gate of down(act(gate x) * (up x)); None for a plain MLP, down(act(up x))."""
     activation: Any
     """The module or function the family applies elementwise."""
-    up_bias: Float[Tensor, "hidden"] | None = None
-    down_bias: Float[Tensor, "width"] | None = None
-    gate_bias: Float[Tensor, "hidden"] | None = None
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
     """The matrix W of y = W x + b; refused if it is quantised or offloaded."""
     weight = readable(linear, "weight")
     return weight.T if type(linear).__name__ == "Conv1D" else weight
-
-
-def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
-    """The vector b of y = W x + b, or None."""
-    bias = getattr(linear, "bias", None)
-    return bias if isinstance(bias, Tensor) else None
 
 
 def readable(module: nn.Module, name: str) -> Tensor:
@@ -394,30 +400,23 @@ class Layout:
                 f"{self.name}: queries, keys and values are clamped (clip_qkv = {clip}), which what reads the maps of "
                 "attention does not follow; allowed: measuring and evaluating the model, or one without a clamp"
             )
-        projections = [block.attention.get_submodule(name) for name in self.query_key_value]
         heads = config.num_attention_heads, self.key_heads(config)
-        maps: Any = [weight_of(projection) for projection in projections]
-        biases: Any = [bias_of(projection) for projection in projections]
-        if len(projections) == 1:
-            maps = split_fused(maps[0], heads, self.fusion)
-            biases = (None,) * 3 if biases[0] is None else split_fused(biases[0], heads, self.fusion)
+        maps = [Linear.of(block.attention.get_submodule(name)) for name in self.query_key_value]
+        if len(maps) == 1:
+            maps = maps[0].split(lambda rows: split_fused(rows, heads, self.fusion))
         query_norm, key_norm = self.head_norms(block.attention)
         return AttentionParts(
             query=maps[0],
             key=maps[1],
             value=maps[2],
-            output=scaled(weight_of(block.attention_output), block.branch_scale),
+            output=Linear.of(block.attention_output, block.branch_scale),
             heads=heads[0],
             key_heads=heads[1],
-            head_dim=len(maps[0]) // heads[0],
+            head_dim=len(maps[0].weight) // heads[0],
             scale=float(getattr(block.attention, self.scale)),
             query_norm=query_norm,
             key_norm=key_norm,
             softcap=None if self.softcap is None else getattr(config, self.softcap),
-            query_bias=biases[0],
-            key_bias=biases[1],
-            value_bias=biases[2],
-            output_bias=scaled(bias_of(block.attention_output), block.branch_scale),
         )
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
@@ -425,20 +424,13 @@ class Layout:
         module = block.module if self.mlp == self.up_and_down[1] else block.mlp
         assert module is not None, "every block of a layout has an MLP"
         up, down = (module.get_submodule(name) for name in self.up_and_down)
-        gate: Any = getattr(module, self.gate, None)
-        up_map, up_bias = weight_of(up), bias_of(up)
-        gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
-        if self.gate_in_up:
-            gate_map, up_map = up_map.chunk(2)
-            gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
+        gates = [Linear.of(getattr(module, self.gate))] if hasattr(module, self.gate) else []
+        maps = Linear.of(up).split(lambda rows: rows.chunk(2)) if self.gate_in_up else [*gates, Linear.of(up)]
         return MlpParts(
-            up=up_map,
-            down=scaled(weight_of(down), block.branch_scale),
-            gate=gate_map,
+            up=maps[-1],
+            down=Linear.of(down, block.branch_scale),
+            gate=maps[0] if len(maps) > 1 else None,
             activation=getattr(module, self.activation),
-            up_bias=up_bias,
-            down_bias=scaled(bias_of(down), block.branch_scale),
-            gate_bias=gate_bias,
         )
 
     def input_scale(self, config: Any) -> float:

@@ -1,11 +1,10 @@
 """A reference transformer in the terms that describe families: the maps and norms of its blocks as numbers."""
 
 import torch
-from torch import Tensor
 from torch.nn.functional import gelu
 
 from posbias.errors import UsageError
-from posbias.models.layout import AttentionParts, MlpParts, Norm
+from posbias.models.layout import AttentionParts, Linear, MlpParts, Norm
 from posbias.models.reference.config import NORM_EPSILON
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 
@@ -23,17 +22,19 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
         )
     heads, width, features = config.architecture.heads, config.width, config.head_dim
 
-    def rows(name: str) -> Tensor:
+    def rows(name: str) -> Linear:
         """The map of all heads, [head * feature, width]; zero if there is none."""
         if name not in weights:
-            return weights["value"].new_zeros(heads * features, width)
-        return weights[name].transpose(1, 2).flatten(0, 1)
+            return Linear(weights["value"].new_zeros(heads * features, width))
+        return Linear(weights[name].transpose(1, 2).flatten(0, 1))
 
     return AttentionParts(
         query=rows("query"),
         key=rows("key"),
         value=rows("value"),
-        output=weights["output"].flatten(0, 1).T if config.output_map else torch.eye(width).to(weights["value"]),
+        output=Linear(
+            weights["output"].flatten(0, 1).T if config.output_map else torch.eye(width).to(weights["value"])
+        ),
         heads=heads,
         key_heads=heads,
         head_dim=features,
@@ -46,7 +47,7 @@ def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
     if not block.config.mlp:
         return None
     weights = {name: value.detach() for name, value in block.named_parameters()}
-    return MlpParts(up=weights["up"].T, down=weights["down"].T, gate=None, activation=gelu)
+    return MlpParts(Linear(weights["up"].T), Linear(weights["down"].T), gate=None, activation=gelu)
 
 
 def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str) -> Norm | None:

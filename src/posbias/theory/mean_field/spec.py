@@ -19,7 +19,7 @@ from posbias.architecture.encodings import Sinusoidal
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, MlpParts, Norm
+from posbias.models.layout import AttentionParts, Block, Linear, MlpParts, Norm
 from posbias.models.model import Model
 from posbias.models.reference.config import shown
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
@@ -257,10 +257,10 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         head_dim=parts.head_dim,
         value_dim=parts.value_dim,
         scale=parts.scale,
-        query=_linear(parts.query, parts.query_bias),
-        key=_linear(parts.key, parts.key_bias),
-        value=_linear(parts.value, parts.value_bias),
-        output=_linear(parts.output, parts.output_bias),
+        query=_linear(parts.query),
+        key=_linear(parts.key),
+        value=_linear(parts.value),
+        output=_linear(parts.output),
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
@@ -273,17 +273,17 @@ def _mlp_spec(parts: MlpParts, **beside: Any) -> MlpSpec:
     with torch.no_grad():
         activation = recognise(lambda x: parts.activation(torch.from_numpy(x).float()).double().numpy())
     return MlpSpec(
-        hidden=int(parts.up.shape[0]),
+        hidden=len(parts.up.weight),
         activation=activation,
-        up=_linear(parts.up, parts.up_bias),
-        down=_linear(parts.down, parts.down_bias),
-        gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
+        up=_linear(parts.up),
+        down=_linear(parts.down),
+        gate=None if parts.gate is None else _linear(parts.gate),
         **beside,
     )
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> LinearSpec:
-    return LinearSpec(variance=_power(weight), bias=0.0 if bias is None else _power(bias))
+def _linear(of: Linear) -> LinearSpec:
+    return LinearSpec(variance=_power(of.weight), bias=0.0 if of.bias is None else _power(of.bias))
 
 
 def _power(values: Tensor) -> float:

@@ -108,7 +108,7 @@ def norm_weighted(traced: AttentionTraceLayer, state: AttentionState) -> Callabl
     assert parts is not None, "rules that read weights are left out without a row of the table"
     shared = len(state.value) // parts.key_heads  # Falcon repeats its values for every head
     value = state.value[::shared, :, : parts.value_dim]  # without what a key bias fills up
-    output = parts.output.to(value)
+    output = parts.output.weight.to(value)
     if traced.after is not None:
         output = output * traced.after.gain.to(value).reshape(-1, 1)
     output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)

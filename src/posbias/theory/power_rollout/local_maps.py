@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.layout import AttentionParts, MlpParts, Norm, turned_by
+from posbias.models.layout import AttentionParts, Linear, MlpParts, Norm, turned_by
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 
 Power = Literal[1, 2]
@@ -45,12 +45,9 @@ BACK_PROPAGATION = Walk(power=1, query=True)
 Hidden = Float[Tensor, "position hidden"]
 
 
-def affine(
-    values: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None
-) -> Float[Tensor, "*rows out"]:
+def affine(values: Float[Tensor, "*rows in"], of: Linear) -> Float[Tensor, "*rows out"]:
     """y = W x + b in the values' floating type, whatever the model's."""
-    dtype = values.dtype
-    return torch.nn.functional.linear(values, weight.to(dtype), None if bias is None else bias.to(dtype))
+    return torch.nn.functional.linear(values, of.weight.to(values), None if of.bias is None else of.bias.to(values))
 
 
 def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
@@ -136,11 +133,11 @@ def hidden_pull(
     whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). `up` and `gate` are the
     outputs of these maps, before any activation; None without a gate.
     """
-    up_weight = parts.up.to(hidden.dtype)
+    up_weight = parts.up.weight.to(hidden.dtype)
     if parts.gate is None or gate is None:
         _, slope = value_and_slope(parts.activation, up)
         return (hidden * slope.pow(power)) @ up_weight.pow(power)
-    gate_weight = parts.gate.to(hidden.dtype)
+    gate_weight = parts.gate.weight.to(hidden.dtype)
     value, slope = value_and_slope(parts.activation, gate)
     slope = slope * up
     pulled = (hidden * slope.pow(power)) @ gate_weight.pow(power)
@@ -172,9 +169,9 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power)
     parts, read = layer.mlp, norm_forward(layer.mlp_norm, trace.middle)
     assert parts is not None
-    up = affine(read, parts.up, parts.up_bias)
-    gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
-    pulled = hidden_pull(parts, up, gate, energy @ parts.down.to(energy.dtype).pow(power), power)
+    up = affine(read, parts.up)
+    gate = None if parts.gate is None else affine(read, parts.gate)
+    pulled = hidden_pull(parts, up, gate, energy @ parts.down.weight.to(energy.dtype).pow(power), power)
     return norm_pull(layer.mlp_norm, trace.middle, pulled, power)
 
 
@@ -221,14 +218,14 @@ def _of_maps(
 ) -> AttentionState:
     """A reference model's attention, from the maps of its block."""
 
-    def heads(weight: Tensor, bias: Tensor | None) -> Float[Tensor, "head position feature"]:
-        return affine(read, weight, bias).reshape(len(read), parts.heads, -1).transpose(0, 1)
+    def heads(of: Linear) -> Float[Tensor, "head position feature"]:
+        return affine(read, of).reshape(len(read), parts.heads, -1).transpose(0, 1)
 
-    query, key = heads(parts.query, parts.query_bias), heads(parts.key, parts.key_bias)
+    query, key = heads(parts.query), heads(parts.key)
     if cosine is not None and sine is not None:
         pairs = cosine.shape[-1] // 2
         query, key = (turned_by(side, cosine[..., :pairs], sine[..., :pairs]) for side in (query, key))
-    value, first = heads(parts.value, parts.value_bias), torch.zeros(len(read), dtype=torch.int64)
+    value, first = heads(parts.value), torch.zeros(len(read), dtype=torch.int64)
     return AttentionState(query[:, None], key, value, parts.scale, first)
 
 
@@ -254,18 +251,17 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     parts, power, attention = layer.parts, walk.power, attention_of(layer, trace)
     state = attention.state
     energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power)
-    received = energy @ parts.output.to(energy.dtype).pow(power)
+    received = energy @ parts.output.weight.to(energy.dtype).pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
-    reached = _project(values, parts.value, power)
+    reached = _project(values, parts.value.weight, power)
     if walk.key and state.scale != 0:
-        keys = _unprepared(keys, attention, parts.key_norm, (parts.key, parts.key_bias), power)
-        reached = reached + _project(keys, parts.key, power)
+        keys = _unprepared(keys, attention, parts.key_norm, parts.key, power)
+        reached = reached + _project(keys, parts.key.weight, power)
     if walk.query and state.scale != 0:
-        maps = parts.query, parts.query_bias
-        queries = _unprepared(queries.flatten(-4, -3), attention, parts.query_norm, maps, power)
-        reached = reached + _project(queries, parts.query, power)
+        queries = _unprepared(queries.flatten(-4, -3), attention, parts.query_norm, parts.query, power)
+        reached = reached + _project(queries, parts.query.weight, power)
     return norm_pull(layer.attention_norm, trace.stream, reached, power)
 
 
@@ -315,16 +311,14 @@ def _centred(
     return (of_row @ of_key.transpose(1, 2)).add_(constant).clamp_min_(0)  # a sum of squares, below 0 only by round-off
 
 
-def _unprepared(
-    energy: ByHead, attention: LayerAttention, norm: Norm | None, maps: tuple[Tensor, Tensor | None], power: Power
-) -> ByHead:
+def _unprepared(energy: ByHead, attention: LayerAttention, norm: Norm | None, of: Linear, power: Power) -> ByHead:
     """Pull from queries or keys as the dot product sees them to their projection's output: RoPE and norm undone."""
     energy = rotary_pull(energy, attention.cosine, attention.sine, power)
     if norm is None:
         return energy
     merged = _merged(energy)
     grouped = merged.reshape(*merged.shape[:-1], -1, norm.gain.shape[-1])
-    raw = affine(attention.read, *maps).reshape(grouped.shape[-3:])
+    raw = affine(attention.read, of).reshape(grouped.shape[-3:])
     return norm_pull(norm, raw, grouped, power).reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
 
 
