@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from annotated_types import Ge
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, MASKS, Architecture, Encoding, Full, Mask, NoEncoding, Rope, SlidingWindow
@@ -57,28 +57,31 @@ class Visibility(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Hand every attention module its new mask."""
-        check_maskable(model, self)
+        """Hand every attention module its new mask; refuse attention that takes no plain additive one."""
+        kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
+        modules = attention_modules(model.network).values()
+        if not modules:
+            raise UsageError(f"{self}: {kind} models have no attention that posbias knows")
+        biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
+        if kind in OWN_MASKS or biased or implementation not in WIRED:
+            raise UsageError(
+                f"{self}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no additive "
+                f"mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
+            )
 
         def replaced(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-            read = stream_read(positional, named)
-            visible = self.visible(shown(named.get("attention_mask"), read.shape[1], read.device))
-            return positional, {**named, "attention_mask": additive(visible).to(read)}
+            read, mask = stream_read(positional, named), named.get("attention_mask")
+            if mask is None:  # a causal layer
+                shown = torch.ones(1, read.shape[1], read.shape[1], dtype=torch.bool, device=read.device).tril()
+            else:
+                shown = mask[0] if mask.dtype == torch.bool else mask[0] > HIDDEN_SCORE / 2
+            hidden = ~self.visible(shown)
+            # A large negative number, as transformers writes masks.
+            added = torch.zeros_like(hidden, dtype=read.dtype).masked_fill(hidden, HIDDEN_SCORE)
+            return positional, {**named, "attention_mask": added[None]}
 
-        with before_calls((module, replaced) for module in attention_modules(model.network).values()):
+        with before_calls((module, replaced) for module in modules):
             yield
-
-
-def shown(mask: Tensor | None, n_positions: int, device: torch.device) -> Pairs:
-    """Keys that a mask shows to the last queries among so many positions; without a mask a layer is causal."""
-    if mask is None:
-        return torch.ones(1, n_positions, n_positions, dtype=torch.bool, device=device).tril()
-    return mask[0] if mask.dtype == torch.bool else mask[0] > HIDDEN_SCORE / 2
-
-
-def additive(visible: Pairs) -> Float[Tensor, "1 _ query key"]:
-    """0 where visible, a large negative number elsewhere, as transformers writes masks."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, HIDDEN_SCORE)[None]
 
 
 @INTERVENTIONS.register("bidirectional")
@@ -156,19 +159,6 @@ class SinkMasked(Visibility):
         raise UsageError("an architecture without content has no sinks on its positions, so there is nothing to hide")
 
 
-def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
-    """Refuse attention that does not take a plain additive mask."""
-    kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
-    if not attention_modules(model.network):
-        raise UsageError(f"{intervention}: {kind} models have no attention that posbias knows")
-    biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
-    if kind in OWN_MASKS or biased or implementation not in WIRED:
-        raise UsageError(
-            f"{intervention}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
-            f"additive mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
-        )
-
-
 @INTERVENTIONS.register("no_rope")
 @dataclass(frozen=True)
 class NoRope(Intervention):
@@ -197,15 +187,19 @@ class NoRope(Intervention):
                 named = {**named, "position_embeddings": (whole, torch.zeros_like(whole))}
             return positional, named
 
-        modules = _rotary_modules(model, self)
-        kinds = set().union(*map(changing_kinds, modules))
+        rotary = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+        attending = attention_modules(model.network).values()
+        unused = getattr(model.config, "alibi", False) or getattr(model.config, "position_embedding_type", None)
+        takes = (signature(type(module).forward).parameters for module in attending)
+        if not rotary or unused not in (False, None, "rope") or not any("position_embeddings" in one for one in takes):
+            raise UsageError(f"{self}: this {model.model_type} model has no rotary module to change")
+        kinds = set().union(*map(changing_kinds, rotary))
         if kinds:
             raise UsageError(
                 f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
                 "default, linear, yarn and llama3 are allowed"
             )
-        attending = attention_modules(model.network).values()
-        with before_calls([*((module, at_start) for module in modules), *((module, still) for module in attending)]):
+        with before_calls([*((module, at_start) for module in rotary), *((module, still) for module in attending)]):
             yield
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
@@ -234,17 +228,6 @@ def replaced(variants: Any, registry: Registry[Any], change: Callable[[Any], Any
     if isinstance(variants, list | tuple):
         return [replaced(item, registry, change) for item in variants]
     return change(registry.parse(variants) if isinstance(variants, str) else variants)
-
-
-def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
-    """Modules that turn positions into cosines and sines; at least one."""
-    modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-    takes = [signature(type(module).forward).parameters for module in attention_modules(model.network).values()]
-    config = model.config
-    unused = getattr(config, "alibi", False) or getattr(config, "position_embedding_type", "rope") != "rope"
-    if not modules or unused or not any("position_embeddings" in names for names in takes):
-        raise UsageError(f"{intervention}: this {model.model_type} model has no rotary module to change")
-    return modules
 
 
 @INTERVENTIONS.register("attention_scaled")

@@ -104,7 +104,6 @@ class KernelCall:
                 setattr(call.module, GROUPS, module_groups)
 
 
-Receive = Callable[[KernelCall], None]
 Attend = Callable[[KernelCall], Attended]
 
 
@@ -173,24 +172,6 @@ def attention(network: nn.Module, attend: Mapping[int, Attend]) -> Iterator[None
                 setattr(module, SITE, below)
 
 
-@contextmanager
-def seen_attention(network: nn.Module, receive: Mapping[int, Receive]) -> Iterator[None]:
-    """Within the context, each function gets what the kernel of its layer gets, in every pass of a single prompt."""
-    modules, asking = attention_modules(network), {}
-    with ExitStack() as later:
-        for layer, function in receive.items():
-            module = modules[layer]
-            if asks_interface(module):
-                asking[layer] = KernelCall.run
-                before = vars(module).get(SEEN, ())
-                later.callback(setattr, module, SEEN, before)
-                setattr(module, SEEN, (*before, function))
-            else:
-                later.enter_context(_wrapped(module, partial(_seen_products, module, layer, function)))
-        with attention(network, asking):
-            yield
-
-
 @dataclass(frozen=True)
 class _Site:
     """What a layer's attention module hands its calls to, and the kernel, or the site, below."""
@@ -230,7 +211,7 @@ def _wrapped(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
 class _Products(TorchFunctionMode):
     """Sees eager attention: a product of queries and keys, a softmax, and a product with values."""
 
-    def __init__(self, module: nn.Module, layer: int, receive: Receive) -> None:
+    def __init__(self, module: nn.Module, layer: int, receive: Callable[[KernelCall], None]) -> None:
         super().__init__()
         self._module, self._layer, self._receive = module, layer, receive
         self._product: tuple[Tensor, ...] = ()
@@ -261,20 +242,45 @@ class _Products(TorchFunctionMode):
         self._receive(call)
 
 
-def _seen_products(
-    module: nn.Module, layer: int, receive: Receive, forward: Callable[..., Any], *positional: Any, **named: Any
-) -> Any:
-    """The forward pass of a module without the interface, whose products are seen."""
-    with _Products(module, layer, receive):
-        return forward(*positional, **named)
-
-
 class EnoughError(Exception):
     """All that was wanted of a call is known."""
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a module's call."""
+
+
+@contextmanager
+def seen_attention(network: nn.Module, receive: Callable[[KernelCall, Arguments], None]) -> Iterator[None]:
+    """Within the context, get what the kernel of every layer gets, in every pass of a single prompt.
+
+    Beside it come the arguments of the attention module.
+    """
+    arguments: dict[int, Arguments] = {}
+
+    def keep(layer: int, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments[layer] = positional, named
+
+    def hand_over(call: KernelCall) -> None:
+        receive(call, arguments.pop(call.layer))
+
+    def seen(module: nn.Module, layer: int, forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+        with _Products(module, layer, hand_over):
+            return forward(*positional, **named)
+
+    asking: dict[int, Attend] = {}
+    with ExitStack() as later:
+        for layer, module in attention_modules(network).items():
+            # After those of interventions, which may change a call.
+            later.enter_context(module.register_forward_pre_hook(partial(keep, layer), with_kwargs=True))
+            if asks_interface(module):
+                asking[layer], before = KernelCall.run, vars(module).get(SEEN, ())
+                later.callback(setattr, module, SEEN, before)
+                setattr(module, SEEN, (*before, hand_over))
+            else:
+                later.enter_context(_wrapped(module, partial(seen, module, layer)))
+        with attention(network, asking):
+            yield
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ Every query sees a run of keys that ends at its own: causal layers, with a windo
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,20 +201,7 @@ def seen_layers(model: HuggingFaceModel, *, n_positions: int) -> list[int]:
 @contextmanager
 def watch_attention(network: nn.Module, receive: Callable[[AttentionLayer], None]) -> Iterator[None]:
     """Within the context, get every layer's attention as a single prompt's pass reaches it, and keep nothing."""
-    arguments: dict[int, Arguments] = {}
-
-    def keep(layer: int, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        arguments[layer] = positional, named
-
-    def hand_over(call: KernelCall) -> None:
-        receive(AttentionLayer(call, arguments.pop(call.layer)))
-
-    modules = attention_modules(network)
-    with ExitStack() as hooks:
-        for layer, module in modules.items():
-            # After those of interventions, which may change a call.
-            hooks.enter_context(module.register_forward_pre_hook(partial(keep, layer), with_kwargs=True))
-        hooks.enter_context(seen_attention(network, dict.fromkeys(modules, hand_over)))
+    with seen_attention(network, lambda call, arguments: receive(AttentionLayer(call, arguments))):
         yield
 
 

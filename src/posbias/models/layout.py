@@ -231,8 +231,6 @@ def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], f
     return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 
-Angles = tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]
-"""Cosines and sines of a layer for a single prompt."""
 Path = str | tuple[str, ...] | None
 """A dotted path within a block, the first that is there of several, or None for a part that no block has."""
 
@@ -437,7 +435,9 @@ class Layout:
         """Factor that the network puts on the vectors that enter it, before the first block."""
         return 1.0 if self.input_factor is None else float(getattr(config, self.input_factor))
 
-    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
+    def angles(
+        self, attention: nn.Module, arguments: Mapping[str, Any]
+    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
         """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
         cosine, sine = (values[0] for values in arguments["position_embeddings"])
         return cosine, sine
