@@ -228,14 +228,13 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
 def test_families_without_an_ingredient_say_so(prompts):
     few = Prompts(prompts.token_ids[:2])
     model = shaken_model("bloom")
-    options = DecomposeOptions(interventions=["no_rope", "no_alibi", "no_learned_positions"], kinds=("logit",))
+    options = DecomposeOptions(interventions=["no_rope", "bidirectional"], kinds=("logit",))
     found = decompose(model, few, options=options)
-    off, alibi, learned = found.counterfactuals
+    off, both_ways = found.counterfactuals
     assert "no rotary module" in off.reasons["measured"]
     assert off.divergence is None
-    assert "measured" not in alibi.reasons
-    assert "rollout_content" not in alibi.reasons
-    assert "no table of learned positions" in learned.reasons["measured"]
+    assert "measured" not in both_ways.reasons
+    assert "rollout_content" not in both_ways.reasons
     assert "the first kind measured is logit" in found.left_out["power_rollout_rerun"]
     assert {shift.source for shift in found.shifts} >= {"measured", "rollout_content"}
     assert "no_rope" not in found.divergences

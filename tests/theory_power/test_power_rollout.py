@@ -152,7 +152,7 @@ def test_models_without_a_described_family_are_refused(random_ids: Draw) -> None
 
     sizes = {"vocab_size": 64, "d_model": 16, "ffn_dim": 16, "num_layers": 1, "attention_heads": 2}
     model = HuggingFaceModel(XGLMForCausalLM(XGLMConfig(**sizes)))
-    with pytest.raises(UsageError, match="this xglm model has a layout that is not in the table"):
+    with pytest.raises(UsageError, match="the layout of xglm models is not in the table"):
         power_rollout_prompt(model, random_ids())
 
 

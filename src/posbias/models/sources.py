@@ -11,6 +11,7 @@ The files of the architectures below give the logits of the network that was wri
 
 import io
 import json
+import logging
 import math
 import re
 import socket
@@ -344,16 +345,13 @@ def check_files(source: Source) -> None:
 @contextmanager
 def quiet(local: bool) -> Iterator[None]:
     """Silence transformers and the hub client while loading; bars (downloads, GGUF conversion) stay for who watches."""
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
-    watched = sys.stderr.isatty()
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    hub_verbosity = hub_logging.get_verbosity()
-    logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
+    watched, shown = sys.stderr.isatty(), bars.is_progress_bar_enabled()
+    silenced = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     if local or not watched:
-        logging.disable_progress_bar()
+        bars.disable_progress_bar()
     try:
         with warnings.catch_warnings(), ExitStack() as redirected:
             warnings.simplefilter("ignore")
@@ -362,7 +360,6 @@ def quiet(local: bool) -> Iterator[None]:
                 redirected.enter_context(redirect_stderr(io.StringIO()))
             yield
     finally:
-        logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        logging.disable(silenced)
+        if shown:
+            bars.enable_progress_bar()
