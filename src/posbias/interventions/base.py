@@ -256,19 +256,20 @@ class Padding:
         self.slots: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
 
-    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook on the whole network: take in its two-dimensional mask, if any."""
-        self.slots = padded_slots(named_arguments(network, positional, named))
-        self._known.clear()
-
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context, follow the network's own calls; a part of it that is called alone has no padding."""
+
+        def read(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            mask = named_arguments(network, positional, named).get("attention_mask")
+            some = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
+            self.slots = (mask.cumsum(-1) == 0).sum(-1) if some and mask is not None else None
+            self._known.clear()
 
         def forget(*_: Any) -> None:
             self.slots = None
             self._known.clear()
 
-        first = network.register_forward_pre_hook(self.read, with_kwargs=True)
+        first = network.register_forward_pre_hook(read, with_kwargs=True)
         return hooked([first, network.register_forward_hook(forget, with_kwargs=True, always_call=True)])
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
@@ -291,21 +292,18 @@ State = TypeVar("State")
 class PerCache(Generic[State]):
     """A state for each prompt that a network reads, recognised by the prompt's cache, so that prompts may take turns.
 
+    An unknown cache is taken for a copy of the last one.
+
     Args:
         read: Called before the network reads, with the network, its arguments, and the state of its cache (None:
-            nothing is cached, or the cache is unknown); returns the state from then on.
-        copied: Whether an unknown cache is taken for a copy of the last one.
+            nothing is cached); returns the state from then on.
         latest: The last state, before the first call.
     """
 
     def __init__(
-        self,
-        read: Callable[[nn.Module, dict[str, Any], State | None], State | None],
-        *,
-        copied: bool = False,
-        latest: State | None = None,
+        self, read: Callable[[nn.Module, dict[str, Any], State | None], State | None], latest: State | None = None
     ) -> None:
-        self._read, self._copied, self.latest = read, copied, latest
+        self._read, self.latest = read, latest
         self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
         self._now = threading.local()
 
@@ -323,12 +321,9 @@ class PerCache(Generic[State]):
 
         def before(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             arguments = named_arguments(network, positional, named)
-            state = None
-            if cached_length(arguments):
-                state = self._kept.get(cache_of(arguments), self.latest if self._copied else None)
+            state = self._kept.get(cache_of(arguments), self.latest) if cached_length(arguments) else None
             state = self._now.state = self._read(network, arguments, state)
-            if self._copied and state is not None:
-                self.latest = state
+            self.latest = self.latest if state is None else state
 
         def after(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             cache, state = cache_of(named_arguments(network, positional, named)), self.current
@@ -347,14 +342,6 @@ def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict
         return named
     names = [name for name in signature(network.forward).parameters if name != "args"]
     return {"input_ids": positional[0], **dict(zip(names, positional, strict=False)), **named}
-
-
-def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
-    """Slots of padding at the beginning of every prompt, by a network's two-dimensional mask; None without any."""
-    mask = arguments.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
-        return None
-    return (mask.cumsum(-1) == 0).sum(-1)
 
 
 def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:

@@ -97,7 +97,7 @@ class DummyPasses:
 
     def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"]) -> None:
         self.model, self.spans, self.dummy = model, spans, dummy
-        self.of: PerCache[_Read] = PerCache(self._follow, copied=True)
+        self.of: PerCache[_Read] = PerCache(self._follow)
         self.seen: list[Tensor] | None = None
         """Attention to every document, per token, by layer, of a pass beside the prompt's own; None while none runs."""
 

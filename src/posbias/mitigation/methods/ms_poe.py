@@ -97,7 +97,7 @@ class MsPoe(Mitigation):
         ratios = torch.linspace(self.low, self.high, heads, dtype=torch.float64)
         turned_keys, ranking_at = KeptKeys(), passages[-1][1] - 1
         rankings: PerCache[dict[int, Tensor]] = PerCache(
-            lambda _network, _arguments, ranked: {} if ranked is None else ranked, copied=True, latest={}
+            lambda _network, _arguments, ranked: {} if ranked is None else ranked, latest={}
         )
 
         def attend(call: AttentionCall) -> Attended:
