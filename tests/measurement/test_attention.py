@@ -99,7 +99,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind):
     if found.learned_sink is not None:
         np.testing.assert_allclose(found.learned_sink.per_prompt, 1 - kept[..., 0].mean(-1), atol=TOLERANCE)
         assert found.learned_sink.per_prompt.max() > 0.2
-    assert found.left_out == ()
+    assert [reason for reason in found.left_out if kind != "gpt_oss" or "norm_weighted" not in reason] == []
     assert (found.count, found.n_positions) == (COUNT, N_POSITIONS)
 
 

@@ -72,7 +72,7 @@ def test_models_without_a_row_are_measured_and_refused_by_theories_of_weights(na
     found = measure(model, prompts, kinds=KINDS)
     assert (found.mixing is None) == name.startswith(("mamba2", "nemotron_h", "opt-350m"))
     assert all(np.all(profile.influence > 0) for profile in found.profiles.values())
-    refused = r"evaluated and mitigated by adapters; allowed: |do_layer_norm_before = False is set"
+    refused = r"layout of \w+ models is not in the table|do_layer_norm_before = False is set"
     for theory in ("power_rollout", "mean_field"):
         with pytest.raises(UsageError, match=refused):
             predict(model, theory=theory, prompts=prompts)

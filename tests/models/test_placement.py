@@ -14,7 +14,7 @@ from posbias import MeasureOptions, RunError, UsageError, load_model, measure
 from posbias.models import loading
 from posbias.models.model import ModelRequest
 from posbias.models.sources import absolute_source
-from posbias.models.weights import dispatched, first_not_finite, iterate_weights, weights_sha256
+from posbias.models.weights import dispatched, first_not_finite, weights_sha256
 from posbias.prompts.prompts import Prompts
 
 
@@ -86,15 +86,6 @@ def test_weights_on_disk_are_checked_too(tmp_path: Path, memory: Callable[[int],
     memory(100_000)
     with pytest.raises(RunError, match=r"model\.layers\.5\.mlp\.up_proj\.weight"):
         load_model(directory, device="spread")
-
-
-def test_what_memory_holds_stays_there_if_it_is_spread(tmp_path: Path) -> None:
-    directory = saved(tmp_path / "six")
-    spread = load_model(directory, device="spread")
-    assert not any(parameter.is_meta for parameter in spread.network.parameters())
-    assert [name for name, _ in iterate_weights(spread.network)] == [
-        name for name, _ in load_model(directory).network.named_parameters()
-    ]
 
 
 def test_only_weights_of_safetensors_files_are_spread(tmp_path: Path) -> None:
