@@ -230,7 +230,7 @@ def answered(ending: Ending, text: str, *, prompt: str = "<u>q<a>") -> Any:
     asked = Request(({"role": "user", "content": "q"},), max_tokens=500)
     read = ending.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ending.response(tokens, asked, EncodedRequest(np.array(read), np.array([], dtype=np.int64)))
+    return ending.response(tokens, EncodedRequest(asked, np.array(read), np.array([], dtype=np.int64)))
 
 
 @pytest.mark.parametrize(

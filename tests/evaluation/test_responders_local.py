@@ -1,7 +1,7 @@
 """Batches and shared beginnings change nothing but the work: same tokens, same scores, in fewer tokens and passes."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError
 from posbias.evaluation.options import LocalOptions
-from posbias.evaluation.responders import Reply, Request, passes
+from posbias.evaluation.responders import Reply, Request, local
 from posbias.evaluation.responders.encoding import EncodedRequest
-from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.passes import Reading, Runner, passes_of
+from posbias.evaluation.responders.local import MOST_ROWS, Reading, passes_of, score_answer
 from tiny_families import (
     CONFIGS,
     HYBRIDS,
@@ -107,7 +106,7 @@ def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str)
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-4)
     # Factors on queries count padding as positions (Llama 4).
-    assert responder.together == ("nothing" if name == "llama4_text" else "all lengths")
+    assert responder.learnt()["together"] == ("nothing" if name == "llama4_text" else "all lengths")
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, *STATES])
@@ -116,7 +115,7 @@ def test_models_with_a_state_answer_one_prompt_at_a_time(name: str) -> None:
     model = tiny(name, dtype=torch.float32)
     responder = LocalResponder(model)
     check_against_network(model, mixed()[::3], responder.respond(mixed()[::3], score=True), 1e-4)
-    assert responder.together == "nothing"
+    assert responder.learnt()["together"] == "nothing"
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "mpt"])
@@ -129,21 +128,33 @@ def test_if_padding_overflows_prompts_are_answered_one_at_a_time(name: str) -> N
 
 def test_padding_that_overflows_after_the_trial_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("bloom")
-    trusted = Runner.trusted
-    monkeypatch.setattr(Runner, "trusted", lambda *given: replace(trusted(*given), together=True))
-    responder = LocalResponder(model)
-    check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
-    assert responder.together == "nothing"
+    monkeypatch.setattr(LocalResponder, "tried", lambda *_: MOST_ROWS)
+    check_against_network(model, mixed(), LocalResponder(model).respond(mixed(), score=True), 1e-9)
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """Numbers of tokens that the network reads meanwhile, padding among them."""
+    tokens: list[int] = []
+    hook = model.network.register_forward_pre_hook(
+        lambda _module, _given, named: tokens.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    with hook:
+        yield tokens
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_beginnings_are_shared_in_passes_of_several_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)
-    plain, sharing = LocalResponder(model), LocalResponder(model)
-    plain.respond(mixed(), score=True)
-    monkeypatch.setattr(passes, "FIXED", 0)  # so that what is shared is never cheaper run again
-    check_against_network(model, mixed(), sharing.respond(mixed(), score=True), 1e-9)
-    assert sharing.runner.processed < plain.runner.processed
+    responder = LocalResponder(model)
+    responder.respond(mixed()[:1])  # the trial
+    with counted(model) as plain:
+        responder.respond(mixed(), score=True)
+    monkeypatch.setattr(local, "FIXED", 0)  # so that what is shared is never cheaper run again
+    with counted(model) as sharing:
+        replies = responder.respond(mixed(), score=True)
+    check_against_network(model, mixed(), replies, 1e-9)
+    assert sum(sharing) < sum(plain)
 
 
 def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +163,18 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
     plain = 7 * 22
     floor = 22 + sum(22 - 3 * place for place in range(6))
 
+    responder = LocalResponder(model)
+    responder.respond(requests[:1])  # the trial
+
     def processed() -> int:
-        responder = LocalResponder(model)
-        responder.respond(requests, generate=False, score=True)
-        return responder.runner.processed
+        with counted(model) as tokens:
+            responder.respond(requests, generate=False, score=True)
+        return sum(tokens)
 
     assert processed() == plain + 2 * len(requests), "a pass costs more than these tokens"
-    monkeypatch.setattr(passes, "FIXED", 0)
+    monkeypatch.setattr(local, "FIXED", 0)
     assert processed() == floor + 2 * len(requests)
-    monkeypatch.setattr(passes, "FIXED", 8)
+    monkeypatch.setattr(local, "FIXED", 8)
     assert floor + 2 * len(requests) < processed() < plain
 
 
@@ -172,11 +186,8 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
 def test_every_sequence_is_run_once_and_goes_on_from_the_one_before(
     lists: list[list[int]], fixed: int, together: bool
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "FIXED", fixed)
-        patch.setattr(passes, "FULL", 20)
-        readings = sorted([reading(*pair) for pair in enumerate(lists)], key=lambda each: each.order)
-        planned = [*passes_of(readings, together=together, accelerated=False)]
+    readings = sorted([reading(*pair) for pair in enumerate(lists)], key=lambda each: each.token_ids.tolist())
+    planned = [*passes_of(readings, fixed=fixed, most=20 if together else 0)]
     assert sorted(each.index for group, _ in planned for each in group) == list(range(len(lists)))
     taken, before = 0, None
     for group, shared in planned:
@@ -194,8 +205,8 @@ def test_every_sequence_is_run_once_and_goes_on_from_the_one_before(
 
 def reading(index: int, prompt: list[int]) -> Reading:
     """A prompt alone, whose first few tokens read the same everywhere."""
-    encoded = EncodedRequest(np.array(prompt, dtype=np.int64), np.array([], dtype=np.int64))
-    return Reading(index, Request("t0"), encoded, False, 5 + index % 3, (0, 0))
+    encoded = EncodedRequest(Request("t0"), np.array(prompt, dtype=np.int64), np.array([], dtype=np.int64))
+    return Reading(index, encoded, 5 + index % 3)
 
 
 @pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3)])
@@ -208,8 +219,7 @@ def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
 
 def test_a_cache_that_lies_is_not_used() -> None:
     model = tiny("llama")
-    prompt = np.arange(3, 40, dtype=np.int64)
-    assert Runner(model).trusted(prompt).cached
+    assert LocalResponder(model).tried(np.arange(3, 40, dtype=np.int64)) == MOST_ROWS
     plain = LocalResponder(model).respond(moved(), score=True)
     honest = model.network.forward
 
@@ -217,10 +227,9 @@ def test_a_cache_that_lies_is_not_used() -> None:
         return honest(**{**asked, "past_key_values": None, "use_cache": False})
 
     model.network.forward = forgetful  # takes a cache and ignores it
-    assert not Runner(model).trusted(prompt).cached
     responder = LocalResponder(model)
     replies = responder.respond(moved(), score=True)
-    assert responder.together == "nothing"
+    assert responder.learnt()["together"] == "nothing"
     for ours, theirs in zip(replies, plain, strict=True):
         assert ours.response == theirs.response
         assert ours.score is not None

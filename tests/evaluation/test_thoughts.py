@@ -138,22 +138,22 @@ def ending(long_llama: Path) -> Ending:
     return Ending(tokenizer, {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
 
 
-def started(prompt: str = "q", *, stop: tuple[str, ...] = ("\n",), thinks: bool = False) -> tuple[Any, ...]:
+def started(prompt: str = "q", *, stop: tuple[str, ...] = ("\n",), thinks: bool = False) -> EncodedRequest:
     request = Request(prompt, max_tokens=500, stop=stop)
-    return request, EncodedRequest(np.array([5]), np.array([], dtype=np.int64), thinks=thinks)
+    return EncodedRequest(request, np.array([5]), np.array([], dtype=np.int64), thinks=thinks)
 
 
 def test_a_local_model_goes_on_until_the_answer_behind_its_thoughts_ends(ending: Ending) -> None:
     text = "[THINK]It may be\nParis.[/THINK]\nRome\nmore"
     tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
-    reached = [n for n in range(1, len(tokens) + 1) if ending.reached(tokens[:n], *started())]
+    reached = [n for n in range(1, len(tokens) + 1) if ending.reached(tokens[:n], started())]
     end = next(n for n in range(1, len(tokens) + 1) if ending.tokenizer.decode(tokens[:n]).endswith("Rome\n"))
     assert reached[0] == end
-    response = ending.response(tokens[:end], *started())
+    response = ending.response(tokens[:end], started())
     assert (response.text, response.thoughts, response.thinking) == ("\nRome", "It may be\nParis.", MARKED)
     assert response.finish == "stop"
     plain = ending.tokenizer("Rome", add_special_tokens=False)["input_ids"]
-    assert ending.response(plain, *started(thinks=True)).thinking == UNFINISHED
+    assert ending.response(plain, started(thinks=True)).thinking == UNFINISHED
 
 
 def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_it_is_told_not_to(

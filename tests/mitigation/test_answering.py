@@ -5,7 +5,7 @@ import pytest
 from evaluation.test_responders_local import ITEMS, tiny
 from mitigation.test_methods import RAGGED, spelled
 from posbias import LocalResponder, UsageError
-from posbias.evaluation.responders import Request, passes
+from posbias.evaluation.responders import Request, local
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS
 
@@ -48,7 +48,7 @@ def model(request):
 def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
     method = resolve_method(spelled(name, model), model)
     together = answering_under(method, LocalResponder(model))
-    monkeypatch.setattr(passes, "FIXED", 0)  # so that beginnings are shared where keys allow it
+    monkeypatch.setattr(local, "FIXED", 0)  # so that beginnings are shared where keys allow it
     replies = together.respond(REQUESTS, score=True)
     assert together.learnt()["together"] == ("nothing" if method.name in ALONE else "all lengths")
     for request, reply in zip(REQUESTS, replies, strict=True):

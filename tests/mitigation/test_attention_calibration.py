@@ -9,7 +9,6 @@ import posbias as pb
 from mitigation.test_methods import GENERATED
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.passes import Runner, Trust
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.tasks.language import KeyValue
@@ -123,10 +122,10 @@ def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeyp
     requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages, max_tokens=4) for one in examples]
     responder = answering_under(MITIGATIONS.parse(method), LocalResponder(model))
     replies = responder.respond(requests, generate=True, score=True)
-    assert responder.inner._trust.cached, "a cache that is cut back and continued proves right"
+    assert responder.inner._at_once, "a cache that is cut back and continued proves right"
     plain = LocalResponder(model).respond(requests, generate=True, score=True)
     assert all(one.score.logprob != other.score.logprob for one, other in zip(replies, plain, strict=True))
-    monkeypatch.setattr(Runner, "trusted", lambda *_: Trust())
+    monkeypatch.setattr(LocalResponder, "tried", lambda *_: 0)
     uncached = answering_under(MITIGATIONS.parse(method), LocalResponder(model)).respond(requests, score=True)
     for one, other in zip(replies, uncached, strict=True):
         assert one.response.text == other.response.text

@@ -38,6 +38,7 @@ CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 class EncodedRequest:
     """One request in tokens."""
 
+    request: Request
     prompt: TokenIds
     """The prompt with the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
     answer: TokenIds
@@ -58,33 +59,23 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     """
     if tokenizer is None:
         raise UsageError(f"the model has no tokenizer, {CANNOT_READ}")
-    texts = [
-        rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
-        for index, request in enumerate(requests)
-    ]
-    answers = [request.answer or "" for request in requests]
-    prompts = tokenise([text for (text, _), _ in texts], tokenizer, [ordinary for (_, ordinary), _ in texts])
-    wholes = tokenise(
-        [text + answer for ((text, _), _), answer in zip(texts, answers, strict=True)],
-        tokenizer,
-        [
-            [*ordinary, *((len(text) + begin, len(text) + end) for begin, end in spelled_in(answer, tokenizer))]
-            for ((text, ordinary), _), answer in zip(texts, answers, strict=True)
-        ],
-    )
-    alone = tokenise(answers, tokenizer)
     encoded = []
-    for index, ((text, _), before) in enumerate(texts):
-        prompt, whole = prompts[index], wholes[index]
+    for index, request in enumerate(requests):
+        (text, ordinary), before = rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
+        wanted = request.answer or ""
+        spelled = spelled_in(wanted, tokenizer)
+        moved = [(len(text) + begin, len(text) + end) for begin, end in spelled]
+        prompt, whole, alone = tokenise(
+            [text, text + wanted, wanted], tokenizer, [ordinary, [*ordinary, *moved], spelled]
+        )
         continues = len(whole) > len(prompt) and np.array_equal(whole[: len(prompt)], prompt)
-        answer = whole[len(prompt) :] if continues else alone[index]
+        answer = whole[len(prompt) :] if continues else alone
         full = np.concatenate([np.array(before, dtype=np.int64), prompt])
         if not len(full):
             raise UsageError(f"prompt {index} has no tokens; give at least 1")
-        if answers[index] and not len(answer):
-            raise UsageError(f"the answer of prompt {index}, {answers[index]!r}, has no tokens; give at least 1")
-        answer = answer if answers[index] else answer[:0]
-        encoded.append(EncodedRequest(full, answer, thinks=opens_thoughts(text), apart=not continues))
+        if wanted and not len(answer):
+            raise UsageError(f"the answer of prompt {index}, {wanted!r}, has no tokens; give at least 1")
+        encoded.append(EncodedRequest(request, full, answer, thinks=opens_thoughts(text), apart=not continues))
     return encoded
 
 
@@ -95,19 +86,19 @@ class Ending:
     tokenizer: Any
     end_tokens: Collection[int]
 
-    def reached(self, generated: Sequence[int], request: Request, encoded: EncodedRequest) -> bool:
+    def reached(self, generated: Sequence[int], asked: EncodedRequest) -> bool:
         """True after an end token, `max_tokens`, or a stop text behind thoughts and blank lines."""
-        if generated[-1] in self.end_tokens or len(generated) >= request.max_tokens:
+        if generated[-1] in self.end_tokens or len(generated) >= asked.request.max_tokens:
             return True
-        if not any(text in self._text(generated) for text in request.stop):
+        if not any(text in self._text(generated) for text in asked.request.stop):
             return False
-        return self.told(generated, request, encoded).stopped
+        return self.told(generated, asked).stopped
 
-    def told(self, generated: Sequence[int], request: Request, encoded: EncodedRequest) -> Told:
+    def told(self, generated: Sequence[int], asked: EncodedRequest) -> Told:
         """The text with its thoughts told from its answer, which is without special tokens; some marks are such."""
         text = self._text(generated, special=True)
-        told = self._by_template(text, request, encoded)
-        told = told or told_apart(text, opened=encoded.thinks, pattern=request.answer_pattern)
+        told = self._by_template(text, asked)
+        told = told or told_apart(text, opened=asked.thinks, pattern=asked.request.answer_pattern)
         answer = told.answer
         if answer == text:
             answer = self._text(generated)
@@ -116,18 +107,18 @@ class Ending:
                 answer = answer.replace(token, "")
         if calls_in(told.answer) and not calls_in(answer):
             answer = told.answer  # the marks of its calls are special tokens
-        return replace(told, answer=answer).cut(request.stop)
+        return replace(told, answer=answer).cut(asked.request.stop)
 
-    def response(self, generated: Sequence[int], request: Request, encoded: EncodedRequest) -> Response:
+    def response(self, generated: Sequence[int], asked: EncodedRequest) -> Response:
         """The response of a finished sequence."""
-        told = self.told(generated, request, encoded)
+        told = self.told(generated, asked)
         return Response(
             text=told.answer,
             finish=STOPPED if told.stopped or generated[-1] in self.end_tokens else CUT_OFF,
-            prompt_tokens=len(encoded.prompt),
+            prompt_tokens=len(asked.prompt),
             tokens=len(generated),
             token_ids=tuple(generated),
-            continues=isinstance(request.prompt, str),
+            continues=isinstance(asked.request.prompt, str),
             thoughts=told.thoughts,
             thinking=told.thinking,
         )
@@ -135,16 +126,16 @@ class Ending:
     def _text(self, generated: Sequence[int], *, special: bool = False) -> str:
         return str(self.tokenizer.decode(list(generated), skip_special_tokens=not special))
 
-    def _by_template(self, text: str, request: Request, encoded: EncodedRequest) -> Told | None:
+    def _by_template(self, text: str, asked: EncodedRequest) -> Told | None:
         """An answer in a conversation as the tokenizer's own response template reads it; None without one.
 
         Source: transformers, `parse_response`.
         """
         template = getattr(self.tokenizer, "response_template", None)
-        if template is None or isinstance(request.prompt, str) or request.answer_pattern is not None:
+        if template is None or isinstance(asked.request.prompt, str) or asked.request.answer_pattern is not None:
             return None
         try:
-            opening = self._text(encoded.prompt[-OPENING:].tolist(), special=True)
+            opening = self._text(asked.prompt[-OPENING:].tolist(), special=True)
             message = self.tokenizer.parse_response(text, prefix=opening)
             functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
             calls = [call_text(function["name"], function.get("arguments")) for function in functions]

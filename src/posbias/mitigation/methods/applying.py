@@ -243,7 +243,7 @@ class _Mitigated(Wrapped):
             begins = [passages[-1][1] if passages else 0 for _, passages in opened]
             first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=model.device))
             entering = mitigated(model, opened[0][0])
-            entering.places = lambda: first(tuple(self.inner.runner.reading) or (0,))  # it knows which ones it reads
+            entering.places = lambda: first(tuple(self.inner.reading) or (0,))  # it knows which ones it reads
             with entering:
                 return self.inner.respond(requests, generate=generate, score=score, alike=begins)
         replies: list[Reply] = []
