@@ -105,7 +105,7 @@ def test_answers_of_a_server_arms_and_studies_count_as_finished_work(posbias, tm
         (tmp_path / name).write_text("{}")
     refused = posbias("predict", "--depth", 1, "--length", 4, "--out", tmp_path)
     assert refused.returncode == 2
-    assert "holds 2 answers of a server, 1 finished arms, 1 finished studies; " in refused.stderr
+    assert "holds 4 finished pieces; " in refused.stderr
 
 
 def test_a_run_that_failed_leaves_room_for_another(posbias, long_llama, tmp_path):

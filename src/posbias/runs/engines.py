@@ -14,18 +14,19 @@ import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from annotated_types import Ge, Interval
 
-from posbias.checks import CountOrZero, NonNegative
+from posbias.checks import NonNegative
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory, keeps_freed_memory
 from posbias.progress import track
@@ -41,8 +42,8 @@ ORPHANED_SECONDS = 0.5
 """How often a worker looks whether its run is there."""
 REACH_SECONDS = 10.0
 """How long a cluster's address may take to answer."""
-PLACE_SECONDS = 300.0
-"""How often the cluster is asked whether it still has room, while nothing gets finished."""
+RETRIES = 2
+"""How often a cluster tries a unit again after its worker died."""
 KEPT = "what is finished is kept if the run has a directory, and --resume goes on from there"
 
 ENGINES: Registry["Engine"] = Registry("engine")
@@ -50,6 +51,8 @@ ENGINES: Registry["Engine"] = Registry("engine")
 Arrays = dict[str, np.ndarray]
 Done = Iterator[tuple[int, Arrays]]
 """Units with their results, as they come."""
+Submit = Callable[[int], "Future[Arrays]"]
+"""Has a worker do a unit."""
 
 
 @runtime_checkable
@@ -83,10 +86,13 @@ class Engine(ABC):
 
     @classmethod
     def parse(cls, text: str) -> "Engine":
-        """Read an engine from its spelling: `local`, `ray(retries=5)`."""
+        """Read an engine from its spelling: `local`, `ray(gpus=1)`."""
         return ENGINES.parse(text)
 
     @abstractmethod
+    def workers_for(self, workload: Workload, count: int) -> AbstractContextManager[Submit]:
+        """Workers for so many units while the context lasts, which ends with RunError if one of them dies."""
+
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
         """Every unit with its result, as they come.
 
@@ -96,6 +102,18 @@ class Engine(ABC):
             Exception: as raised by a unit; the others are given up then.
             RunError: a worker died.
         """
+        if not units:
+            return
+        waiting, calls = iter(units), dict[Future[Arrays], int]()
+        with self.workers_for(workload, len(units)) as submit:
+            while True:
+                for unit in islice(waiting, (self.workers or MOST_AT_ONCE) - len(calls)):
+                    calls[submit(unit)] = unit
+                if not calls:
+                    return
+                for call in wait(calls, return_when=FIRST_COMPLETED).done:
+                    # Copies: what Ray hands over lies in a store that goes with the cluster.
+                    yield calls.pop(call), {name: np.array(array) for name, array in call.result().items()}
 
     @property
     def pinned_threads(self) -> int:
@@ -107,14 +125,14 @@ class Engine(ABC):
         return torch.get_num_threads()
 
     @property
+    def in_process(self) -> bool:
+        """True if units are done here, with what is prepared here: then no other process has to know the model."""
+        return self.name == "local" and self.workers == 1
+
+    @property
     def processes_here(self) -> int:
         """Number of processes that measure on this machine at a time."""
         return self.workers or max(1, (os.cpu_count() or 1) // self.pinned_threads)
-
-    @property
-    def in_process(self) -> bool:
-        """True if units are done here, with what is prepared here: then no other process has to know the model."""
-        return isinstance(self, Local) and self.workers == 1
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -135,8 +153,8 @@ class Local(Engine):
 
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
         """See `Engine.run`."""
-        if self.workers > 1 and units:
-            yield from self._in_workers(workload, units)
+        if not self.in_process:
+            yield from super().run(workload, units)
             return
         for unit in units:
             # Pinned around each unit only: between units the caller's own code runs.
@@ -145,16 +163,16 @@ class Local(Engine):
                 arrays = workload.compute(prepared, unit)
             yield unit, arrays
 
-    def _in_workers(self, workload: Workload, units: Sequence[int]) -> Done:
+    @contextmanager
+    def workers_for(self, workload: Workload, count: int) -> Iterator[Submit]:
+        """See `Engine.workers_for`."""
         from loky import ProcessPoolExecutor
 
-        workers, packed, finished = min(self.workers, len(units)), pickle.dumps(workload), False
+        workers, finished = min(self.workers, count), False
         begin = {"initializer": _begin_worker, "initargs": (os.getpid(), keeps_freed_memory())}
         pool = ProcessPoolExecutor(workers, timeout=None, env=library_environment(), **begin)
         try:
-            calls = {pool.submit(compute_packed, packed, self.pinned_threads, unit): unit for unit in units}
-            for call in as_completed(calls):
-                yield calls[call], call.result()
+            yield partial(pool.submit, compute_packed, pickle.dumps(workload), self.pinned_threads)
             finished = True
         except BrokenProcessPool as error:  # how they ended stands in loky's sentences
             reason = ", ".join(re.findall(r"SIG\w+|EXIT\(\d+\)", str(error))) or "it is not known why"
@@ -180,51 +198,41 @@ class Ray(Engine):
     """"host:port", "ray://host:port" or "auto"; None: $RAY_ADDRESS, else a cluster on this machine."""
     gpus: NonNegative = 0
     """Graphics processors that each worker reserves, >= 0."""
-    retries: CountOrZero = 2
-    """How often a unit is tried again after its worker died, >= 0."""
 
-    def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Done:
-        """See `Engine.run`."""
-        if not units:
-            return
+    @contextmanager
+    def workers_for(self, workload: Workload, count: int) -> Iterator[Submit]:
+        """See `Engine.workers_for`."""
         with _connected(self.address) as ray:
-            places, cpus = self._places(ray)
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            if not any(node.get("GPU", 0) >= self.gpus for node in nodes):
+                raise UsageError(f"the ray cluster has no node with a processor and {self.gpus:g} GPUs for a worker")
             compute = ray.remote(compute_packed).options(
-                num_cpus=cpus,
+                num_cpus=min(self.pinned_threads, *(node["CPU"] for node in nodes)),
                 num_gpus=self.gpus,
-                max_retries=self.retries,
+                max_retries=RETRIES,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": library_environment()},
             )
-            packed, waiting = ray.put(pickle.dumps(workload)), deque(units)
-            calls: dict[Any, int] = {}
-            try:
-                while waiting or calls:
-                    while waiting and len(calls) < places:
-                        unit = waiting.popleft()
-                        calls[compute.remote(packed, self.pinned_threads, unit)] = unit
-                    ready, _ = ray.wait(list(calls), num_returns=1, timeout=PLACE_SECONDS)
-                    if not ready:
-                        self._places(ray)  # refuses what is left of the cluster if it has no room any more
-                        continue
-                    yield calls.pop(ready[0]), _received(ray, ready[0])
-            finally:
-                for call in calls:
-                    ray.cancel(call, force=True)
+            packed, calls = ray.put(pickle.dumps(workload)), set[Any]()
 
-    def _places(self, ray: Any) -> tuple[int, float]:
-        """Workers to use, and processors that each reserves: its threads, if every node has that many."""
-        offers = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-        if not offers:
-            raise UsageError("the ray cluster has no node with a processor; start one with `ray start`")
-        cpus = min(self.pinned_threads, *(offer["CPU"] for offer in offers))
-        room = int(sum(offer["CPU"] // cpus for offer in offers))
-        if self.gpus:
-            room = min(room, int(sum(offer.get("GPU", 0) // self.gpus for offer in offers)))
-        if room < 1:
-            needed = f"{cpus:g} processors and {self.gpus:g} GPUs"
-            raise UsageError(f"the ray cluster has no room for a worker with {needed}")
-        return self.workers or room, cpus
+            def submit(unit: int) -> "Future[Arrays]":
+                call = compute.remote(packed, self.pinned_threads, unit)
+                calls.add(call)
+                future: Future[Arrays] = call.future()
+                future.add_done_callback(lambda _: calls.discard(call))
+                return future
+
+            try:
+                yield submit
+            except ray.exceptions.RayTaskError as error:  # the unit's own error, in one of Ray's
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                raise RunError(
+                    f"a worker of the cluster died over a unit each time it was tried ({type(error).__name__}); {KEPT}"
+                ) from None
+            finally:
+                for call in list(calls):
+                    ray.cancel(call, force=True)
 
     @property
     def processes_here(self) -> int:
@@ -295,20 +303,6 @@ def _begin_worker(run: int, keeps: bool) -> None:
 
     keep_freed_memory(keeps)
     threading.Thread(target=end_with_run, daemon=True).start()
-
-
-def _received(ray: Any, call: Any) -> Arrays:
-    """The result of a finished task."""
-    try:
-        content = ray.get(call)
-    except ray.exceptions.RayTaskError as error:  # the unit's own error, in one of Ray's
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        raise RunError(
-            f"a worker of the cluster died over a unit each time it was tried ({type(error).__name__}); {KEPT}"
-        ) from None
-    # Copies: what Ray hands over lies in a store that goes with the cluster.
-    return {name: np.array(array) for name, array in content.items()}
 
 
 @contextmanager

@@ -45,11 +45,17 @@ class PartStore:
 
     def find(self, name: str) -> dict[str, np.ndarray] | None:
         """The finished piece of that name under the same settings; None if there is none, or only a damaged one."""
-        if self._directory is None:
+        path = None if self._directory is None else self._directory / f"{name}.safetensors"
+        if path is None or not path.is_file():
             return None
-        finished = self._read(self._directory / f"{name}.safetensors")
-        self.reused += finished is not None
-        return finished
+        with suppress(KeyError, ValueError):  # not ours or damaged: computed again, and replaced
+            metadata, arrays = read_arrays(path)
+            if metadata["fingerprint"] == self.fingerprint:
+                found = {key: arrays[key] for key in json.loads(metadata["order"])}
+                self.reused += 1
+                return found
+            self.others += 1
+        return None
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Write a piece, whole or not at all, and hand its arrays back."""
@@ -70,18 +76,6 @@ class PartStore:
                 " and are made again"
             )
 
-    def _read(self, path: Path) -> dict[str, np.ndarray] | None:
-        if not path.is_file():
-            return None
-        try:
-            metadata, arrays = read_arrays(path)
-            if metadata.get("fingerprint") == self.fingerprint:
-                return {key: arrays[key] for key in json.loads(metadata["order"])}
-            self.others += 1
-        except (KeyError, ValueError):
-            pass  # Not ours or damaged: computed again, and replaced.
-        return None
-
 
 def clear_parts(directory: str | Path) -> None:
     """Remove the pieces kept in a run directory, and what a kill left half-written; a user's own files stay."""
@@ -94,13 +88,9 @@ def clear_parts(directory: str | Path) -> None:
 
 def is_piece(path: Path) -> bool:
     """True if a file carries a fingerprint: other files are the user's, or damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return "fingerprint" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
+    with suppress(ValueError):
+        return "fingerprint" in read_arrays(path)[0]
+    return False
 
 
 def finished_run(

@@ -26,16 +26,10 @@ from posbias.runs.parts import clear_parts, is_piece
 LOCK_FILE = ".lock"
 WRITTEN_BELOW = ("", "parts", "answers/*", "models/*", "arms/parts")
 """Places below its directory that a run writes to; what lies deeper is a run of its own."""
-PIECES = "finished pieces"
 BELOW = ("arms", "behaviour", "studies", "length-*")
 """Directories of a run's parts that have names of their own; those of several subjects have the subjects'."""
 OWN = ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in BELOW))
-WORK = {
-    PIECES: (*OWN, "*/parts/*.safetensors"),
-    "answers of a server": ("answers/*/*.json",),
-    "finished arms": ("arms/*/record.json",),
-    "finished studies": ("studies/*/record.json",),
-}
+WORK = (*OWN, "*/parts/*.safetensors", "answers/*/*.json", "arms/*/record.json", "studies/*/record.json")
 """Files below a run's directory, beside its record, that took work."""
 REMEDIES = {False: ("resume=True", "overwrite=True", "directory"), True: ("--resume", "--overwrite", "--out")}
 """Settings that take over or replace what a directory holds, and what names it: in Python and (True) in the shell."""
@@ -52,8 +46,6 @@ class OpenRun:
     """What was asked, for the record."""
     command: str = ""
     """Shell line that repeats the run; empty in Python."""
-    finished: str | None = None
-    """Id of the finished run that the directory holds; None if it holds none."""
 
     def finish(self, record: Record, *, below: str = "") -> None:
         """Write the record with what was asked, unless the directory holds it; its pieces are removed.
@@ -63,15 +55,13 @@ class OpenRun:
             below: The part's directory within that of the run; empty for the run itself.
         """
         place = None if self.directory is None else self.directory / below
-        before = self.finished if place is None or not below else _finished_id(place)
-        if record.run_id != before and (place is not None or self.command):
+        there = None if place is None else _record_in(place)
+        if (there is None or there.run_id != record.run_id) and (place is not None or self.command):
             record.called(self.arguments, self.command or record.resolved.get("command", ""))
-        if place is None:
-            return
-        if record.run_id != before:
-            record.write_run(place)
-        clear_parts(place)
-        self.finished = self.finished if below else record.run_id
+            if place is not None:
+                record.write_run(place)
+        if place is not None:
+            clear_parts(place)
 
 
 @contextmanager
@@ -105,17 +95,17 @@ def run_directory(
                 path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
-        before, written = _finished_id(held_directory), _written_id(held_directory)
-        run = OpenRun(held_directory, arguments, command, before if resume else None)
+        before = _record_in(held_directory)
+        run = OpenRun(held_directory, arguments, command)
         token = _OPEN.set({**_OPEN.get(), place: run})
         try:
             yield run
         except UsageError:
             raise
         except Exception as error:
-            there = _finished_id(held_directory)
-            saved = run.finished not in (None, before) or _written_id(held_directory) != written
-            if not saved and (there is None or (there == before and not resume)):
+            there = _record_in(held_directory)
+            saved = there is not None and (before is None or there.run_id != before.run_id)
+            if not saved and not (resume and before is not None and before.status == "done"):
                 with suppress(RunError):
                     failed_record(verb, arguments, error).write_run(held_directory)
             raise
@@ -123,15 +113,10 @@ def run_directory(
             _OPEN.reset(token)
 
 
-def _finished_id(directory: Path) -> str | None:
-    record = finished_record(directory)
-    return None if record is None else record.run_id
-
-
-def _written_id(directory: Path) -> str | None:
-    """The run whose record a directory holds, also one that failed and says so itself."""
+def _record_in(directory: Path) -> Record | None:
+    """The record that a directory holds, of a run that failed, too."""
     with suppress(UsageError):
-        return read_record(directory).run_id
+        return read_record(directory)
     return None
 
 
@@ -142,9 +127,8 @@ def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = F
     """
     record = finished_record(directory)
     contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
-    for sort, places in WORK.items():
-        count = len({path for place in places for path in directory.glob(place)})
-        contents += [f"{count} {sort}"] if count else []
+    if count := len({path for place in WORK for path in directory.glob(place)}):
+        contents.append(f"{count} finished pieces")
     if contents:
         resume, overwrite, other = REMEDIES[shell]
         takes = f"{resume} takes over what is the same, " if resumable else ""

@@ -80,6 +80,11 @@ def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, 
         np.testing.assert_array_equal(there.arrays[name], array, err_msg=name)
 
 
+def test_a_cluster_without_so_many_gpus_is_one_line(cluster):
+    with pytest.raises(UsageError, match=r"^the ray cluster has no node with a processor and 2 GPUs for a worker$"):
+        list(Ray(threads=1, gpus=2, address=cluster.address).run(Squares(os.curdir), [0]))
+
+
 def test_a_cluster_that_is_not_there_is_one_line():
     with pytest.raises(UsageError, match=r"no ray cluster at '127\.0\.0\.1:1'") as caught:
         list(Ray(address="127.0.0.1:1").run(Squares(os.curdir), [0]))
