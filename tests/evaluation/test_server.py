@@ -129,14 +129,6 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
         assert len(server.asked) == 5
 
 
-def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> None:
-    with stand_in(echo_back) as server:
-        for reuse, asked in ((True, 3), (False, 6), (True, 6)):
-            responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
-            generated(responder, [*requests(3), *requests(3)])
-            assert len(server.asked) == asked
-
-
 def test_a_run_that_is_killed_asks_for_nothing_twice(tmp_path: Path) -> None:
     reached = threading.Event()
 

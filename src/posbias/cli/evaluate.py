@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ANSWERS = "answers"
 """Folder of a server's answers, below the run directory."""
-OWN_OPTIONS = {"cache", "reuse", "template_options"}
+OWN_OPTIONS = {"cache", "template_options"}
 """Options of a server that other flags set."""
 LocalLoading = Annotated[Loading, options.Take("init_seed")]
 
@@ -56,7 +56,7 @@ class ServerFlags:
             )
         return list(zip(*(given * (both // len(given)) for given in (servers, models)), strict=True))
 
-    def responders(self, directory: Path | None, loading: Loading, *, reuse: bool) -> "list[ServerResponder]":
+    def responders(self, directory: Path | None, loading: Loading) -> "list[ServerResponder]":
         """The models of all servers; answers are kept in the run directory, so that a resumed run pays none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
@@ -69,7 +69,10 @@ class ServerFlags:
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options: unknown {unknown[0]!r} (delays: the client's own); allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
-        settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=loading.template_options)
+        try:
+            settings = ServerOptions(**named, cache=cache, template_options=loading.template_options)
+        except UsageError as error:
+            raise UsageError(f"--server-options: {str(error).removeprefix('server: ')}") from None
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         return [ServerResponder(address, model, settings, tokenizer=counting) for address, model in self.endpoints]
 
@@ -105,7 +108,7 @@ def evaluate(
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         subjects: list[Any] = [Unopened(name, partial(answering, name, local, loading)) for name in names]
-        subjects += served.responders(run.directory, loading, reuse=settings.resume)
+        subjects += served.responders(run.directory, loading)
         single = len(subjects) == 1 and not settings.methods
         result = evaluate_subjects(subjects[0] if single else subjects, asked, options=settings)
         parts = {} if single else dict(result.evaluations)
@@ -150,7 +153,7 @@ def mitigate(
         raise UsageError(f"one server is asked here, got {len(served.endpoints)}; evaluate takes several")
     check_files(settings.entries)  # before a model is loaded
     with running(context, flags, resume=evaluation.resume) as run:
-        subjects: list[Any] = served.responders(run.directory, loading, reuse=evaluation.resume)
+        subjects: list[Any] = served.responders(run.directory, loading)
         subject = subjects[0] if subjects else Unopened(str(model), partial(answering, str(model), local, loading))
         trial = try_methods(subject, asked, options=settings, directory=run.directory)
         run.finish(trial.record)

@@ -29,7 +29,9 @@ WRITTEN_BELOW = ("", "parts", "answers/*", "models/*", "arms/parts")
 BELOW = ("arms", "behaviour", "studies", "length-*")
 """Directories of a run's parts that have names of their own; those of several subjects have the subjects'."""
 OWN = ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in BELOW))
-WORK = (*OWN, "*/parts/*.safetensors", "answers/*/*.json", "arms/*/record.json", "studies/*/record.json")
+ANSWERS = "answers/*/*.json"
+"""Answers of a server, which are asked and paid for again unless the run is resumed."""
+WORK = (*OWN, "*/parts/*.safetensors", ANSWERS, "arms/*/record.json", "studies/*/record.json")
 """Files below a run's directory, beside its record, that took work."""
 REMEDIES = {False: ("resume=True", "overwrite=True", "directory"), True: ("--resume", "--overwrite", "--out")}
 """Settings that take over or replace what a directory holds, and what names it: in Python and (True) in the shell."""
@@ -91,7 +93,8 @@ def run_directory(
         return
     with held(directory) as held_directory:
         if overwrite and not resume:
-            for path in (path for place in OWN for path in held_directory.glob(place) if is_piece(path)):
+            pieces = [path for place in OWN for path in held_directory.glob(place) if is_piece(path)]
+            for path in (*pieces, *held_directory.glob(ANSWERS)):
                 path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))

@@ -3,17 +3,18 @@
 Beside it stands what it lacks: one deadline from the connection to the last byte of an answer, an end within seconds
 where no server was ever reached, and the status of a failure for an answer with status 200 that is an error, so that it
 is tried again. The key is in the client alone, and is taken out of all that comes back.
+
+It is asyncio and not threads that asks: a thread within a read cannot be ended from outside, and a read's own time-out
+starts anew with every byte that a slow server drips. A task is cancelled at its deadline or at Ctrl-C, wherever it is.
 """
 
 import asyncio
 import json
 import os
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -67,10 +68,10 @@ TOO_LONG = (
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
 MASKED = "***"
-ATTEMPT, RETRY, RETRY_AFTER = "x-stainless-retry-count", "x-should-retry", ("retry-after", "retry-after-ms")
-"""Headers by which the client counts its retries, and by which servers steer them."""
-SAID, MEANING = "posbias.said", "posbias.meaning"
-"""What is kept with a response: the server's words, and their meaning."""
+ATTEMPT, STEERING = "x-stainless-retry-count", ("x-should-retry", "retry-after", "retry-after-ms")
+"""Headers by which the client counts its attempts, and by which servers steer them."""
+SAID = "posbias.said"
+"""What is kept with a response: the server's words."""
 FILTER = "content_filter"
 """Code of an error: this prompt is refused."""
 Meaning = Literal["passes", "too_long", "refused", "final"]
@@ -94,9 +95,7 @@ class ServerOptions:
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key (KEY, TOKEN or SECRET is a word of its name); unset: no key is sent."""
     cache: Path | None = None
-    """Directory of answers, of any models and servers; None: in memory only."""
-    reuse: bool = True
-    """True to take answers that lay in the cache before; False to make every request once more."""
+    """Directory of answers, of any models and servers: none that lies there is asked again; None: in memory only."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out. None of OUR_FIELDS."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -163,17 +162,11 @@ def is_local(address: str) -> bool:
 
 
 class RefusedError(Exception):
-    """A request that the server refuses for good."""
+    """A request that the server refuses: this prompt ("too_long", "refused"), or whatever is asked ("final")."""
 
     def __init__(self, status: int, message: str, meaning: Meaning) -> None:
         super().__init__(message)
-        self.status = status
-        self.meaning = meaning
-
-    @property
-    def alone(self) -> bool:
-        """True if only this prompt is concerned, as far as one refusal can tell."""
-        return self.meaning in ("too_long", "refused")
+        self.status, self.meaning = status, meaning
 
 
 class Client:
@@ -234,12 +227,9 @@ class Client:
             )
             return response.content
         except openai.APIStatusError as error:
-            failed, said = error.response, error.response.extensions[SAID]
-            if (meaning := failed.extensions[MEANING]) != "passes":
-                raise RefusedError(failed.status_code, said, meaning) from None
-            attempts = _attempts(failed.request)
+            said, attempts = error.response.extensions[SAID], _attempts(error.response.request)
         except openai.APIConnectionError as error:
-            attempts, said = _attempts(error.request), self._missed(error)
+            said, attempts = self._missed(error), _attempts(error.request)
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
     def _missed(self, error: "openai.APIConnectionError") -> str:
@@ -263,7 +253,7 @@ class _Transport(httpx2.AsyncClient):
         self._asking, self._key, self._begun = client, key, time.monotonic()
         super().__init__(
             limits=httpx2.Limits(max_connections=client.options.concurrency),
-            verify=_trusted(),
+            verify=client.address.startswith("https:"),  # reading certificates takes longer than many an answer
             trust_env=not is_local(client.address),  # a proxy would see what need not leave this machine
         )
 
@@ -291,19 +281,24 @@ class _Transport(httpx2.AsyncClient):
         return self._judged(response)
 
     def _judged(self, response: httpx2.Response) -> httpx2.Response:
-        """The response without the key, with the status that its answer should have had, and the server's words."""
+        """The response without the key, with the status that its answer should have had, and the server's words.
+
+        Raises:
+            RefusedError: trying again changes nothing, such as 429 for a quota that is used up.
+        """
         content = response.content
         if self._key is not None and len(self._key) >= SECRET:
             content = content.replace(self._key.encode(), MASKED.encode())
-        status, said = said_in(response.status_code, content, response.headers.get("Location"))
-        headers = {name: response.headers[name] for name in (RETRY, *RETRY_AFTER) if name in response.headers}
-        meaning, kept = meaning_of(status, said), line(said, self._key)
-        if meaning != "passes":
-            headers[RETRY] = "false"  # such as 429 for a quota that is used up
-        elif later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
-            kept += f"; it asks to wait (Retry-After {later})"
-        known = {SAID: kept, MEANING: meaning}
-        return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=known)
+        status, words = judged(response.status_code, content, response.headers.get("Location"))
+        said = line(words, self._key)
+        if words and (meaning := meaning_of(status, words)) != "passes":
+            raise RefusedError(status, said, meaning)
+        if later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
+            said += f"; it asks to wait (Retry-After {later})"
+        headers = {name: response.headers[name] for name in STEERING if name in response.headers}
+        return httpx2.Response(
+            status, headers=headers, content=content, request=response.request, extensions={SAID: said}
+        )
 
 
 def key_in_clear(address: str, options: ServerOptions) -> bool:
@@ -319,12 +314,6 @@ def line(text: str, key: str | None) -> str:
 
 def _attempts(request: httpx2.Request) -> int:
     return int(request.headers[ATTEMPT]) + 1
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed; reading them takes longer than many an answer."""
-    return httpx2.create_ssl_context()
 
 
 def meaning_of(status: int, words: str) -> Meaning:
@@ -355,40 +344,39 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
-    """The status that an answer should have had, and what the server says instead of one: nothing where it is one.
+def judged(status: int, content: bytes, way: str | None) -> tuple[int, str]:
+    """The status that an answer should have had, and the server's words in place of an answer; "" of one.
 
     `way` is the address that it sends requests on to, if any.
     """
     try:
-        document = from_json(content)
-    except ValueError as error:
-        document, place = content.decode(errors="replace"), str(error).rpartition(" at ")[2]
-        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON from {place})")
-    else:
-        fault = fault_of(document)
-    if 200 <= status < 300:
-        return (status, "") if fault is None else (fault[0], f"HTTP {status} with an error: {fault[1]}")
-    told = document.get("error") or document if isinstance(document, dict) else document
-    words = words_of(told) if way is None else f"it sends requests on to {way}"
-    return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
-
-
-def fault_of(document: Any) -> tuple[int, str] | None:
-    """Status and words of what is an error, or no answer at all; None of an answer."""
+        document, place = from_json(content), ""
+    except ValueError as unread:
+        document, place = content.decode(errors="replace"), str(unread).rpartition(" at ")[2]
     whole = document if isinstance(document, dict) else {}
+    if not 200 <= status < 300:
+        words = words_of(whole.get("error") or document) if way is None else f"it sends requests on to {way}"
+        return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
     choices = whole.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
-    error = whole.get("error") or (first or {}).get("error")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    error, finish, ought = (
+        whole.get("error") or first.get("error"),
+        str(first.get("finish_reason")).lower(),
+        BAD_GATEWAY,
+    )
     if not error and "choices" not in whole and {"message", "detail"} & set(whole):
         error = whole
     if error:
-        code = error.get("code") if isinstance(error, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
-        return status, words_of(error) or "no message"
-    if first is None:
-        return BAD_GATEWAY, "malformed answer (choices: no list that begins with an object)"
-    finish = str(first.get("finish_reason")).lower()
-    if finish.startswith(FILTERED_FINISHES):
-        return BAD_REQUEST, f"the answer was ended by a content filter ({finish[:60]})"
-    return (BAD_GATEWAY, "the answer was ended by an error") if finish == "error" else None
+        code, words = error.get("code") if isinstance(error, dict) else None, words_of(error) or "no message"
+        ought = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
+    elif not first:
+        words = (
+            f"malformed answer ({f'no JSON from {place}' if place else 'choices: no list that begins with an object'})"
+        )
+    elif finish.startswith(FILTERED_FINISHES):
+        ought, words = BAD_REQUEST, f"the answer was ended by a content filter ({finish[:60]})"
+    elif finish == "error":
+        words = "the answer was ended by an error"
+    else:
+        return status, ""
+    return ought, f"HTTP {status} with an error: {words}"

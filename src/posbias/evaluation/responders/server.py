@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +55,7 @@ from posbias.evaluation.responders.client import (
     check_address,
     key_in_clear,
 )
-from posbias.files import write_atomically
+from posbias.files import write_file
 from posbias.prompts.tokens import described_tools, with_template_options
 from posbias.tasks.language import rendered
 from posbias.tasks.language.calls import call_text
@@ -71,8 +70,6 @@ CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
 """Reasons for the end of an answer at the most tokens; small letters."""
 MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
 """Far more than any answer has, than any log-probability is below 0, and how far rounding may lift one above it."""
-OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
-"""How servers speak of what they refuse of `structured`."""
 WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
 """What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
 not count."""
@@ -106,7 +103,7 @@ def read_message(document: Any) -> Response:
     return Response(whole, _finish(choice), *_usage(document), thoughts=named + parts or None)
 
 
-def read_score(document: Any, answer: str, n_listed: int) -> tuple[bool, AnswerScore | None]:
+def read_score(document: Any, answer: str) -> tuple[bool, AnswerScore | None]:
     """Whether a server repeats log-probabilities of the prompt; and the score of the answer at its end, before what was
     generated after it."""
     logprobs = document["choices"][0].get("logprobs")
@@ -124,7 +121,7 @@ def read_score(document: Any, answer: str, n_listed: int) -> tuple[bool, AnswerS
     if place is None or None in found:
         return True, None
     given = [value for value in found if value is not None]
-    ranks = tuple(_rank(value, others, n_listed) for value, others in zip(given, listed[place], strict=True))
+    ranks = tuple(_rank(value, others) for value, others in zip(given, listed[place], strict=True))
     return True, AnswerScore(tuple(min(0.0, value) for value in given), ranks)
 
 
@@ -149,12 +146,12 @@ def _place(tokens: list[str], answer: str, n_generated: int) -> slice | None:
     return slice(start, end) if start else None
 
 
-def _rank(value: float, others: Any, n_listed: int) -> int | None:
+def _rank(value: float, others: Any) -> int | None:
     """1 + the listed tokens that are more probable; None if all of those requested are."""
     if others is None:
         return None
     better = sum(other is not None and other > value for other in map(_logprob, others.values()))
-    return None if better >= n_listed else 1 + better
+    return None if better >= LISTED else 1 + better
 
 
 def _logprob(value: Any) -> float | None:
@@ -288,7 +285,7 @@ class ServerResponder(Responder):
             # Some servers know a model by a path of their machine.
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": vocabulary,
-            **{name: value for name, value in asdict(self.options).items() if name not in ("cache", "reuse")},
+            **{name: value for name, value in asdict(self.options).items() if name != "cache"},
             "key_in_clear": self._key_in_clear,
             **self.counts(),
             **self.learnt(),
@@ -331,7 +328,7 @@ class ServerResponder(Responder):
                 if score:
                     scored = await self._scored(request)
             except RefusedError as refusal:
-                if not refusal.alone:
+                if refusal.meaning == "final":
                     raise
                 # A prompt only generated from, or only scored, would be missing from one curve without a word.
                 finish = SKIPPED if refusal.meaning == "too_long" else REFUSED
@@ -358,12 +355,7 @@ class ServerResponder(Responder):
         schema = {"name": "answer", "strict": True, "schema": {**answer, "additionalProperties": False}}
         body = {**body, "max_tokens": request.max_tokens + WRAPPING}
         body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
-        try:
-            response = await self._told(body, replace(request, stop=()))
-        except RefusedError as refusal:
-            if OF_SCHEMAS.search(str(refusal)):
-                raise UsageError(f"server {self._client.address} takes no structured=True: {refusal}") from None
-            raise
+        response = await self._told(body, replace(request, stop=()))
         with suppress(ValueError, LookupError, TypeError):
             return replace(response, text=str(json.loads(response.text)["answer"]))
         return response
@@ -413,7 +405,7 @@ class ServerResponder(Responder):
         # One token more than nothing: not every server accepts 0.
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
         try:
-            read = partial(read_score, answer=request.answer, n_listed=LISTED)
+            read = partial(read_score, answer=request.answer)
             repeated, score = await self._answer({"model": self.model, **body}, read)
         except RefusedError as refusal:
             of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTER in str(refusal)
@@ -433,10 +425,9 @@ class ServerResponder(Responder):
         named = json.dumps({"address": f"{self._client.address}/{path}", "body": whole}, sort_keys=True)
         key = hashlib.sha256(named.encode()).hexdigest()
         file = None if cache is None else Path(cache) / key[:2] / f"{key}.json"
-        in_memory = file is None or not self.options.reuse
         async with self._turns[key]:  # the same request twice at once is made once
             with suppress(OSError, *UNREADABLE):  # damaged, or none
-                kept = from_json(self._kept.get(key, b"") if file is None or in_memory else file.read_bytes())
+                kept = from_json(self._kept.get(key, b"") if file is None else file.read_bytes())
                 found = read(kept)
                 self._work["reused"] += 1
                 self._work["uncounted"] += None in _usage(kept)
@@ -447,14 +438,10 @@ class ServerResponder(Responder):
                 found = read(document)
             except UNREADABLE as error:
                 raise RunError(f"server {self._client.address}: malformed answer ({error})") from None
-            if in_memory:
+            if file is None:
                 self._kept[key] = content
-            try:
-                if file is not None:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(file, content)
-            except OSError as error:
-                raise RunError(f"cannot write to {str(cache)!r}: {error.strerror or error}") from None
+            else:
+                write_file(file, content)
         prompt_tokens, tokens = _usage(document)
         self._work["requests"] += 1
         if prompt_tokens is None or tokens is None:
