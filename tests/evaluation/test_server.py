@@ -130,15 +130,14 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_killed_asks_for_nothing_twice(tmp_path: Path) -> None:
-    reached = threading.Event()
+    reached, killed = threading.Event(), threading.Event()
 
     def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
         if index >= 6:
             reached.set()
-            time.sleep(0.2 if killed else 60)
+            killed.wait(60)
         return chat("nothing")
 
-    killed = False
     with stand_in(answer) as server:
         command = [str(Path(sys.executable).with_name("posbias")), "evaluate", "--server", server.address]
         command += ["--served-model", "m", "--task", "key_value(pairs=3)", "--count", "4", "--no-score"]
@@ -147,7 +146,7 @@ def test_a_run_that_is_killed_asks_for_nothing_twice(tmp_path: Path) -> None:
         assert reached.wait(120)
         run.kill()
         run.wait()
-        killed = True
+        killed.set()
         subprocess.run([*command, "--resume"], check=True, capture_output=True)
     asked = [json.dumps(body) for body in server.asked]
     assert len(set(asked)) == 12

@@ -67,7 +67,7 @@ def test_what_cannot_be_structured_is_refused_in_one_line() -> None:
     refusal = {"error": {"message": "response_format of type json_schema is not supported"}}
     with stand_in(lambda index, path, body: (400, {}, refusal)) as server:
         responder = ServerResponder(server.address, "m", STRUCTURED)
-        with pytest.raises(UsageError, match=r"takes no structured=True: HTTP 400: response_format of type") as caught:
+        with pytest.raises(RunError, match=r"refuses 4 of 4 prompts .*HTTP 400: response_format of type") as caught:
             evaluate(responder, "pairwise()", options=OPTIONS)
         assert "\n" not in str(caught.value)
     with (

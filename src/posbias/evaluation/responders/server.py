@@ -303,36 +303,37 @@ class ServerResponder(Responder):
         """All replies, in order; where one fails for good, nothing more is requested, or paid."""
         self._places = asyncio.Semaphore(self.options.concurrency)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        async with self._client.connected():
-            tasks = [asyncio.create_task(self._reply(request, generate, score)) for request in requests]
-            try:
-                return await asyncio.gather(*tasks)
-            except (RunError, RefusedError) as failed:
-                finished = sum(task.done() and not task.cancelled() and task.exception() is None for task in tasks)
-                where = "in memory" if self.options.cache is None else "in the cache"
-                lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
-                raise RunError(
-                    f"{lead}{failed}; {finished} of {len(tasks)} answers are finished and kept {where}"
-                ) from None
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        tasks: list[asyncio.Task[Reply]] = []
+        try:
+            async with self._client.connected(), asyncio.TaskGroup() as group:
+                tasks += [group.create_task(self._reply(request, generate, score)) for request in requests]
+        except ExceptionGroup as failures:
+            failed = failures.exceptions[0]
+            if not isinstance(failed, RunError | RefusedError):
+                raise failed from None
+            finished = sum(not task.cancelled() and task.exception() is None for task in tasks)
+            where = "in memory" if self.options.cache is None else "in the cache"
+            lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
+            raise RunError(
+                f"{lead}{failed}; {finished} of {len(tasks)} answers are finished and kept {where}"
+            ) from None
+        return [task.result() for task in tasks]
 
     async def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
         response = scored = None
-        async with self._places:
-            try:
-                if generate:
-                    response = await self._generated(request)
-                if score:
-                    scored = await self._scored(request)
-            except RefusedError as refusal:
-                if refusal.meaning == "final":
-                    raise
-                # A prompt only generated from, or only scored, would be missing from one curve without a word.
-                finish = SKIPPED if refusal.meaning == "too_long" else REFUSED
-                response = Response(text="", finish=finish, tokens=0, skipped=str(refusal))
+        await self._places.acquire()
+        try:
+            if generate:
+                response = await self._generated(request)
+            if score:
+                scored = await self._scored(request)
+        except RefusedError as refusal:
+            if refusal.meaning == "final":
+                raise
+            # A prompt only generated from, or only scored, would be missing from one curve without a word.
+            finish = SKIPPED if refusal.meaning == "too_long" else REFUSED
+            response = Response(text="", finish=finish, tokens=0, skipped=str(refusal))
+        self._places.release()  # behind a failure there is no place any more, so that nothing is begun
         return Reply(response, scored)
 
     async def _generated(self, request: Request) -> Response:
