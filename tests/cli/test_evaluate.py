@@ -332,7 +332,7 @@ def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias,
     assert "127.0.0.1:9" in record.error
     for options, message in (
         ("speed=3", "allowed: "),
-        ("retries=-1", "retries"),
+        ("retries=-1", "--server-options: retries must be a whole number"),
         ("cache='x'", "allowed: "),
         ("key_variable='sk-1'", "key_variable must be the name"),
     ):
