@@ -44,6 +44,9 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
         np.testing.assert_array_equal(here.per_prompt[kind], there.per_prompt[kind])
     np.testing.assert_array_equal(here.mixing, there.mixing)
 
+    with pytest.raises(UsageError, match=r"^the ray cluster has no node with a processor and 2 GPUs for a worker$"):
+        list(Ray(threads=1, gpus=2, address=cluster.address).run(Squares(tmp_path), [0]))
+
     work = Squares(tmp_path, seconds=1.0)
     found, nodes = [], [cluster.second]
     for _, arrays in Ray(threads=1, address=cluster.address).run(work, list(range(12))):
@@ -78,11 +81,6 @@ def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, 
     assert here.arrays.keys() == there.arrays.keys()
     for name, array in here.arrays.items():
         np.testing.assert_array_equal(there.arrays[name], array, err_msg=name)
-
-
-def test_a_cluster_without_so_many_gpus_is_one_line(cluster):
-    with pytest.raises(UsageError, match=r"^the ray cluster has no node with a processor and 2 GPUs for a worker$"):
-        list(Ray(threads=1, gpus=2, address=cluster.address).run(Squares(os.curdir), [0]))
 
 
 def test_a_cluster_that_is_not_there_is_one_line():
