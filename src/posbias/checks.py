@@ -131,12 +131,10 @@ def checked(function: Public) -> Public:
     signature = inspect.signature(function)
     # At the first call, when all names are defined.
     hints = cache(partial(get_type_hints, function, include_extras=True))
-    readers: dict[str, Callable[[object], Any]] = {}
+    readers: dict[str, Callable[[str, object], Any]] = {}
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
-        from pydantic import ValidationError
-
         try:
             bound = signature.bind(*arguments, **keywords)
         except TypeError as error:  # an unknown argument, one too many or too few
@@ -150,10 +148,7 @@ def checked(function: Public) -> Public:
                 continue
             if parameter not in readers:
                 readers[parameter] = _reader(hint)
-            try:
-                bound.arguments[parameter] = readers[parameter](_python(given))
-            except ValidationError as error:
-                raise _refusal(f"{_owner(function, arguments)}: {parameter}", given, hint, error) from None
+            bound.arguments[parameter] = readers[parameter](f"{_owner(function, arguments)}: {parameter}", given)
         return function(*bound.args, **bound.kwargs)
 
     setattr(with_checked_arguments, CHECKED, True)
@@ -162,19 +157,28 @@ def checked(function: Public) -> Public:
 
 def checked_value(name: str, value: object, hint: Any) -> Any:
     """A single value as its annotation reads it, for what no function or dataclass takes as an argument."""
-    from pydantic import ValidationError
-
-    try:
-        return _reader(hint)(_python(value))
-    except ValidationError as error:
-        raise _refusal(name, value, hint, error) from None
+    return _reader(hint)(name, value)
 
 
-def _refusal(name: str, value: object, hint: Any, error: Any) -> UsageError:
-    """The one line for what pydantic refuses: name, what is allowed, value; or what a reader of texts says itself."""
-    causes = [fault.get("ctx", {}).get("error") for fault in error.errors(include_url=False, include_input=False)]
-    told = next((cause for cause in causes if isinstance(cause, UsageError)), None)
-    return UsageError(f"{name} must be {described(hint)}, got {_shown(value)}" if told is None else f"{name}: {told}")
+def _reader(hint: Any) -> Callable[[str, object], Any]:
+    """What reads a value as an annotation allows, by its name for the one line that refuses it.
+
+    The line has the name, what is allowed and the value; or what a reader of texts says itself.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    declared, words = _declared(hint)
+    adapter: TypeAdapter[Any] = TypeAdapter(declared, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+    def read(name: str, value: object) -> Any:
+        try:
+            return adapter.validate_python(_python(value))
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_input=False)
+        told = [cause for fault in faults if isinstance(cause := fault.get("ctx", {}).get("error"), UsageError)]
+        raise UsageError(f"{name}: {told[0]}" if told else f"{name} must be {words}, got {_shown(value)}")
+
+    return read
 
 
 def _owner(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
@@ -187,41 +191,56 @@ def _owner(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     return str(getattr(of_class, "name", of_class.__name__))
 
 
-def _reader(hint: Any) -> Callable[[object], Any]:
-    from pydantic import ConfigDict, TypeAdapter
+def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
+    """An annotation for pydantic, and words for the values that it allows, bounds included.
 
-    return TypeAdapter(_declared(hint), config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python
-
-
-def _declared(hint: Any, *, reads: bool = True) -> Any:
-    """An annotation for pydantic: our classes are recognised, not taken apart; texts become what they spell."""
+    Our classes are recognised, not taken apart; texts become what they spell.
+    """
     from pydantic import BeforeValidator, PlainValidator
 
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
-            return Literal[words[0]]
+        if one_of := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
+            return Literal[one_of[0]], f"one of {', '.join(one_of[0])}"
         marks = [BeforeValidator(partial(_spelled, mark)) if callable(mark) else mark for mark in members[1:]]
-        return Annotated[_declared(members[0]), *marks]
+        inner, said = _declared(members[0])
+        spelled, bounds = " or its spelling" if any(map(callable, members[1:])) else "", _bounds(members[1:])
+        finite = "" if "<" in bounds or any(getattr(mark, "allow_inf_nan", False) for mark in members) else "finite "
+        return Annotated[inner, *marks], said.replace("finite ", finite) + bounds + spelled
     if origin in (Union, UnionType):
-        return Union[tuple(_declared(member, reads=str not in members) for member in members)]  # noqa: UP007
+        kinds, told = zip(*(_declared(member, reads=str not in members) for member in members), strict=True)
+        return Union[kinds], " or ".join(dict.fromkeys(told))  # noqa: UP007
     if origin in (Sequence, list, tuple) and (origin is not tuple or members[-1] is Ellipsis):
-        member = _declared(members[0])
+        member, said = _declared(members[0])
         lists = _first_fault(list[member]), _first_fault(tuple[member, ...])  # type: ignore[valid-type]
         listed = {list: lists[0], tuple: lists[1]}.get(origin, Union[lists])  # noqa: UP007
-        return Annotated[listed, BeforeValidator(partial(_listed, origin))]
+        words = "a list" if members[0] is Any else f"a list, each {said}"
+        return Annotated[listed, BeforeValidator(partial(_listed, origin))], words
     if origin in (Mapping, dict, tuple):
-        return origin[tuple(map(_declared, members))]
+        kinds, told = zip(*map(_declared, members), strict=True)
+        return origin[kinds], f"a list, each {told[0]}" if origin is tuple else "a mapping"
     if hint is int:
-        return Annotated[int, Interval(ge=-MACHINE_INTEGERS, lt=MACHINE_INTEGERS)]
+        return Annotated[int, Interval(ge=-MACHINE_INTEGERS, lt=MACHINE_INTEGERS)], PLAIN[int]
     if hint is Path:
-        return Annotated[Path, BeforeValidator(lambda path: Path(path) if isinstance(path, str) else path)]
-    if hint in PLAIN or origin is Literal or hint is Any:
-        return hint
+        return Annotated[Path, BeforeValidator(lambda path: Path(path) if isinstance(path, str) else path)], PLAIN[Path]
+    if hint in PLAIN or hint is Any:
+        return hint, PLAIN.get(hint, "anything")
+    if origin is Literal:
+        return hint, f"one of {', '.join(map(str, members))}"
     owner = origin or hint
-    if hasattr(hint, "array_type") or isinstance(owner, type):
-        return Annotated[Any, PlainValidator(partial(_recognised, owner, reads))]
-    return Any
+    if not hasattr(hint, "array_type") and not isinstance(owner, type):
+        return Any, str(hint)
+    return Annotated[Any, PlainValidator(partial(_recognised, owner, reads))], _named(owner)
+
+
+def _named(owner: Any) -> str:
+    """Words for an array, or for an object of a class."""
+    if hasattr(owner, "array_type"):
+        return f"an array of {_numbers(owner.dtypes[0])} ({owner.array_type.__module__}.{owner.array_type.__name__})"
+    name = owner.__name__
+    if name == "Module":
+        return "a model of transformers"
+    return f"{name} (see posbias.{SEE[name]})" if name in SEE else str(name)
 
 
 def _first_fault(listed: Any) -> Any:
@@ -274,33 +293,6 @@ def _numbers(dtype: object) -> str:
     """Sort of number behind an array's dtype, be it numpy's, torch's or jaxtyping's."""
     name = str(dtype).removeprefix("torch.")
     return "whole numbers" if name.startswith(("int", "uint")) else "numbers" if "float" in name else name
-
-
-def described(hint: Any) -> str:
-    """Words for the values that an annotation allows, bounds included."""
-    origin, members = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        if words := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
-            return f"one of {', '.join(words[0])}"
-        spelled, bounds = " or its spelling" if any(map(callable, members[1:])) else "", _bounds(members[1:])
-        finite = "" if "<" in bounds or any(getattr(mark, "allow_inf_nan", False) for mark in members) else "finite "
-        return described(members[0]).replace("finite ", finite) + bounds + spelled
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(described, members)))
-    if hasattr(hint, "array_type"):
-        return f"an array of {_numbers(hint.dtypes[0])} ({hint.array_type.__module__}.{hint.array_type.__name__})"
-    if hint in PLAIN:
-        return PLAIN[hint]
-    if origin in (Sequence, list, tuple):
-        return "a list" if members[0] is Any else f"a list, each {described(members[0])}"
-    if origin in (Mapping, dict):
-        return "a mapping"
-    if origin is Literal:
-        return f"one of {', '.join(map(str, members))}"
-    name = getattr(origin or hint, "__name__", str(hint))
-    if name == "Module":
-        return "a model of transformers"
-    return f"{name} (see posbias.{SEE[name]})" if name in SEE else name
 
 
 def _bounds(marks: Sequence[Any]) -> str:

@@ -61,9 +61,12 @@ def available_bytes() -> int | None:
     Limits are those of the process's control group and of all groups that hold it (container, service, batch job).
     Pages of files that the kernel may drop at any time do not count as used.
     """
-    free = _field("/proc/meminfo", "MemAvailable")
-    below_limits = [_left_of(group, *names) for group, names in _memory_groups()]
-    bounds = [bound for bound in (free, *below_limits) if bound is not None]
+    free = _number("/proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
+    bounds = [] if free is None else [free * 1024]
+    for group, (limit, used, file_pages) in _memory_groups():
+        allowed, in_use = (_number(group / name, r"^(\d+)$") for name in (limit, used))
+        if allowed is not None and in_use is not None:  # else no file, or "max"
+            bounds.append(allowed - in_use + (_number(group / "memory.stat", rf"^{file_pages} (\d+)$") or 0))
     return max(min(bounds), 0) if bounds else None
 
 
@@ -90,19 +93,10 @@ def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
         yield from ((group, names) for group in groups if group.is_relative_to(root) and group.is_dir())
 
 
-def _left_of(group: Path, limit: str, used: str, file_pages: str) -> int | None:
-    """Limit less use of one control group; None if it has no limit."""
-    allowed, in_use = _text(group / limit).strip(), _text(group / used).strip()
-    if not allowed.isdigit() or not in_use.isdigit():  # no file, or "max"
-        return None
-    droppable = re.search(rf"^{file_pages} (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return int(allowed) - int(in_use) + (int(droppable[1]) if droppable else 0)
-
-
-def _field(path: str, name: str) -> int | None:
-    """A "Name:  123 kB" line of a file of the kernel's, in bytes."""
-    match = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+def _number(path: str | Path, pattern: str) -> int | None:
+    """A number in a file of the kernel's; None if it does not stand there, or the file cannot be read."""
+    match = re.search(pattern, _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _text(path: str | Path) -> str:
