@@ -30,7 +30,6 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
     record.arrays = {
         "positions": np.array(PLACES),
         "scores/correct": (generator.random((count, len(PLACES))) < falling).astype(float),
-        "scores/found": blank,
         "scores/logprob": level * (falling - 3) + noise[0],
         "scores/answer_tokens": np.ones_like(blank),
         "scores/first_rank": np.full_like(blank, 2.0),

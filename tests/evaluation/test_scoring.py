@@ -4,7 +4,7 @@ import pytest
 
 from posbias import UsageError
 from posbias.evaluation.responders.base import told_apart
-from posbias.tasks.language import RULES, share_found
+from posbias.tasks.language import RULES
 from posbias.tasks.language.rules import normalise_answer
 
 
@@ -58,10 +58,6 @@ def test_best_subspan_by_hand(prediction: str, answers: list[str], score: float)
 )
 def test_contains_by_hand(prediction: str, answers: list[str], score: float) -> None:
     assert RULES.parse("contains").right(prediction, answers) == score
-
-
-def test_share_found_counts_each_value() -> None:
-    assert share_found("12 and 34", ["12", "34", "56"]) == 2 / 3
 
 
 def test_rules_are_found_by_name() -> None:

@@ -31,7 +31,7 @@ SPELLINGS = (
     "documents(documents=4, query='before')",
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
-    "needle(tokens=1600, depths=5, needles=2, distractors=3)",
+    "needle(tokens=1600, depths=5, distractors=3)",
 )
 
 
@@ -293,21 +293,6 @@ def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
             assert abs((begin - begins[0]) / span - place / 4) < 0.1, "within a clause of the depth asked"
 
 
-def test_several_needles_and_distractors_stay_while_one_moves(tokenizer: Any) -> None:
-    task = Needle(tokens=2400, depths=4, needles=3, distractors=2)
-    examples = asked(task, tokenizer, count=1)
-    rest = set()
-    for example in examples:
-        item = item_of(example, tokenizer)
-        text = str(example.prompt)
-        assert text.count(item) == 1
-        assert len(example.companions) == 2
-        assert all(text.count(value) == 1 for value in example.companions)
-        assert text.count(" number of ") == 5, "three of the asked city, two of others"
-        rest.add(text.replace(f"{item} ", "").replace(f" {item}", ""))
-    assert len(rest) == 1
-
-
 def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("Zebras sleep standing up. " * 200)
@@ -369,6 +354,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(tokens=10)", "tokens must be a whole number >= 64"),
         ("pairwise(pattern='x')", "task pairwise: pattern left posbias after 0.1.0: answer_pattern"),
         ("items(file='x', repeats=2)", "task items: repeats left posbias after 0.1.0: write the record again"),
+        ("needle(needles=2)", "task needle: needles left posbias after 0.1.0: one needle is asked for"),
         ("needle(literal=False)", "task needle: literal left posbias after 0.1.0: items(file=...), with facts and"),
         ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
         ("needle(distractors=40)", "distractors must be a whole number >= 0 and < 40, got 40"),
@@ -415,13 +401,17 @@ def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
         asked(Needle(tokens=64), tokenizer, count=1)
 
 
-def test_distractors_are_of_other_cities(tokenizer: Any) -> None:
+def test_distractors_are_of_other_cities_and_stay_while_the_needle_moves(tokenizer: Any) -> None:
     stated = re.compile(r"The number of ([\w ]+) is (\d{7})\.")
-    for example in asked(Needle(tokens=1600, depths=2, distractors=6), tokenizer, count=3):
-        needle = stated.fullmatch(item_of(example, tokenizer))
+    rest = set()
+    for example in asked(Needle(tokens=2400, depths=4, distractors=6), tokenizer, count=1):
+        item = item_of(example, tokenizer)
+        needle = stated.fullmatch(item)
         assert needle
         told = dict(stated.findall(example.text))
         assert len(told) == 7
         assert len({*told.values()}) == 7
         assert f"What is the number of {needle[1]}?" in example.text
         assert example.answers == (needle[2],)
+        rest.add(example.text.replace(f"{item} ", "").replace(f" {item}", ""))
+    assert len(rest) == 1

@@ -29,12 +29,11 @@ from posbias.statistics import StoredInterval, StoredNumber
 
 MEASURES = {
     "accuracy": "accuracy",
-    "values_found": "share of the values found",
     "logprob": "log-probability of the answer per token (nats)",
     "reciprocal_rank": "1 / rank of the answer's first token",
 }
 """Names of the measures in words."""
-GENERATED = ("accuracy", "values_found")
+GENERATED = ("accuracy",)
 """Measures that rest on generated answers."""
 OUTPUTS_FILE = "outputs.jsonl"
 LENGTHS = "evaluate_lengths"
@@ -129,7 +128,7 @@ class Evaluation(Result):
     n_items: int = 0
     """Items in each prompt."""
     tables: Mapping[str, InstanceOf[np.ndarray]] = field(default_factory=dict)
-    """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
+    """score[sample, position]: `correct` (1 or 0), `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
     `too_long` (1 if it was), `cut` (1 if it was cut off before what the task's rule reads was complete), and what a
     task notes beside (`LanguageTask.noted`); NaN if there is none."""
@@ -238,7 +237,6 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
     with np.errstate(invalid="ignore", divide="ignore"):
         measures = {
             "accuracy": tables["correct"],
-            "values_found": tables["found"],
             "logprob": tables["logprob"] / tables["answer_tokens"],
             "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
         }

@@ -41,7 +41,6 @@ SHAPES = {
 }
 """Answer of a curve's shape to a reader."""
 MEASURE_WORDS = {
-    "values_found": "share of values found",
     "logprob": "log-probability per token",
     "reciprocal_rank": "1 / rank",
 }

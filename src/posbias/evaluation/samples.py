@@ -18,7 +18,7 @@ from posbias.evaluation.curve import CLUSTER, Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.progress import report
-from posbias.tasks.language import Example, LanguageTask, share_found
+from posbias.tasks.language import Example, LanguageTask
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,9 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
             settled = bool(ended) or rule.settled(answer)
         right = rule.right(answer or "", example.answers)
         cut = told["finish"] == CUT_OFF and right < 1 and not settled
-    several = [example.answers[0], *example.companions] if example.companions else []  # if a prompt asks for several
     numbers: dict[str, float | None] = {
         "correct": right,
         "cut": cut,
-        "found": share_found(text, several) if several and text is not None else None,
         "logprob": None if score is None else score.logprob,
         "answer_tokens": None if score is None else score.n_tokens,
         "first_rank": None if score is None else score.first_rank,

@@ -6,4 +6,4 @@ from posbias.tasks.language.documents import Documents, KeyValue
 from posbias.tasks.language.items import Items
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
-from posbias.tasks.language.rules import RULES, share_found
+from posbias.tasks.language.rules import RULES

@@ -32,6 +32,7 @@ LEFT = {
     "key_value(file=)": "pairs are drawn as the published ones were, random UUIDs; for others take items(file=...)",
     "pairwise(pattern=)": "answer_pattern (--answer-pattern)",
     "needle(literal=)": "items(file=...), with facts and questions that share no word",
+    "needle(needles=)": "one needle is asked for, among distractors=...",
     "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
     "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
     "multiple_choice": "items(file=..., rule='choice') with the options as units",
@@ -80,8 +81,6 @@ class Draft:
     """Any of these counts as right; at least one."""
     gold: Span | None
     """The moved item in `text`, in characters, with its number; None if there is none."""
-    companions: tuple[str, ...] = ()
-    """Further values that the prompt asks for: those of the needles that stay in place."""
     passages: tuple[Span, ...] = ()
     """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
     holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that

@@ -1,7 +1,7 @@
 """Needle in text: a fact put between two clauses of running text, at depths counted in the model's own tokens.
 
-Several needles may all be asked for, and distractors state what is like the fact but another one; both keep their
-places while one needle moves through the text, which comes from the default corpus or a text file.
+Distractors state what is like the fact but another one; they keep their places while the needle moves through the text,
+which comes from the default corpus or a text file.
 """
 
 import random
@@ -18,7 +18,7 @@ from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.prompts.tokens import encode, spelled_in, tokenised
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
+from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, Draft, LanguageTask
 from posbias.tasks.language.documents import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
@@ -35,19 +35,12 @@ CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """A text as clauses, with what is put into it."""
+class Hidden(Asked):
+    """A text as clauses, with the sentence that is put into it, and others that stay in place."""
 
-    clauses: tuple[str, ...]
-    borders: tuple[int, ...]
+    clauses: tuple[str, ...] = ()
+    borders: tuple[int, ...] = (0,)
     """Tokens before clause 0, 1 ... and after the last: one more than there are clauses, ascending from 0."""
-    gold: str
-    """The sentence that moves."""
-    facts: list[str]
-    """Sentences that stay in place: further needles and distractors."""
-    question: str
-    values: tuple[str, ...]
-    """Number of the moved needle, then of the others that are asked for."""
 
     def border_at(self, depth: float) -> int:
         """Clauses before the border nearest to a depth, by tokens; depth 0: before the first, 1: after the last."""
@@ -63,8 +56,6 @@ class Needle(LanguageTask):
     """Length of the whole prompt: the text is cut at a word to fill it (tokens, >= 64)."""
     depths: Annotated[Count, Ge(2)] = 11
     """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
-    needles: Count = 1
-    """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
     distractors: Annotated[int, Interval(ge=0, lt=len(CITIES))] = 0
     """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
     corpus: FileName | None = None
@@ -90,13 +81,19 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
-        gold, facts, question, values = self._told(source)
-        bare = _prompt(" ".join([gold, *facts]), question)
+        towns = source.sample(CITIES, 1 + self.distractors)
+        values = source.sample(range(1_000_000, 10_000_000), 1 + self.distractors)
+        needle, *facts = [f"The number of {town} is {value}." for town, value in zip(towns, values, strict=True)]
+        source.shuffle(facts)
+        question = f"What is the number of {towns[0]}?"
+        bare = _prompt(" ".join([needle, *facts]), question)
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (3 + len(facts))
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
+        asked = Hidden(question, (str(values[0]),), needle, tuple(facts))
         for _ in range(ATTEMPTS):
-            hidden = Hidden(*drawn_text(groups, room, tokenizer, source), gold, facts, question, values)
+            clauses, borders = drawn_text(groups, room, tokenizer, source)
+            hidden = replace(asked, clauses=clauses, borders=borders)
             if len({hidden.border_at(position / (self.depths - 1)) for position in range(self.depths)}) == self.depths:
                 return hidden
         raise UsageError(
@@ -104,20 +101,9 @@ class Needle(LanguageTask):
             "ask for fewer depths or more tokens"
         )
 
-    def _told(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
-        """The needle, what stays in place, the question, and the values that it asks for."""
-        needles = self.needles
-        name, *others = source.sample(CITIES, 1 + self.distractors)
-        values = [str(value) for value in source.sample(range(1_000_000, 10_000_000), needles + self.distractors)]
-        gold, *fixed = zip([name] * needles + others, values, strict=True)
-        source.shuffle(fixed)
-        article, asked = ("One", "are all the numbers") if needles > 1 else ("The", "is the number")
-        told = [f"{article} number of {city} is {value}." for city, value in (gold, *fixed)]
-        return told[0], told[1:], f"What {asked} of {name}?", tuple(values[:needles])
-
     def draft(self, sample: Hidden, position: int) -> Draft:
-        """The text with the gold needle before a clause and the other facts evenly spread, always alike."""
-        facts = sample.facts
+        """The text with the needle before a clause and the other facts evenly spread, always alike."""
+        facts = sample.others
         borders = [sample.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
         # At one border facts come first, then the moved needle, then the clause.
         parts = [(border, 0, fact) for border, fact in zip(borders, facts, strict=True)]
@@ -127,8 +113,8 @@ class Needle(LanguageTask):
         before = [text for number, rank, text in parts if (number, rank) <= place]
         after = [text for _, _, text in parts[len(before) :]]
         begin = len(OPENING) + sum(len(part) + 1 for part in before)
-        text = _prompt(" ".join([*before, sample.gold, *after]), sample.question)
-        return Draft(text, sample.values[:1], (begin, begin + len(sample.gold)), companions=sample.values[1:])
+        text = _prompt(" ".join([*before, sample.moved, *after]), sample.question)
+        return Draft(text, sample.answers, (begin, begin + len(sample.moved)))
 
 
 def _prompt(text: str, question: str) -> str:

@@ -55,11 +55,6 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def share_found(prediction: str, values: Sequence[str]) -> float:
-    """Share of several values (at least 1) that occur in the prediction, ignoring case, in 0 ... 1."""
-    return sum(value.lower() in prediction.lower() for value in values) / len(values)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A rule by which a generated text is right or wrong: it says an accepted answer, or the value of one is read."""
