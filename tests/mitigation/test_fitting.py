@@ -10,7 +10,7 @@ import torch
 import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
-from posbias.interventions.keys import KeyLogits, biased
+from posbias.interventions.keys import biased
 from posbias.mitigation import fits
 from posbias.mitigation.fitting import contents
 from posbias.mitigation.methods.applying import answering_under
@@ -150,7 +150,7 @@ def test_a_gradient_flows_through_the_bias_of_every_key():
     bias = torch.randn(4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def output(table):
-        with biased(model, "test", KeyLogits(lambda layer, n: table if layer == 1 else torch.zeros_like(table))):
+        with biased(model, "test", lambda layer, n: table if layer == 1 else torch.zeros_like(table)):
             return model.network(tokens).logits[0, -1, 7]
 
     table = bias.clone().requires_grad_()

@@ -256,21 +256,22 @@ class Padding:
         self.slots: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
 
+    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the whole network: take in its two-dimensional mask, if any."""
+        mask = named_arguments(network, positional, named).get("attention_mask")
+        padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
+        self.slots = (mask.cumsum(-1) == 0).sum(-1) if padded and mask is not None else None
+        self._known.clear()
+
+    def forget(self, *_: Any) -> None:
+        """Hook behind the network, so that a part of it that is called alone has no padding."""
+        self.slots = None
+        self._known.clear()
+
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context, follow the network's own calls; a part of it that is called alone has no padding."""
-
-        def read(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            mask = named_arguments(network, positional, named).get("attention_mask")
-            some = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
-            self.slots = (mask.cumsum(-1) == 0).sum(-1) if some and mask is not None else None
-            self._known.clear()
-
-        def forget(*_: Any) -> None:
-            self.slots = None
-            self._known.clear()
-
-        first = network.register_forward_pre_hook(read, with_kwargs=True)
-        return hooked([first, network.register_forward_hook(forget, with_kwargs=True, always_call=True)])
+        """Within the context, follow the network's calls."""  # by methods: a copy of the network has a padding of its own
+        first = network.register_forward_pre_hook(self.read, with_kwargs=True)
+        return hooked([first, network.register_forward_hook(self.forget, with_kwargs=True, always_call=True)])
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
@@ -355,30 +356,30 @@ def cache_of(named: Mapping[str, Any]) -> Any:
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
-class _Reader:
-    """Follows one layer's attention module: the slots it has read before its current call, and its cached keys."""
+class _Placing(Padding):
+    """Hands calls over with the positions of their tokens, from what every layer had read before its current call."""
 
-    def __init__(self, attend: Attend, padding: Padding) -> None:
-        self.attend, self.padding, self.past = attend, padding, 0
-        self.cached_keys: Tensor | None = None
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+        self.before: dict[int, tuple[int, Tensor | None]] = {}
 
-    def read(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook on the attention module, called before its cache is extended."""
-        self.past = cached_length(named, module.layer_idx)
-        layers = getattr(cache_of(named), "layers", ())
-        index: Any = module.layer_idx
-        self.cached_keys = getattr(layers[index], "keys", None) if index < len(layers) else None
+    def read_layer(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on an attention module, called before its cache is extended."""
+        layers, layer = getattr(cache_of(named), "layers", ()), module.layer_idx
+        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None  # type: ignore[operator]
+        self.before[layer] = cached_length(named, layer), cached_keys  # type: ignore[index]
 
     def __call__(self, call: KernelCall) -> Attended:
-        total = self.past + call.query.shape[2]
+        past, cached_keys = self.before[call.layer]
+        total, device = past + call.query.shape[2], call.query.device
         first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
-        device = call.query.device
         placed = AttentionCall(
             **vars(call),
-            query_positions=self.padding.between(self.past, total, device),
-            key_positions=self.padding.between(first, first + call.key.shape[2], device),
+            query_positions=self.between(past, total, device),
+            key_positions=self.between(first, first + call.key.shape[2], device),
             slots=total,
-            cached_keys=self.cached_keys,
+            cached_keys=cached_keys,
         )
         return self.attend(placed)
 
@@ -407,10 +408,13 @@ def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> 
             f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
             "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    padding, modules = Padding(), attention_modules(model.network)
-    readers = {layer: _Reader(attend, padding) for layer in modules}
-    hooks = [(module, readers[layer].read) for layer, module in modules.items()]
-    with padding.followed(model.network), before_calls(hooks), attention(model.network, readers):
+    placing, modules = _Placing(attend), attention_modules(model.network)
+    hooks = [(module, placing.read_layer) for module in modules.values()]
+    with (
+        placing.followed(model.network),
+        before_calls(hooks),
+        attention(model.network, dict.fromkeys(modules, placing)),
+    ):
         yield
 
 

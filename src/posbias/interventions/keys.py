@@ -98,7 +98,7 @@ class KeyBiased(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Add the bias in every attention module."""
-        with biased(model, self, KeyLogits(self.logits(model))):
+        with biased(model, self, self.logits(model)):
             yield
 
     def logits(self, model: HuggingFaceModel, strength: float = 1.0) -> "Logits":
@@ -127,32 +127,30 @@ Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 """The bias of the first n keys in a layer, from the layer and n; a gradient flows through it."""
 
 
-@dataclass(frozen=True)
-class KeyLogits:
-    """Numbers added to the logits of every layer's keys, and factors on the model's own logits."""
-
-    biases: Logits
-    scales: Callable[[int], Float[Tensor, "heads"]] | None = None
-    """Factor on the model's own logits, by layer and head; None: they stay."""
-    by_side: bool = False
-    """`biases` gives two numbers, for the keys before the first query and for those from it on."""
-
-
 Begins = Callable[[], Int[Tensor, "_ one"]]
 """Returns the token at which something begins in every prompt that the network now reads, 0 the prompt's first."""
 
 
 @contextmanager
 def biased(
-    model: HuggingFaceModel, intervention: Intervention | str, logits: KeyLogits, *, first_query: int | Begins = 0
+    model: HuggingFaceModel,
+    intervention: Intervention | str,
+    logits: Logits,
+    *,
+    scales: Callable[[int], Float[Tensor, "heads"]] | None = None,
+    by_side: bool = False,
+    first_query: int | Begins = 0,
 ) -> Iterator[None]:
     """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
+
+    `scales` are factors on the model's own logits, by layer and head. With `by_side`, there are two numbers: for the
+    keys before the first query, and for those from it on.
 
     They are carried by further features of queries and keys where attention goes through transformers' interface; BLOOM
     adds those for all queries to its own logits by position.
     """
     tables: dict[int, Tensor] = {}
-    with_sinks, by_side, scales = has_sinks(model), logits.by_side, logits.scales
+    with_sinks = has_sinks(model)
 
     def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
         """The layer's biases of at least so many keys."""
@@ -162,9 +160,9 @@ def biased(
         room = 0 if table is None else n_positions // 4  # decoding asks for one length after another
         with torch.enable_grad():  # whether a gradient flows is then known even if none is wanted now
             try:
-                table = logits.biases(layer, n_positions + room)
+                table = logits(layer, n_positions + room)
             except UsageError:  # no bias for so many keys
-                table = logits.biases(layer, n_positions)
+                table = logits(layer, n_positions)
         # With the largest at 0, which keeps half precision in range, and changes no softmax that is of keys alone.
         added = table if with_sinks else table - table.detach().amax(dim=1, keepdim=True)
         added = added.to(like.device, torch.promote_types(like.dtype, torch.float32))

@@ -30,7 +30,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedRequest, encode_requests
-from posbias.interventions.keys import KeyLogits, biased
+from posbias.interventions.keys import biased
 from posbias.measurement.outputs import checkpointed
 from posbias.measurement.units import check_passes, halving, together_in_memory
 from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned
@@ -371,9 +371,9 @@ def bias_numbers(model: HuggingFaceModel, options: FitOptions) -> Numbers:
 
     @contextmanager
     def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        added = KeyLogits(logits, scales if options.scales else None, by_side=not knots)
+        also: dict[str, Any] = {"scales": scales if options.scales else None, "by_side": not knots}
         recomputed = options.checkpointing and not options.from_question
-        with biased(model, "fit", added, first_query=begin), checkpointed(model.network, enabled=recomputed):
+        with biased(model, "fit", logits, **also, first_query=begin), checkpointed(model.network, enabled=recomputed):
             yield
 
     def method() -> Mitigation:

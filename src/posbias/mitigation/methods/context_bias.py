@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from posbias.interventions.keys import KeyLogits, biased
+from posbias.interventions.keys import biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, question_begins
 from posbias.mitigation.methods.key_bias import BEFORE, Scales, Table, check_shape, factors
 from posbias.models.hugging_face import HuggingFaceModel
@@ -35,10 +35,9 @@ class ContextBias(Mitigation):
         """Add s b to the logits of the keys before the question, in every attention module."""
         check_shape(self.name, self.values, model)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
-
-        added = KeyLogits(lambda layer, _: table[layer], factors(self, self.scales, model), by_side=True)
+        scales = factors(self, self.scales, model)
         with (
             question_begins(model, passages, name=self.name) as begins,
-            biased(model, str(self), added, first_query=begins),
+            biased(model, str(self), lambda layer, _: table[layer], scales=scales, by_side=True, first_query=begins),
         ):
             yield

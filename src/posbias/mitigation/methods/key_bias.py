@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from posbias.checks import Positive
 from posbias.errors import UsageError
-from posbias.interventions.keys import KeyBiased, KeyLogits, biased
+from posbias.interventions.keys import KeyBiased, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -71,9 +71,9 @@ class KeyBiasMethod(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b_j in every attention module."""
         logits = KeyBiased(self.biases).logits(model, self.strength)
-        added = KeyLogits(logits, factors(self, self.scales, model))
+        scales = factors(self, self.scales, model)
         with (
             question_begins(model, passages if self.from_question else (), name=self.name) as begins,
-            biased(model, str(self), added, first_query=begins if self.from_question else 0),
+            biased(model, str(self), logits, scales=scales, first_query=begins if self.from_question else 0),
         ):
             yield
