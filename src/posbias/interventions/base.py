@@ -269,7 +269,7 @@ class Padding:
         self._known.clear()
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context, follow the network's calls."""  # by methods: a copy of the network has a padding of its own
+        """Within the context, follow the network's calls; by methods, so that a copy of the network has its own."""
         first = network.register_forward_pre_hook(self.read, with_kwargs=True)
         return hooked([first, network.register_forward_hook(self.forget, with_kwargs=True, always_call=True)])
 
@@ -366,9 +366,10 @@ class _Placing(Padding):
 
     def read_layer(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on an attention module, called before its cache is extended."""
-        layers, layer = getattr(cache_of(named), "layers", ()), module.layer_idx
-        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None  # type: ignore[operator]
-        self.before[layer] = cached_length(named, layer), cached_keys  # type: ignore[index]
+        layers: Any = getattr(cache_of(named), "layers", ())
+        layer: Any = module.layer_idx
+        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None
+        self.before[layer] = cached_length(named, layer), cached_keys
 
     def __call__(self, call: KernelCall) -> Attended:
         past, cached_keys = self.before[call.layer]
@@ -408,13 +409,10 @@ def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> 
             f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
             "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    placing, modules = _Placing(attend), attention_modules(model.network)
+    network, placing = model.network, _Placing(attend)
+    modules = attention_modules(network)
     hooks = [(module, placing.read_layer) for module in modules.values()]
-    with (
-        placing.followed(model.network),
-        before_calls(hooks),
-        attention(model.network, dict.fromkeys(modules, placing)),
-    ):
+    with placing.followed(network), before_calls(hooks), attention(network, dict.fromkeys(modules, placing)):
         yield
 
 
