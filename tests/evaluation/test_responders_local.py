@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
-from posbias import LocalResponder, UsageError
+from posbias import LocalResponder, RunError, UsageError
 from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders import Reply, Request, local
 from posbias.evaluation.responders.encoding import EncodedRequest
@@ -215,6 +215,29 @@ def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
     expected, ours = (generated(LocalResponder(model, each), requests) for each in (None, options))
     assert [response.token_ids for response in ours] == [response.token_ids for response in expected]
+
+
+def test_what_memory_does_not_hold_is_halved_and_one_prompt_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, room = tiny("llama"), 2
+    responder = LocalResponder(model)
+    expected = responder.respond(mixed(), score=True)
+    run = model.logits
+
+    def full(tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        if len(tokens) > room:
+            raise torch.OutOfMemoryError
+        return run(tokens, *rest, **named)
+
+    monkeypatch.setattr(model, "logits", full)
+    halved = responder.respond(mixed(), score=True)
+    assert [reply.response for reply in halved] == [reply.response for reply in expected]
+    for ours, theirs in zip(halved, expected, strict=True):
+        assert ours.score is not None
+        assert theirs.score is not None
+        assert ours.score.logprobs == pytest.approx(theirs.score.logprobs, abs=1e-9)
+    room = 0
+    with pytest.raises(RunError, match="does not hold one prompt; try fewer tokens"):
+        responder.respond(mixed())
 
 
 def test_a_cache_that_lies_is_not_used() -> None:

@@ -233,6 +233,8 @@ class LocalResponder(Responder):
         except RunError:
             if len(portion) == 1:
                 raise
+        for each in portion:
+            each.kept = []
         middle = len(portion) // 2
         self._answer(portion[:middle], generate=generate)
         self._answer(portion[middle:], generate=generate)
@@ -283,6 +285,7 @@ class LocalResponder(Responder):
                 batch[row].generated.append(choices[row])
         for each in asked:
             each.response = self._ending.response(each.generated, each.encoded)
+            each.kept = []  # of one that ended at once
 
     def tried(self, prompt: TokenIds) -> int:
         """How many prompts may go together; tried on the first prompt, in the time of a few short ones.
