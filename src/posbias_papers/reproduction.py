@@ -103,7 +103,7 @@ def _figure_as_stored(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str
     for number, curve in enumerate(figure.curves):
         stem = f"figures/{figure.slug}/{number}"
         arrays |= {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
-        curves.append({"name": curve.name, "arrays": stem, **vars(curve.stroke), "emphasis": curve.emphasis})
+        curves.append({"name": curve.name, "arrays": stem, **vars(curve.stroke)})
     return {**{name: plain(getattr(figure, name)) for name in FIGURE_PARTS}, "curves": curves}
 
 
@@ -114,7 +114,7 @@ def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         if parts["x"] is None or parts["y"] is None:
             raise UsageError(f"the record has no curve {each['arrays']}")
         stroke = Stroke(each["colour"], each["dash"])
-        curves.append(Curve(each["name"], stroke=stroke, emphasis=each["emphasis"], **parts))
+        curves.append(Curve(each["name"], stroke=stroke, **parts))
     return Figure(
         **{name: stored[name] for name in ("slug", "title", "x_label", "y_label")},
         curves=tuple(curves),

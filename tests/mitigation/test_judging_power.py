@@ -45,8 +45,8 @@ def test_a_gain_that_rare_losses_could_undo_is_said_with_the_samples_that_would_
     (verdict,) = judgement.verdicts
     assert (verdict.verdict, judgement.recommended) == (NOTHING, None)
     assert verdict.gains[MEAN] < 0.001 < 0.05 < verdict.unseen[MEAN]
-    assert reasons_of(verdict, measure="logprob")[0].startswith("In these samples the mean rises by 0.05")
-    assert "40 samples are too few to exclude rare losses that would undo it" in reasons_of(verdict)[0]
+    said = reasons_of(verdict, measure="logprob")
+    assert said[0].startswith("Only in these samples, too few to exclude rare losses: mean +0.05")
     assert "method: a gain in these samples, too few to exclude rare losses." in recommendation(judgement)
     _, needed = verdict.changes[MEAN].needed
     more, (same,) = rare_losses(needed + 5, 1, np.random.default_rng(3), share=0.0, noise=0.01)
@@ -61,9 +61,8 @@ def test_with_six_samples_nothing_can_be_found_and_the_samples_that_would_are_na
     assert verdict.verdict == NOTHING
     rise, needed = verdict.changes[MEAN].needed
     assert (rise, needed > 6) == (1.0, True)
-    assert (
-        f"About {needed} samples ({3 * needed} questions, each at 3 positions) would decide" in reasons_of(verdict)[0]
-    )
+    decides = f"About {needed} samples ({3 * needed} questions, each at 3 positions) would decide"
+    assert any(text.startswith(decides) for text in reasons_of(verdict))
 
 
 def test_samples_that_would_decide_grow_with_methods_and_spread_and_as_rises_shrink():
@@ -88,8 +87,8 @@ def test_the_tests_that_are_counted_are_those_of_the_family():
     beside_nothing = judge(before, [ArmScores("idle", after), ArmScores("unscored", blank)], positions=PLACES)
     beside_another = judge(before, [ArmScores("idle", after), ArmScores("too", after)], positions=PLACES)
     assert reasons_of(alone) == reasons(beside_nothing.verdicts[0], beside_nothing)
-    assert "(80 % power, 2 tests)" in reasons_of(alone)[0]
-    assert "(80 % power, 4 tests)" in reasons(beside_another.verdicts[0], beside_another)[0]
+    assert "(80 % power, 2 tests)" in " ".join(reasons_of(alone))
+    assert "(80 % power, 4 tests)" in " ".join(reasons(beside_another.verdicts[0], beside_another))
     assert alone.changes[MEAN].needed < beside_another.verdicts[0].changes[MEAN].needed
     with pytest.raises(UsageError, match="judge: smallest must be a finite number >= 0, got -1"):
         judge(before, [ArmScores("idle", after)], positions=PLACES, smallest=-1.0)
@@ -106,7 +105,7 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     judgement = one(*steady(0.005))
     (verdict,) = judgement.verdicts
     assert verdict.verdict == SMALL
-    assert reasons_of(verdict)[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, ")
+    assert reasons_of(verdict)[0].startswith("Established but negligible (below 0.01): mean +0.005 [+0.005, ")
     assert judgement.recommended is None
     assert "to raise accuracy by at least 0.01" in " ".join(recommendation(judgement))
     assert judgement.smallest == 0.01
@@ -122,9 +121,8 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
     judgement = one(before, after, SideEffect("short form", ones, one_less))
     (verdict,) = judgement.verdicts
     assert verdict.verdict == RAISES
-    assert reasons_of(verdict)[2] == (
-        "Established but negligible (below 0.01): short form changes by -0.007 [-0.007, -0.007]."
-    )
+    small = "Established but negligible (below 0.01): short form -0.007 [-0.007, -0.007]."
+    assert small in reasons_of(verdict)
     assert "No harm that matters is established" in " ".join(recommendation(judgement))
     assert one(before, after, SideEffect("short form", ones, one_less), smallest=0.001).verdicts[0].verdict == HARM
     text = SideEffect("ordinary text", ones, ones + ones - one_less, worse=1, tolerance=0.002)

@@ -37,10 +37,8 @@ def placed(curve: list[float], *, count: int = 40) -> Placement:
 def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
     report = report_of(placed([0.1, 0.9, 0.5]))
     assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2,0,1."
-    assert report.verdict[1].startswith("On held-out samples accuracy rises, over ")
-    assert "best first" in report.verdict[1]
-    assert ": by at least +0." in report.verdict[1]
-    assert report.verdict[2].startswith("No gain in accuracy is shown over best last: +0.")
+    assert report.verdict[1].startswith("On held-out samples accuracy rises, over best first")
+    assert report.verdict[2] == "No gain in accuracy is shown over best last."
     assert report.verdict[3].startswith("Why: over 40 samples the places differ (p ")
     (figure,) = report.picture
     assert isinstance(figure, Figure)

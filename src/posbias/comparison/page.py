@@ -14,7 +14,7 @@ from itertools import cycle
 
 import numpy as np
 
-from posbias.comparison.distances import UNITS_FOR_CLAIM, PromptComparison, decided, point_statistics
+from posbias.comparison.distances import UNITS_FOR_CLAIM, decided, point_statistics
 from posbias.comparison.metrics import STATISTICS
 from posbias.comparison.stored import (
     THEORIES,
@@ -39,7 +39,6 @@ from posbias.results.figures import (
     profile_curve,
     profile_figure,
     ramp,
-    run_strokes,
     theory_strokes,
 )
 from posbias.results.naming import KINDS, MIXINGS, SUBJECTS, label, names_beside
@@ -70,8 +69,6 @@ GLOSSARY = {
     " is closer to the measurement than this.",
     "First, middle, last tenth": "The share of the influence that falls on the first 10 % of the context, on the 10 %"
     " around its centre, and on the last 10 %. A flat line has 10 % in each.",
-    "Primacy, recency": "More influence at the beginning, or at the end, than a flat line has. The last position itself"
-    " is listed apart, because residual connections alone give it a share.",
     "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
     " context), to turn one profile into the other. 0 means identical; 0.1 is large: a tenth of"
     " the influence, moved from one end to the other.",
@@ -85,33 +82,13 @@ GLOSSARY = {
     "Against a flat line": "Closer, farther or undecided: whether the interval of the theory's W1 less the flat line's,"
     " on the same texts, lies below zero, above zero, or around it. Named are other distances that rank the two the"
     " other way round. With fewer than 6 independent texts or seeds nothing is decided.",
-    "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
-    "Probability gradient": "The size of the derivative of the predicted token's probability by an input embedding.",
     "Mixing": "How much of a layer's output at a position comes through attention from all positions rather than"
     " straight through the residual connection: 0 is none, 1 is all. Two published definitions: norms over the whole"
     " sequence (Frobenius, as in the paper), or the mean over tokens of each token's share (as in its code).",
     "At initialisation": "The same configuration with freshly drawn random weights: what the architecture does before"
     " any training.",
-    "Rank correlation": "Spearman's coefficient over positions. Two falling curves have a high one whatever their"
-    " shape, so it is never read alone.",
-    "Log error": "Median over positions of the absolute difference of the logarithms: 0.1 means that half of the"
-    " positions are within 10 %, small influences counted like large ones.",
-    "Total variation": "The share of influence that sits at other positions in one profile than in the other.",
-    "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash if one profile has a zero that"
-    " the other has not.",
-    "Attention-only rollout": "The published theory without residual connections: the product of all layers' attention"
-    " matrices, as the architecture has them (Wu et al. 2025).",
-    "Published residual rollout": "Layer by layer, a mixture of attention and of the residual path; the product of all"
-    " layers says where influence goes (arXiv 2602.16837).",
-    "Continuous limit": "The same theory for very long contexts, as a function of the relative position (arXiv"
-    " 2603.10123).",
-    "Mean-field theory": "Our theory for random weights, from the configuration alone and without a free parameter; it"
-    " says nothing of trained weights, and so stands beside the initialisation only.",
-    "Rollout of its own attention": "The same product with the attention that the model really shows on the prompt in"
-    " place of the one its architecture suggests.",
-    "Power rollout": "Our theory for trained models. It is given the model's own attention and derivatives on the same"
-    " prompts, where the published theories are given the architecture. Squared attention weights and squared local"
-    " derivatives are added up, because contributions of different paths have unrelated directions.",
+    "Power rollout": "Our theory for trained models, given the model's own attention and derivatives on the same"
+    " prompts; published theories are given the architecture. The guide (docs/predict.md) has every theory.",
 }
 
 
@@ -180,34 +157,28 @@ def picture_of(view: ProfileRun) -> list[Figure]:
 
     Empty if a run does not have both.
     """
-    kind = next(iter(view.subjects[0].measured), None)
+    kind = next(iter(view.subject.measured), None)
     if kind is None or len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
         return []
     panels = []
     for subject in view.subjects:
-        measurement = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
-        curves = []
-        if name := nearest_theory(subject, kind):
-            stroke = theory_strokes([name])[name]
-            curves.append(profile_curve(theory_name(view, name), subject.theories[name].profile, stroke))
+        profile, size = subject.measured[kind].profile, subject.n_positions
+        curves = [profile_curve("measured", profile, MEASURED)]
+        if (nearest := _nearest(subject, kind)) is not None:
+            name = nearest.theory
+            theory = subject.theories[name].profile
+            curves.append(profile_curve(theory_name(view, name), theory, theory_strokes([name])[name]))
         title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
-        panel = profile_figure(f"{subject.name}-{kind}-best", title, [measurement, *curves], measured=[measurement])
-        panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are="tenths and their shares"))
-    ranges = [panel.log_range for panel in panels if panel.log_range is not None]
-    log_range = min(low for low, _ in ranges), max(high for _, high in ranges)
-    tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
-    return [replace(panel, log_range=log_range, linear_range=(0.0, max(tops))) for panel in panels]
-
-
-def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]:
-    """Ranges of the first, the middle and the last tenth, and their shares; a position is a cell around its number."""
-    profile, n_positions = subject.measured[kind].profile, subject.n_positions
-    starts = dict(zip(TENTHS, (0.0, 0.45, 0.9), strict=True))
-    shares = {name: percent(float(STATISTICS[name](profile.influence))) for name in TENTHS}
-    ends = {
-        name: (start * n_positions - 0.5, (start + FLAT_TENTH) * n_positions - 0.5) for name, start in starts.items()
-    }
-    return tuple((*ends[name], shares[name]) for name in TENTHS)
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, curves, measured=curves[:1])
+        # A position is a cell around its number.
+        tenths = tuple(
+            (start * size - 0.5, (start + FLAT_TENTH) * size - 0.5, percent(_share(profile, name)))
+            for name, start in zip(TENTHS, (0.0, 0.45, 0.9), strict=True)
+        )
+        panels.append(replace(panel, stretches=tenths, stretches_are="tenths and their shares"))
+    lows, highs = zip(*(panel.log_range for panel in panels if panel.log_range), strict=True)
+    top = max(panel.linear_range[1] for panel in panels if panel.linear_range)
+    return [replace(panel, log_range=(min(lows), max(highs)), linear_range=(0.0, top)) for panel in panels]
 
 
 def figures_of(view: ProfileRun) -> list[Figure]:
@@ -221,17 +192,13 @@ def figures_of(view: ProfileRun) -> list[Figure]:
     return figures
 
 
-Entry = tuple[str, Profile, Stroke]
-"""A curve of several runs' picture."""
-
-
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
     one of the predictions alone if nothing was measured. Profiles of several lengths are drawn over fractions."""
     figures = []
     kinds = list(dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured))
     for kind in kinds or [""]:
-        curves: list[Entry] = [
+        entries = [
             (
                 state_of(view, subject),
                 subject.measured[kind].profile,
@@ -242,27 +209,24 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
             if kind in subject.measured
         ]
         measured = all(is_measured(view, kind) for view in views)
-        predicted = _predictions(views, [stroke for *_, stroke in curves])
-        contents = f"{len(curves) + len(predicted)} curves side by side"
+        predicted = _predictions(views, [stroke for *_, stroke in entries])
+        what = f"{len(entries) + len(predicted)} curves"
         if measured:
-            contents = "measured beside predicted" if predicted else f"{len(curves)} measurements side by side"
-        title = f"{capital(label(KINDS if measured else NAMED, kind))} influence, {contents}" if kind else ""
-        if measured and predicted and len(curves) == 1:
-            curves = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in curves]
-        entries = [*curves, *predicted]
+            what = "measured beside predicted" if predicted else f"{len(entries)} measurements"
+        title = f"{capital(label(KINDS if measured else NAMED, kind))} influence, {what}, side by side"
+        title = title if kind else f"{len(predicted)} predictions, side by side"
+        if measured and predicted and len(entries) == 1:
+            entries = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in entries]
+        entries += predicted
         if len(entries) > 1:
             relative = len({profile.n_positions for _, profile, _ in entries}) > 1
-            drawn = [
-                profile_curve(name, profile, stroke, relative=relative, emphasis=stroke == MEASURED)
-                for name, profile, stroke in entries
-            ]
+            drawn = [profile_curve(name, profile, stroke, relative=relative) for name, profile, stroke in entries]
             where = "position as a fraction of the context" if relative else "position in the context"
-            title = title or f"{len(predicted)} predictions, side by side"
             figures.append(profile_figure(f"runs-{kind or 'predicted'}", title, drawn, x_label=where))
     return figures
 
 
-def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[Entry]:
+def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[tuple[str, Profile, Stroke]]:
     """Predictions of runs without measurement, in strokes that no measurement has."""
     found = [
         (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
@@ -279,7 +243,7 @@ def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[En
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     """The theories beside each measured kind; alone if nothing was measured."""
     theories = {name: theory.profile for name, theory in subject.theories.items()}
-    strokes = theory_strokes(list(theories)) if set(theories) <= set(NAMED) else run_strokes(list(theories))
+    strokes = theory_strokes(list(theories))
     curves = [profile_curve(theory_name(view, name), profile, strokes[name]) for name, profile in theories.items()]
     title = state_of(view, subject)
     for kind, measured in subject.measured.items():
@@ -289,7 +253,7 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
             legend, heading = f"measured ({name})", f"{title}: {shares}"
         else:
             legend, heading = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
-        measurement = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
+        measurement = profile_curve(legend, measured.profile, MEASURED)
         yield profile_figure(f"{subject.name}-{kind}", heading, [measurement, *curves], measured=[measurement])
     if not subject.measured and theories:
         (first, *further) = theories.values()
@@ -305,27 +269,18 @@ def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
         low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
         profile = Profile(depth.influence[row], low, high)
         curves.append(profile_curve(f"after layer {int(depth.layers[row])}", profile, stroke))
-    shares = [100 * float(STATISTICS["last_tenth"](depth.influence[row])) for row in (0, -1)]
-    title = (
-        f"{state_of(view, subject)}: the last tenth carries {shares[0]:.0f} % of the influence after layer"
-        f" {int(depth.layers[0])} and {shares[1]:.0f} % after layer {int(depth.layers[-1])}"
-    )
-    return profile_figure(f"{subject.name}-depth", title, curves)
+    return profile_figure(f"{subject.name}-depth", f"{state_of(view, subject)}: how the profile forms", curves)
 
 
 def _mixing_figure(view: ProfileRun) -> Figure:
     curves = []
-    means = []
     for number, subject in enumerate(view.subjects):
-        state, colour = label(SUBJECTS, subject.name), (RUNS[0], RUNS[3], RUNS[2])[number % 3].colour
         for place, (definition, mixing) in enumerate(subject.mixing.items()):
-            if place == 0:
-                means.append(f"{mixing.value.mean():.2f} {state}")
-            stroke = Stroke(colour, "dash" if place else "solid")
+            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, "dash" if place else "solid")
             layers = np.arange(mixing.value.size, dtype=np.float64)
-            name = f"{state}, {label(MIXINGS, definition)}"
+            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
             curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
-    title = f"{view.label}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
+    title = f"{view.label}: the share of a layer's output that attention contributes"
     return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)
 
 
@@ -356,13 +311,12 @@ def verdict_of(view: ProfileRun) -> tuple[str, ...]:
         )
     lines += [favoured, *_before_training(view, kind, end)]
     if subject.theories:
+        nearest = _nearest(subject, kind)
         lines.append("No theory is shown to be nearer to the profile than a flat line.")
-        if nearest := _nearest(subject, kind):
-            block, found = nearest
-            lines[-1] = (
-                f"Nearest theory: {theory_name(view, block.theory)}, at W1 {found.distance}; a flat line is at "
-                f"{found.flat.value:.3f}."
-            )
+        if nearest is not None and nearest.prompts is not None and nearest.prompts.decides < 0:
+            distance, flat = nearest.prompts.distance, nearest.prompts.flat.value
+            name = theory_name(view, nearest.theory)
+            lines[-1] = f"Nearest theory: {name}, at W1 {distance}; a flat line is at {flat:.3f}."
     return tuple(lines)
 
 
@@ -392,11 +346,11 @@ def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
     if len(profiles) == 1:
         return [f"{shares_sentence(next(iter(profiles.values())), of)}{' (even: 10 %)' * bool(of)}"]
     lines = []
-    for statistic in TENTHS:
-        shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
-        least, most = (end(shares, key=lambda name: shares[name]) for end in (min, max))
-        words = statistic.removesuffix("_tenth")
-        lines.append(f"on the {words} tenth {percent(shares[least])} ({least}) to {percent(shares[most])} ({most})")
+    for tenth in TENTHS:
+        shares = {name: _share(profile, tenth) for name, profile in profiles.items()}
+        by_share = sorted(shares, key=lambda name: shares[name])
+        ends = " to ".join(f"{percent(shares[name])} ({name})" for name in (by_share[0], by_share[-1]))
+        lines.append(f"on the {tenth.replace('_', ' ')} {ends}")
     return lines
 
 
@@ -419,72 +373,56 @@ def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
 
 def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
     """The end that has more, "" if that is not decided, and the line that says so."""
-    n_units = subject.measured[kind].n_independent
-    whole, within = _gaps(subject, kind)
-    sign = decided(whole, n_units)
+    sign, points, within = _gap(subject, kind)
     if not sign:
         summary = _summary(subject, kind)
         numbers = f"the last tenth has {percent(summary['last_tenth'])}, the first {percent(summary['first_tenth'])}"
         return "", f"Which end it favours is not decided: {numbers}."
     end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
-    alone = {0: "that is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
+    alone = {0: "that is not decided", -sign: f"the {opposite} has more"}.get(within)
     more = f"; without the last position {alone}" if alone else ""
-    return end, f"It favours the {end}, by {_points(whole, sign)} over the {opposite}{more}."
+    return end, f"It favours the {end}, by {points} over the {opposite}{more}."
 
 
-def _points(gap: Interval, sign: int) -> str:
-    """A difference of shares in percentage points, as seen from the end that has more."""
-    size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
-    return size.text(".0f", scale=PERCENT, unit=" percentage points")
-
-
-def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
-    """Last tenth minus first tenth, with the very last position and without it."""
+def _gap(subject: Subject, kind: str) -> tuple[int, str, int]:
+    """The sign of the last tenth less the first, 0 if that is not decided, its size in percentage points, and the sign
+    without the very last position."""
     measured = subject.measured[kind]
     sample = measured.sample
     averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
     first, middle, last = (STATISTICS[name](averages) for name in TENTHS)
     inside = STATISTICS["last_over_middle"](averages) + middle
     whole, within = (jackknife(tenth - first).interval(least=-1.0, most=1.0) for tenth in (last, inside))
-    return whole, within
+    sign = decided(whole, measured.n_independent)
+    size = whole if sign >= 0 else Interval(-whole.value, -whole.high, -whole.low)
+    return sign, size.text(".0f", scale=PERCENT, unit=" percentage points"), _sign(within)
 
 
 def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
     """The end that random weights favour, if that is decided, and the last position's share if it has more than its."""
-    start = next(
-        (subject for subject in view.subjects[1:] if kind in subject.measured and subject.name in SUBJECTS), None
-    )
+    start = next((other for other in view.subjects[1:] if kind in other.measured and other.name in SUBJECTS), None)
     if start is None:
         return
-    gap, _ = _gaps(start, kind)
-    n_units, last = start.measured[kind].n_independent, _summary(start, kind)["last_token"]
-    sign = decided(gap, n_units)
+    sign, points, _ = _gap(start, kind)
+    last = _summary(start, kind)["last_token"]
     if sign:
         favoured = "end" if sign > 0 else "beginning"
         also = ", too," if favoured == end else ""
-        yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
-    if n_units >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
+        yield f"Before training, with random weights, it favoured the {favoured}{also} by {points}."
+    if start.measured[kind].n_independent >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
         even = f"an even share is {PERCENT / start.n_positions:.2g} %"
         yield f"Before training its last position alone had {percent(last)} of the influence; {even}."
 
 
-def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:
-    """The theory that is nearest to a measurement, of those that are shown to be nearer than the flat line."""
-    closer = [
-        (block, block.prompts)
-        for block in subject.comparisons
-        if block.kind == kind and block.prompts is not None and block.prompts.decides < 0
-    ]
-    return min(closer, key=lambda pair: pair[1].distance.value, default=None)
+def _nearest(subject: Subject, kind: str) -> KindComparison | None:
+    """The nearest theory to a measurement of those that are shown to be nearer than the flat line; else of all."""
+    blocks = [block for block in subject.comparisons if block.kind == kind]
+    return min(blocks, key=lambda block: (_decides(block) >= 0, block.metrics["wasserstein"]), default=None)
 
 
-def nearest_theory(subject: Subject, kind: str) -> str | None:
-    """The name of the theory that explains a measurement best; without one the nearest of all."""
-    nearest = _nearest(subject, kind)
-    if nearest is not None:
-        return nearest[0].theory
-    distances = {block.theory: block.metrics["wasserstein"] for block in subject.comparisons if block.kind == kind}
-    return min(distances, key=lambda name: distances[name], default=None)
+def _decides(block: KindComparison) -> int:
+    """-1: closer than a flat line; 1: farther; 0: not decided."""
+    return 0 if block.prompts is None else block.prompts.decides
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
@@ -508,7 +446,7 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         }[best.prompts.decides]
     if len(blocks) == 1:
         return (first,)
-    decides = Counter(0 if block.prompts is None else block.prompts.decides for block in blocks)
+    decides = Counter(map(_decides, blocks))
     words = {-1: "closer than a flat line", 1: "farther", 0: "undecided"}
     counted = ", ".join(f"{decides[sign]} {said}" for sign, said in words.items() if decides[sign])
     return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
@@ -522,8 +460,12 @@ def percent(share: Interval | float) -> str:
 
 def shares_sentence(profile: Profile, of: str) -> str:
     """Shares of the tenths; `of` says of what, such as " of the influence"."""
-    first, middle, last = (percent(float(STATISTICS[name](profile.influence))) for name in TENTHS)
+    first, middle, last = (percent(_share(profile, name)) for name in TENTHS)
     return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
+
+
+def _share(profile: Profile, tenth: str) -> float:
+    return float(STATISTICS[tenth](profile.influence))
 
 
 def _sign(interval: Interval) -> int:

@@ -4,11 +4,11 @@ Shifts are in percentage points of the influence; the verdict claims one only if
 leaves zero out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.comparison.tables import VERDICTS
-from posbias.decomposition.decomposition import MEASURED, Decomposition, Score, Shift
+from posbias.decomposition.decomposition import MEASURED, Decomposition, Shift
 from posbias.results.figures import MEASURED as BLACK
 from posbias.results.figures import Curve, Figure, interval_curves, theory_strokes
 from posbias.results.naming import KINDS, STATISTICS, label
@@ -26,7 +26,7 @@ NOTE = (
     "whiskers are 95 % intervals over prompts, the same prompts on both sides. A point that is missing has "
     "its reason below."
 )
-SOURCE_NAMES = {
+SOURCES = {
     "measured": "measured",
     "rollout_content": "architecture: residual rollout with content",
     "power_rollout_rerun": "power rollout of the changed model",
@@ -36,7 +36,7 @@ SOURCE_NAMES = {
 def decomposition_report(decomposition: Decomposition) -> Report:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
     tables = tables_of(decomposition)
-    figures = [_shift_figure(decomposition, kind, shifts) for kind, shifts in _shifts_by_kind(decomposition).items()]
+    figures = [_shift_figure(kind, of_kind) for kind, of_kind in _by_kind(decomposition)]
     return Report(
         f"What makes the profile of {decomposition.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
@@ -73,105 +73,82 @@ def _verdict(decomposition: Decomposition) -> list[str]:
 
 def tables_of(decomposition: Decomposition) -> list[Table]:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    tables = [_baseline_table(decomposition)]
-    for kind, shifts in _shifts_by_kind(decomposition).items():
-        name = label(KINDS, kind)
-        moved = [(shift, shift.shift) for shift in shifts]
-        missed = [(shift, shift.gap) for shift in shifts if shift.gap is not None]
-        tables += [
-            _shift_table(f"Shift of the mass in percentage points ({name})", decomposition, moved),
-            _shift_table(f"Theory's shift less the measured one, in points ({name})", decomposition, missed),
-        ]
-    tables += [_score_table(decomposition.scores), _divergence_table(decomposition)]
+    ingredients = {item.name: item.ingredient for item in decomposition.counterfactuals}
+
+    def by_mass(title: str, kind: str, numbers: Iterable[tuple[Shift, Interval | None]]) -> Table:
+        """One row per intervention and source, one column per mass."""
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for shift, number in numbers:
+            if shift.kind == kind and number is not None:
+                name, source = shift.intervention, label(SOURCES, shift.source)
+                named = {"ingredient": ingredients[name], "replaced by": name, "source": source}
+                rows.setdefault((name, source), named)[label(STATISTICS, shift.mass)] = _points(number)
+        return Table.of(f"{title} ({label(KINDS, kind)})", rows.values())
+
+    before: dict[tuple[str, str], dict[str, str]] = {}  # from the first intervention that knows a source and kind
+    for shift in decomposition.shifts:
+        named = {"source": label(SOURCES, shift.source), "kind": label(KINDS, shift.kind)}
+        masses = before.setdefault((shift.source, shift.kind), named)
+        masses.setdefault(label(STATISTICS, shift.mass), shift.before.text(".1f", scale=100, unit=" %"))
+    tables = [Table.of("Masses with nothing replaced (a flat line: 10 % each)", before.values())]
+    for kind in decomposition.kinds:
+        moved, missed = ([(shift, getattr(shift, of)) for shift in decomposition.shifts] for of in ("shift", "gap"))
+        tables.append(by_mass("Shift of the mass in percentage points", kind, moved))
+        tables.append(by_mass("Theory's shift less the measured one, in points", kind, missed))
+    scores = [
+        {
+            "theory": label(SOURCES, score.source),
+            "kind": label(KINDS, score.kind),
+            "mean |gap|, points": score.error.text(".1f", scale=100),
+            "that of predicting no shift": score.no_shift.text(".1f", scale=100),
+            "difference": _points(score.difference),
+            "interventions": str(len(score.interventions)),
+            "against predicting no shift": VERDICTS[score.decides],
+        }
+        for score in decomposition.scores
+    ]
+    driven = [
+        {"ingredient": ingredients[name], "replaced by": name, "KL of the next token, nats": mean.text()}
+        for name, mean in decomposition.divergences.items()
+    ]
+    tables.append(Table.of("How far are a theory's shifts from the measured ones?", scores))
+    tables.append(Table.of("How far does the change drive the model?", driven))
     return [table for table in tables if table.cells]
 
 
 def reasons_of(decomposition: Decomposition) -> list[str]:
     """Sources and changes that were not possible, and why."""
-    reasons = [f"{_source(source)}: {reason}" for source, reason in decomposition.left_out.items()]
+    reasons = [f"{label(SOURCES, source)}: {reason}" for source, reason in decomposition.left_out.items()]
     for item in decomposition.counterfactuals:
         for source, reason in item.reasons.items():
             why = reason.removeprefix(f"{item.name}: ")
-            reasons.append(f"{item.name}, {_source(source)}: not possible, {why}")
+            reasons.append(f"{item.name}, {label(SOURCES, source)}: not possible, {why}")
     return reasons
 
 
-def _shifts_by_kind(decomposition: Decomposition) -> dict[str, list[Shift]]:
+def _by_kind(decomposition: Decomposition) -> list[tuple[str, list[Shift]]]:
     """Shifts of every kind of influence that has any."""
-    kinds = {kind: [shift for shift in decomposition.shifts if shift.kind == kind] for kind in decomposition.kinds}
-    return {kind: shifts for kind, shifts in kinds.items() if shifts}
+    kinds = [(kind, [shift for shift in decomposition.shifts if shift.kind == kind]) for kind in decomposition.kinds]
+    return [(kind, shifts) for kind, shifts in kinds if shifts]
 
 
-def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shift]) -> Figure:
+def _shift_figure(kind: str, shifts: Sequence[Shift]) -> Figure:
     """One row per ingredient and mass, one sort of point per source; the measurement is black."""
     masses = list(dict.fromkeys(shift.mass for shift in shifts))
     rows = [(name, mass) for name in dict.fromkeys(shift.intervention for shift in shifts) for mass in masses]
-    sources = [name for name in decomposition.sources if any(shift.source == name for shift in shifts)]
+    sources = list(dict.fromkeys(shift.source for shift in shifts))
     strokes = {**theory_strokes([name for name in sources if name != MEASURED]), MEASURED: BLACK}
     curves: list[Curve] = []
     for source in sources:
-        intervals = {(shift.intervention, shift.mass): shift.shift for shift in shifts if shift.source == source}
-        places = [place for place, row in enumerate(rows, start=1) if row in intervals]
-        moved = [intervals[rows[place - 1]] for place in places]
-        curves += interval_curves(_source(source), places, moved, strokes[source], unit=0.01)
+        of_source = [shift for shift in shifts if shift.source == source]
+        places = [rows.index((shift.intervention, shift.mass)) + 1 for shift in of_source]
+        moved = [shift.shift for shift in of_source]
+        curves += interval_curves(label(SOURCES, source), places, moved, strokes[source], unit=0.01)
     title = f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})"
     named = tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows)
     return Figure(f"shifts-{kind}", title, "", "percentage points", tuple(curves), rows=named)
 
 
-def _mass_names(decomposition: Decomposition) -> list[str]:
-    return list(dict.fromkeys(label(STATISTICS, shift.mass) for shift in decomposition.shifts))
-
-
-def _baseline_table(decomposition: Decomposition) -> Table:
-    """One row per source and kind, from the first intervention that knows it."""
-    before: dict[tuple[str, str], dict[str, str]] = {}
-    for shift in decomposition.shifts:
-        masses = before.setdefault((shift.source, shift.kind), {})
-        masses.setdefault(shift.mass, shift.before.text(".1f", scale=100, unit=" %"))
-    cells = [[_source(source), label(KINDS, kind), *masses.values()] for (source, kind), masses in before.items()]
-    header = ["source", "kind", *_mass_names(decomposition)]
-    return Table("Masses with nothing replaced (a flat line: 10 % each)", header, cells)
-
-
-def _shift_table(title: str, decomposition: Decomposition, numbers: Sequence[tuple[Shift, Interval]]) -> Table:
-    """One row per intervention and source, one column per mass."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for shift, number in numbers:
-        rows.setdefault((shift.intervention, shift.source), []).append(_points(number))
-    ingredients = {item.name: item.ingredient for item in decomposition.counterfactuals}
-    cells = [[ingredients[name], name, _source(source), *texts] for (name, source), texts in rows.items()]
-    return Table(title, ["ingredient", "replaced by", "source", *_mass_names(decomposition)], cells)
-
-
-def _score_table(scores: Sequence[Score]) -> Table:
-    header = ["theory", "kind", "mean |gap|, points", "that of predicting no shift", "difference"]
-    header += ["interventions", "against predicting no shift"]
-    cells = [
-        [
-            _source(score.source),
-            label(KINDS, score.kind),
-            *(distance.text(".1f", scale=100) for distance in (score.error, score.no_shift)),
-            _points(score.difference),
-            str(len(score.interventions)),
-            VERDICTS[score.decides],
-        ]
-        for score in scores
-    ]
-    return Table("How far are a theory's shifts from the measured ones?", header, cells)
-
-
-def _divergence_table(decomposition: Decomposition) -> Table:
-    means, items = decomposition.divergences, decomposition.counterfactuals
-    cells = [[item.ingredient, item.name, means[item.name].text()] for item in items if item.name in means]
-    header = ["ingredient", "replaced by", "KL of the next token, nats"]
-    return Table("How far does the change drive the model?", header, cells)
-
-
 def _points(shift: Interval) -> str:
     """A shift of a share in percentage points."""
     return shift.text("+.1f", scale=100)
-
-
-def _source(name: str) -> str:
-    return label(SOURCE_NAMES, name)

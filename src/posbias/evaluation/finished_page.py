@@ -4,7 +4,7 @@ Influence beside behaviour is of one run or of several; evaluations differ from 
 of passages has its worth, and the curve of the model that it follows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any
 
@@ -55,27 +55,25 @@ NOTICED = {
 
 def correlation_report(result: InfluenceCorrelation) -> Report:
     """What is correlated, and the correlations over all measurements."""
-    cells = [[group.title, str(group.n_samples), " ".join(map(str, group.positions))] for group in result.groups]
-    over = "" if len(result.groups) == 1 else ", all measurements pooled"
-    tables = [
-        Table("What is correlated", ["measurement", "samples", "positions"], cells),
-        *correlation_tables(result.pooled, over),
+    groups = result.groups
+    measured = [
+        {"measurement": group.title, "samples": str(group.n_samples), "positions": " ".join(map(str, group.positions))}
+        for group in groups
     ]
-    noticed = [
-        sentence
-        for group in result.groups
-        for sentence in notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
-    ]
+    tables = correlation_tables(result.pooled, "" if len(groups) == 1 else ", all measurements pooled")
+    notices = [f"No conclusion from the generated answers of {reason}." for reason in result.withheld]
+    for group in groups:
+        notices += notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
     nothing = "Nothing to compare: samples in common, at 3 positions at least, are needed of influence and behaviour."
     return Report(
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[correlation_verdict(result.pooled) or nothing],
-        summary=tables[:2],
-        notices=[*(f"No conclusion from the generated answers of {reason}." for reason in result.withheld), *noticed],
+        summary=[Table.of("What is correlated", measured), *tables[:1]],
+        notices=notices,
         caveats=[CORRELATION_CAVEAT],
         note=NOTE,
-        tables=tables[2:],
+        tables=tables[1:],
         left_out=reasons(result),
         record=result.record,
     )
@@ -104,20 +102,16 @@ def series_name(series: InfluenceSeries) -> str:
 
 def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> list[Table]:
     """A table for each measure, with a row for each series that is correlated with it."""
-    tables = []
-    for measure in dict.fromkeys(measure for entry in series for measure in entry.correlations):
-        cells = []
-        for entry in (entry for entry in series if measure in entry.correlations):
-            found = entry.correlations[measure]
-            texts = [
-                f"{each.value} p {each.p_value:.2g}{', established' * each.established}" for each in found.correlations
-            ]
-            unknown = [np.isnan(each.value.value) for each in found.correlations]
-            told = [MISSING if nothing else text for nothing, text in zip(unknown, texts, strict=True)]
-            cells.append([series_name(entry), *told, str(found.n_positions)])
-        title = f"Influence and {label(MEASURES, measure)} over positions{over}"
-        tables.append(Table(title, ["influence", *CONTROLLED.values(), "positions"], cells))
-    return tables
+    rows: dict[str, list[dict[str, str]]] = {}
+    for entry in series:
+        for measure, found in entry.correlations.items():
+            row = {"influence": series_name(entry)}
+            for name, each in zip(CONTROLLED.values(), found.correlations, strict=True):
+                told = f"{each.value} p {each.p_value:.2g}{', established' * each.established}"
+                row[name] = MISSING if np.isnan(each.value.value) else told
+            rows.setdefault(measure, []).append({**row, "positions": str(found.n_positions)})
+    title = "Influence and {} over positions" + over
+    return [Table.of(title.format(label(MEASURES, measure)), of_measure) for measure, of_measure in rows.items()]
 
 
 def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
@@ -152,17 +146,44 @@ RISES = {
 
 def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
+    baseline, *others = comparison.compared
     withheld = [entry for entry in comparison.compared if entry.withheld]
+    changes = [
+        {"run": entry.name, "of": name, "difference": change_text(change.value, "+"), "p": f"{entry.p[name]:.2g}"}
+        for entry in others
+        for name, change in entry.changes.items()
+    ]
+    by_position = [
+        [
+            entry.name,
+            str(place),
+            baseline.means[column].text(),
+            entry.means[column].text(),
+            change_text(entry.differences[column].value, "+"),
+            f"{entry.difference_p[column]:.2g}",
+        ]
+        for entry in others
+        for column, place in enumerate(comparison.positions)
+        if entry.differences
+    ]
+    curves: list[Curve] = []
+    for entry, stroke in zip(comparison.compared, chain([MEASURED], cycle(RUNS)), strict=False):
+        curves += interval_curves(entry.name, comparison.positions, entry.means, stroke)
+    measure = label(MEASURES, comparison.measure)
+    title = f"{comparison.task}: {measure} by position"
+    figure = Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)
     return Report(
         comparison.record.title,
         kicker="posbias · evaluations compared",
         verdict=[
             *(f"No conclusion from the generated answers of {each.name}: {each.withheld}." for each in withheld),
-            *(_sentence(comparison, entry) for entry in comparison.compared[1:]),
+            *(_sentence(comparison, entry) for entry in others),
         ],
-        picture=[_evaluations_figure(comparison)],
-        summary=[_change_table(comparison)],
-        tables=[_position_table(comparison)],
+        picture=[figure],
+        summary=[Table.of(f"Less {baseline.name}, {comparison.n_samples} samples", changes)],
+        tables=[
+            Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], by_position),
+        ],
         note=PAIRED_NOTE,
         record=comparison.record,
     )
@@ -214,43 +235,6 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
 
 
-def _evaluations_figure(comparison: EvaluationComparison) -> Figure:
-    curves: list[Curve] = []
-    for entry, stroke in zip(comparison.compared, chain([MEASURED], cycle(RUNS)), strict=False):
-        curves += interval_curves(entry.name, comparison.positions, entry.means, stroke)
-    measure = label(MEASURES, comparison.measure)
-    title = f"{comparison.task}: {measure} by position"
-    return Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)
-
-
-def _change_table(comparison: EvaluationComparison) -> Table:
-    baseline = comparison.compared[0].name
-    cells = [
-        [entry.name, name, change_text(change.value, "+"), f"{entry.p[name]:.2g}"]
-        for entry in comparison.compared[1:]
-        for name, change in entry.changes.items()
-    ]
-    return Table(f"Less {baseline}, {comparison.n_samples} samples", ["run", "of", "difference", "p"], cells)
-
-
-def _position_table(comparison: EvaluationComparison) -> Table:
-    baseline = comparison.compared[0]
-    cells = [
-        [
-            entry.name,
-            str(place),
-            baseline.means[column].text(),
-            entry.means[column].text(),
-            change_text(entry.differences[column].value, "+"),
-            f"{entry.difference_p[column]:.2g}",
-        ]
-        for entry in comparison.compared[1:]
-        for column, place in enumerate(comparison.positions)
-        if entry.differences
-    ]
-    return Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], cells)
-
-
 ORDERS = {
     "best_first": "best first",
     "best_last": "best last",
@@ -263,81 +247,57 @@ PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank"
 
 def placement_report(placement: Placement) -> Report:
     """The order, what it is worth against the usual ones, why, and what the data do not decide."""
-    samples = placement.n_samples
+    measure, curve = PLACED_BY[placement.measure], np.array(placement.curve)
     p_flat = f"p {placement.p_flat:.2g}"
-    why = f"{samples} samples do not show that the places differ ({p_flat}), so best first is kept."
-    if placement.decided:
-        signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
-        why = f"over {samples} samples the places differ ({p_flat}); {signal}"
-    statements = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
+    said = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
     if placement.advice != REORDER:
         kept = "Leave the order" if placement.advice == LEAVE else "Best first, by the scores given"
-        statements = [
+        said = [
             f"{kept}: none is shown to be better than both best first and shuffled ones.",
             f"That is best first (0 is the first given): {_order(placement.order)}.",
-            f"Estimated as best, but not shown to be: {_order(placement.estimated)}.",
-        ][: 2 + (placement.estimated != placement.order)]
-    statements += [*_worth(placement), f"Why: {why}"]
+        ]
+        if placement.estimated != placement.order:
+            said.append(f"Estimated as best, but not shown to be: {_order(placement.estimated)}.")
+    gains = [gain for gain in placement.gains if gain.order != placement.estimated]  # shuffled ones have no order
+    judged = "held-out samples" if placement.decided else "all samples"
+    if raised := [ORDERS[gain.over] for gain in gains if gain.raises]:
+        said.append(f"On {judged} {measure} rises, over {', '.join(raised)}.")
+    if undecided := [ORDERS[gain.over] for gain in gains if not gain.raises]:
+        said.append(f"No gain in {measure} is shown over {', '.join(undecided)}.")
+    title = "No difference between the places is shown"
+    if placement.decided:
+        kept = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise"
+        said.append(f"Why: over {placement.n_samples} samples the places differ ({p_flat}); {kept}.")
+        used, best, worst = "Place {} is used {} and holds passage {}", int(curve.argmax()), int(curve.argmin())
+        ends = (used.format(at, how, placement.order[at]) for at, how in ((best, "best"), (worst, "worst")))
+        title = "; ".join(ends).replace("; P", "; p")
+    else:
+        samples = f"{placement.n_samples} samples do not show that the places differ"
+        said.append(f"Why: {samples} ({p_flat}), so best first is kept.")
     if placement.method:
-        statements.append(f"Measured under {placement.method}: an order for the model with that method.")
+        said.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:
-        statements.append("Not every place was measured itself: the curve is interpolated between those that were.")
-    cells = []
-    for gain in placement.gains:
-        worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
-        if gain.order != placement.estimated:  # shuffled ones have none
-            judged = "held-out samples" if placement.decided else "all samples"
-            worth = [gain.gain.text("+.3f"), judged, "yes" if gain.raises else "not shown"]
-        cells.append([ORDERS[gain.over], _order(gain.order) or MISSING, *worth])
-    title = f"Gain in {PLACED_BY[placement.measure]}, per unit of relevance"
+        said.append("Not every place was measured itself: the curve is interpolated between those that were.")
+    rows = [
+        {
+            "against": ORDERS[gain.over],
+            "its order": _order(gain.order) or MISSING,
+            "gain": gain.gain.text("+.3f") if gain in gains else "0",
+            "judged on": judged if gain in gains else MISSING,
+            "raises it": ("yes" if gain.raises else "not shown") if gain in gains else "the same order",
+        }
+        for gain in placement.gains
+    ]
+    curves = (Curve("the curve that the order follows", np.arange(float(curve.size)), curve, MEASURED),)
+    places = f"place among {curve.size} (0 is the first)"
     return Report(
         placement.record.title,
         kicker="posbias · where relevant passages should stand",
-        verdict=statements,
-        picture=[_placement_figure(placement)],
-        summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
+        verdict=said,
+        picture=[Figure("placement", title, places, f"expected {measure}", curves, markers=True)],
+        summary=[Table.of(f"Gain in {measure}, per unit of relevance", rows)],
         record=placement.record,
     )
-
-
-def _worth(placement: Placement) -> list[str]:
-    """The usual orders over which the chosen one is shown to gain, with the least gain, and those over which it is not.
-
-    Shuffled ones stand for their mean; the table has every gain.
-    """
-    measure = PLACED_BY[placement.measure]
-    gains = [gain for gain in placement.gains if gain.order != placement.estimated]
-    raised = sorted((gain for gain in gains if gain.raises), key=lambda gain: gain.gain.value)
-    undecided = sorted((gain for gain in gains if not gain.raises), key=lambda gain: -gain.gain.value)
-    if not gains:
-        return ["This is the usual order, best first."]
-    said = []
-    if raised:
-        over = _listed(ORDERS[gain.over] for gain in raised)
-        said = [f"On held-out samples {measure} rises, over {over}: by at least {raised[0].gain.text('+.2f')}."]
-    if undecided:
-        over, most = _listed(ORDERS[gain.over] for gain in undecided), undecided[0].gain.text("+.2f")
-        said.append(f"No gain in {measure} is shown over {over}: {'at most ' * (len(undecided) > 1)}{most}.")
-    return said
-
-
-def _placement_figure(placement: Placement) -> Figure:
-    """The curve by which the passages were ordered."""
-    curve = np.array(placement.curve)
-    best, worst, places = int(curve.argmax()), int(curve.argmin()), f"place among {curve.size} (0 is the first)"
-    title = "No difference between the places is shown"
-    if placement.decided:
-        title = (
-            f"Place {best} is used best and holds passage {placement.order[best]}; "
-            f"place {worst} is used worst and holds passage {placement.order[worst]}"
-        )
-    curves = (Curve("the curve that the order follows", np.arange(float(curve.size)), curve, MEASURED),)
-    return Figure("placement", title, places, f"expected {PLACED_BY[placement.measure]}", curves, markers=True)
-
-
-def _listed(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _order(order: Sequence[int]) -> str:

@@ -143,26 +143,25 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     means = {place: mean for place, mean in zip(curve.positions, curve.means, strict=True) if not np.isnan(mean.value)}
     if curve.shape is None or not means:
         return f"{capital(words)}: {curve.findings[0]}."
-    values = [mean.value for mean in means.values()]
+    values = {mean.value for mean in means.values()}
 
     def at(value: float) -> str:
         alike = [place for place, mean in means.items() if mean.value == value]
         places = f"position{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))}"
-        if len(alike) > NAMED_POSITIONS:
-            places = f"{len(alike)} positions"
+        places = places if len(alike) <= NAMED_POSITIONS else f"{len(alike)} positions"
         return f"{means[alike[0]].text('.2f')} at {places}"
 
     numbers = f"{words} {at(max(values))}, {at(min(values))}"
-    if max(values) == min(values):
+    if len(values) == 1:
         numbers = f"{words} is {next(iter(means.values())).text('.2f')} at every position"
     sentence = f"{SHAPES[curve.shape.label]}: {numbers}."
-    if curve.deciding is None or curve.deciding[1] <= curve.n_complete:
-        return sentence
-    difference, samples = curve.deciding
-    between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
-    return (
-        f"{sentence} About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
-    )
+    if curve.deciding is not None and curve.deciding[1] > curve.n_complete:
+        difference, samples = curve.deciding
+        between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
+        sentence += (
+            f" About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
+        )
+    return sentence
 
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
@@ -255,16 +254,14 @@ def _withheld(evaluation: Evaluation) -> list[str]:
 
 
 def _score_table(evaluation: Evaluation) -> Table:
-    curves = evaluation.curves
-    header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
+    rows = []
     tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
-    cells = []
-    for column, place in enumerate(evaluation.positions if curves else ()):
+    for column, place in enumerate(evaluation.positions if evaluation.curves else ()):
         token = MISSING if np.isnan(tokens[column]) else f"{tokens[column]:.0f}"
-        means = [curve.means[column].text() for curve in curves.values()]
-        cells.append([str(place), token, str(next(iter(curves.values())).counts[column]), *means])
-    title = f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})"
-    return Table(title, header, cells)
+        samples = str(next(iter(evaluation.curves.values())).counts[column])
+        means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
+        rows.append({"position": str(place), "answer's token": token, "samples": samples, **means})
+    return Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
 
 
 def _choice_tables(evaluation: Evaluation) -> list[Table]:
@@ -276,46 +273,37 @@ def _choice_tables(evaluation: Evaluation) -> list[Table]:
     if chosen is None or np.isnan(chosen).all() or _withheld(evaluation):
         return []
     named = chosen[~np.isnan(chosen).any(axis=1)]
-    cells = []
+    rows = []
     for slot, letter in enumerate(LETTERS[: evaluation.n_items]):
         share = mean_of((named == slot).mean(axis=1)).interval(least=0.0, most=1.0) if len(named) > 1 else None
         expected = 1 / len(evaluation.positions) if slot in evaluation.positions else 0.0
-        cells.append([letter, MISSING if share is None else share.text(), f"{expected:.3f}"])
-    title = f"Letters chosen, {len(named)} samples in which every answer names one"
-    return [Table(title, ["letter", "chosen", "right"], cells)]
+        text = MISSING if share is None else share.text()
+        rows.append({"letter": letter, "chosen": text, "right": f"{expected:.3f}"})
+    return [Table.of(f"Letters chosen, {len(named)} samples in which every answer names one", rows)]
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:
     """Every position against the best one; no rows if there is no comparison."""
-    title = f"{label(MEASURES, name)}: against the best position"
-    if curve.comparison is None:
+    title, found = f"{label(MEASURES, name)}: against the best position", curve.comparison
+    if found is None:
         return Table(title, [], [])
-    best = curve.positions[curve.comparison.best]
-    header = ["position", f"difference to position {best}", "p, all pairs"]
-    cells = [
-        [
-            str(curve.positions[difference.position]),
-            difference.interval.text(),
-            MISSING if np.isnan(difference.adjusted_p) else f"{difference.adjusted_p:.2g}",
-        ]
-        for difference in curve.comparison.differences
-    ]
+    header = ["position", f"difference to position {curve.positions[found.best]}", "p, all pairs"]
+    cells = []
+    for each in found.differences:
+        p = MISSING if np.isnan(each.adjusted_p) else f"{each.adjusted_p:.2g}"
+        cells.append([str(curve.positions[each.position]), each.interval.text(), p])
     return Table(title, header, cells)
 
 
 def _figures(evaluation: Evaluation) -> list[Figure]:
     """One figure per measure."""
-    figures = [
-        Figure(
-            f"behaviour-{name.replace('_', '-')}",
-            f"{evaluation.record.title}, {label(MEASURES, name)}: {curve.findings[0]}",
-            axis_of(evaluation.n_items),
-            words := label(MEASURES, name),
-            interval_curves(words, curve.positions, curve.means, MEASURED if name == "accuracy" else RUNS[0]),
-            markers=True,
-        )
-        for name, curve in evaluation.curves.items()
-    ]
+    figures = []
+    for name, curve in evaluation.curves.items():
+        words, stroke = label(MEASURES, name), MEASURED if name == "accuracy" else RUNS[0]
+        curves = interval_curves(words, curve.positions, curve.means, stroke)
+        title = f"{evaluation.record.title}, {words}: {curve.findings[0]}"
+        slug = f"behaviour-{name.replace('_', '-')}"
+        figures.append(Figure(slug, title, axis_of(evaluation.n_items), words, curves, markers=True))
     return [figure for figure in figures if figure.curves]
 
 
@@ -387,12 +375,13 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
         return [first, f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
     level = next(level for level in evaluation.levels if level.length == length)
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
+    samples = max(level.deciding(effective.threshold), level.n_complete + 1)
+    why = f"{length} tokens are not decided: accuracy {numbers}; about {samples:,} samples (`--count`) would decide."
     if level.withheld:
-        return [first, f"{length} tokens are not decided: {level.withheld}."]
-    if effective.below is not None:
-        return [first, f"At {length} tokens accuracy is lower: {numbers}."]
-    asked = f"about {max(level.deciding(effective.threshold), level.n_complete + 1):,} samples (`--count`) would decide"
-    return [first, f"{length} tokens are not decided: accuracy {numbers}; {asked}."]
+        why = f"{length} tokens are not decided: {level.withheld}."
+    elif effective.below is not None:
+        why = f"At {length} tokens accuracy is lower: {numbers}."
+    return [first, why]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

@@ -1,20 +1,11 @@
-"""An attention run in tables and figures."""
+"""What attention looks like, in words, tables and figures: the whole model, every layer, and the rollouts."""
 
 import numpy as np
 
 from posbias.measurement.attention_statistics import AttentionStatistics
 from posbias.profiles import Profile
-from posbias.results.figures import (
-    BLUE,
-    FLAT,
-    RUNS,
-    Curve,
-    Figure,
-    HeatMap,
-    Stroke,
-    profiles_figure,
-)
-from posbias.results.naming import ATTENTION_ROLLOUTS, label
+from posbias.results.figures import BLUE, FLAT, RUNS, Curve, Figure, HeatMap, Stroke, profiles_figure
+from posbias.results.naming import ATTENTION_ROLLOUTS, STATISTICS, label
 from posbias.results.page import Report
 from posbias.results.tables import Table, number_text
 
@@ -25,63 +16,61 @@ KERNEL_DECADES = 4.0
 """Decades of attention that the colours of a mean kernel span."""
 SINK_RANGE = (1e-4, 1.3)
 """Shares of queries on the logarithmic axis of the figure of the sinks."""
-
 GLOSSARY = {
     "Interval": "In brackets, the 95 % interval over prompts; none with a single prompt.",
     "Distance": "How many positions back a query's attention lies on average, over queries, heads and prompts. Even"
     " attention spreads equally over all keys that the mask lets a query see.",
     "Entropy": "Of each query's attention, divided by its largest possible value. 1 is even, 0 a single key.",
-    "Sink": "A position that takes more than a threshold of the attention of the queries that see it. Of the last"
-    " positions only few queries speak.",
-    "Learned sink": "In GPT-OSS, a place of each head's softmax that is no position and passes nothing on. Its share is"
-    " listed if there is one; distance and entropy are those of the rest.",
+    "Sink": "A position that takes more than a threshold of the attention of the queries that see it. A learned sink"
+    " (GPT-OSS) is a place of each head's softmax that is no position; distance and entropy are those of the rest.",
     "Content logits": "Query times key times the model's scale, without positions: before rotation, ALiBi and soft cap."
-    " Diagonal: a token with itself; off-diagonal: with the tokens before it. The published measurement leaves the"
-    " scale out, which is why both are listed.",
-    "Similarity": "1 - entropy / log(199) of a histogram over 199 bins between the 0.5 % and 99.5 % quantiles of all"
-    " content logits of the model. The published number is that of the mean over prompts.",
+    " Diagonal: a token with itself; off-diagonal: with the tokens before it. Published measurements leave the scale"
+    " out. Similarity: 1 - entropy / log(199) of their histogram over 199 bins.",
     "Mixing": "How large the attention branch is beside the stream it is added to: 0 is none, 1 is all.",
     "Prefix-monotone": "Each query gives the first k + 1 keys no more attention than the query before it does, for"
     " every k. Theories of primacy assume it; counted is how often it fails, and by how much.",
     "Rollouts": "Layer by layer, attention is multiplied up into one influence per position. Measured mixing: a layer"
     " stands still with one minus its mixing. Attention only: it never does. Norm-weighted: attention times the length"
-    " of what it moves (Kobayashi et al. 2020), rows normalised, with measured mixing. Power: squared attention with"
-    " each head's gain, energies added up, without MLPs.",
+    " of what it moves (Kobayashi et al. 2020). Power: squared attention with each head's gain, without MLPs.",
 }
 
 
 def attention_report(run: AttentionStatistics) -> Report:
     """Report of what attention looks like: the whole model, every layer, and the rollouts."""
-    figures = _figures(run)
+    back, first = run.distance.overall, run.first_sink(-1)
+    verdict = [
+        f"Attention looks back {back.text('.0f', unit=' positions')} on average; even attention "
+        f"would look back {run.even_distance.mean():.0f}.",
+        f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
+        f"{first.text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
+    ]
+    if run.mixing is not None:
+        share = run.mixing.tokens.overall.text(".2f")
+        verdict.append(f"Attention contributes {share} of a layer's output; the residual stream carries the rest.")
+    figures: list[Figure | HeatMap] = [_kernel_map(run), _sink_figure(run)]
+    if run.rollouts:
+        theories = {
+            label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
+            for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
+        }
+        title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
+        figures.append(profiles_figure("rollouts", title, theories))
+    prompts = f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
     return Report(
-        f"{run.title}: {_prompts(run)}",
+        f"{run.title}: {prompts}",
         kicker="posbias · what attention looks like",
-        verdict=_verdict(run),
-        picture=figures[:1],
-        summary=[_whole_table(run)],
-        figures=figures[1:],
-        tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
+        verdict=verdict,
+        picture=[_distance_figure(run)],
+        summary=[_whole_table(run, f"Attention of {run.title}, {prompts}")],
+        figures=figures,
+        tables=[_layer_table(run), _rollout_table(run)],
         left_out=list(run.left_out),
         record=run.record,
         glossary=GLOSSARY,
     )
 
 
-def _verdict(run: AttentionStatistics) -> list[str]:
-    """How far attention looks back, what the first position takes, and how much of a layer attention is."""
-    said = [
-        f"Attention looks back {run.distance.overall.text('.0f', unit=' positions')} on average; even attention "
-        f"would look back {run.even_distance.mean():.0f}.",
-        f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
-        f"{run.first_sink(-1).text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-    ]
-    if run.mixing is not None:
-        share = run.mixing.tokens.overall.text(".2f")
-        said.append(f"Attention contributes {share} of a layer's output; the residual stream carries the rest.")
-    return said
-
-
-def _whole_table(run: AttentionStatistics) -> Table:
+def _whole_table(run: AttentionStatistics, title: str) -> Table:
     content, mixing, monotonicity = run.content, run.mixing, run.monotonicity
     rows = [
         ("attention distance, positions", run.distance, 1, f"{run.even_distance.mean():.1f} (even attention)"),
@@ -104,7 +93,7 @@ def _whole_table(run: AttentionStatistics) -> Table:
         cells.append([f"similarity of the mean logits, {words}", number_text(float(values.mean())), flat])
     for index, threshold in enumerate(run.sink_thresholds):
         cells.append([f"queries that give position 0 more than {threshold:g}", run.first_sink(index).text(), ""])
-    return Table(f"Attention of {run.title}, {_prompts(run)}", ("what", "mean [95 %]", "flat line"), cells)
+    return Table(title, ("what", "mean [95 %]", "flat line"), cells)
 
 
 def _layer_table(run: AttentionStatistics) -> Table:
@@ -129,44 +118,27 @@ def _layer_table(run: AttentionStatistics) -> Table:
 
 
 def _rollout_table(run: AttentionStatistics) -> Table:
-    header = ("rollout", "first tenth", "middle tenth", "last tenth", "first position", "W1 to the flat line")
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
-    cells = []
-    for name, summary in run.rollout_shares.items():
-        texts = [summary[share].text(".1f", scale=100, unit=" %") for share in shares]
-        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, summary["flat"].text()])
-    return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
-
-
-def _prompts(run: AttentionStatistics) -> str:
-    return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
-
-
-def _figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
-    """All figures, in the order of the page: what the table of layers does not say."""
-    figures = [_distance_figure(run), _kernel_map(run), _sink_figure(run)]
-    if run.rollouts:
-        theories = {
-            label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
-            for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
+    rows = [
+        {
+            "rollout": label(ATTENTION_ROLLOUTS, name),
+            **{label(STATISTICS, share): summary[share].text(".1f", scale=100, unit=" %") for share in shares},
+            "W1 to the flat line": summary["flat"].text(),
         }
-        title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
-        figures.append(profiles_figure("rollouts", title, theories))
-    return figures
+        for name, summary in run.rollout_shares.items()
+    ]
+    return Table.of("Rollouts of its own attention (flat line: 10 % in every tenth)", rows)
 
 
-def _distance_figure(run: AttentionStatistics) -> Figure | HeatMap:
+def _distance_figure(run: AttentionStatistics) -> Figure:
     """Means of every layer with their intervals, the heads at both ends, and even attention."""
-    distance, even, heads, layers = run.distance, run.even_distance, run.distance.by_head, np.arange(float(run.depth))
+    distance, heads, layers = run.distance, run.distance.by_head, np.arange(float(run.depth))
     curves = [Curve("mean over heads", layers, distance.value, Stroke(BLUE, "solid"), distance.low, distance.high)]
     if heads.shape[1] > 1:
         curves.append(Curve("highest head", layers, heads.max(axis=1), Stroke(BLUE, "dot")))
         curves.append(Curve("lowest head", layers, heads.min(axis=1), Stroke(BLUE, "dot")))
-    title = (
-        f"{run.title}: attention looks back {distance.overall.text('.0f', unit=' positions')} on average; "
-        f"even attention would look back {even.mean():.0f}"
-    )
-    curves.append(Curve("even attention", layers, even, FLAT))
+    curves.append(Curve("even attention", layers, run.even_distance, FLAT))
+    title = f"{run.title}: how far attention looks back, layer by layer"
     return Figure("distance", title, LAYER, "attention distance (positions)", tuple(curves), markers=True)
 
 
@@ -193,16 +165,16 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
 
 def _sink_figure(run: AttentionStatistics) -> Figure:
     positions, sinks = np.arange(run.n_positions, dtype=np.float64), run.sinks
-    curves = []
-    for index, threshold in enumerate(run.sink_thresholds):
-        name, stroke = f"attention above {threshold:g}", RUNS[index % len(RUNS)]
-        curves.append(Curve(name, positions, sinks.value[index], stroke, sinks.low[index], sinks.high[index]))
-    first = float(curves[-1].y[0])
+    curves = [
+        Curve(f"attention above {threshold:g}", positions, value, stroke, low, high)
+        for threshold, value, low, high, stroke in zip(
+            run.sink_thresholds, sinks.value, sinks.low, sinks.high, RUNS, strict=False
+        )
+    ]
     inside = max(float(curve.y[1:-10].max(initial=0.0)) for curve in curves)
     return Figure(
         "sinks",
-        f"{run.title}: position 0 takes more than {run.sink_thresholds[-1]:g} of the attention in {100 * first:.0f} %"
-        " of queries, layers and heads",
+        f"{run.title}: positions that take more attention than a threshold",
         "position in the context",
         "share of the queries that see it",
         tuple(curves),

@@ -9,7 +9,6 @@ from inspect import getdoc
 
 import numpy as np
 
-from posbias.errors import UsageError
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.finished_page import axis_of, notice_sentences
 from posbias.evaluation.levels import (
@@ -20,7 +19,6 @@ from posbias.evaluation.levels import (
     SPREAD,
     UNCHANGED,
     WORST,
-    Change,
     change_text,
 )
 from posbias.evaluation.page import measure_words, requirement_text
@@ -50,19 +48,17 @@ from posbias.results.figures import MEASURED, RUNS, Figure, interval_curves
 from posbias.results.naming import label
 from posbias.results.page import Report
 from posbias.results.tables import Table, capital, number_text
-from posbias.statistics import MISSING, POWER, Interval
+from posbias.statistics import MISSING, POWER
 
 MOST_DRAWN = 6
 """Methods drawn beside the unchanged model: the recommended one and those after it by their worst position."""
 NOTE = (
     "Every method answers the same test samples at the same positions as the unchanged model; no fit saw them. Changes "
-    "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
-    "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints. Do not "
-    "apply: mean, worst position, the position that was best, ordinary text or a short form of the task is harmed. "
-    "Otherwise, if mean or worst position rises: apply, if position matters less than before; evens out, if the "
-    "position that was best pays for that; raises, if it is not established that position matters less. Established "
-    "changes below what matters are reported but decide nothing. Otherwise nothing is established, which does not mean "
-    "that there is no effect."
+    "are paired over samples, with 95 % intervals. Verdicts are corrected (Holm) for the number of methods and "
+    "endpoints. Do not apply: mean, worst position, the position that was best, ordinary text or a short form of the "
+    "task is harmed. Otherwise, if mean or worst position rises: apply, if position matters less than before; evens "
+    "out, if the position that was best pays for that; raises, if it is not established that position matters less. "
+    "That nothing is established does not mean that there is no effect."
 )
 FORM = (
     "The log-probability of right answers also rises if answers merely take the form that is scored; "
@@ -74,7 +70,10 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     """The method to apply, if any, and why."""
     record, judgement = trial.record, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
-    whys = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
+    whys = [
+        {"method": verdict.name, "verdict": words(verdict), "why": " ".join(reasons(verdict, judgement))}
+        for verdict in judgement.verdicts
+    ]
     required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
     here = (record.resolved.get("responder") or {}).get("kind") == "local"
     return Report(
@@ -88,9 +87,9 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         picture=_figures(trial),
         note=NOTE,
         folded={
-            "Why each verdict": [Table("Verdicts", ["method", "verdict", "why"], whys, prose=True)],
+            "Why each verdict": [Table.of("Verdicts", whys, prose=True)],
             "Every number": [_number_table(trial)],
-            **_ending_table(trial),
+            "How answers ended": [_ending_table(trial)],
             **_use(trial),
         },
         left_out=list(trial.left_out),
@@ -108,32 +107,22 @@ def _position_table(trial: MitigationTrial) -> Table:
 
 
 def _verdict_table(trial: MitigationTrial) -> Table:
-    """Model x method: the changes, and the verdict that follows."""
+    """The changes that each method makes, and the verdict that follows."""
     judgement = trial.judgement
-    header = [
-        "model",
-        "method",
-        "verdict",
-        f"mean, change [95 %] of {label(MEASURES, judgement.measure)}",
-        "worst position, change",
-        "best minus worst, change",
-        "ordinary text",
-        "seconds per request",
-    ]
     # Levels of the unchanged model, on the samples of the first method that has enough.
     before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
-    rows = [[trial.model, "unchanged", MISSING, *levels, MISSING, seconds_each(trial.arms[0])]]
-    for number, verdict in enumerate(judgement.verdicts, start=1):
-        changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
-        text = text_change(verdict, trial.arms[number])
-        rows.append([trial.model, verdict.name, words(verdict), *changes, text, seconds_each(trial.arms[number])])
-    return Table(f"{trial.task}: what each method does", header, rows)
-
-
-def _changed(change: Change | None) -> str:
-    """A change in as many decimals as tell it from none."""
-    return MISSING if change is None else change_text(change.value, "+")
+    rows = [["unchanged", MISSING, *levels, MISSING, seconds_each(trial.arms[0])]]
+    for verdict, arm in zip(judgement.verdicts, trial.arms[1:], strict=True):
+        changes = [
+            change_text(verdict.changes[name].value, "+") if verdict.changes else MISSING
+            for name in (MEAN, WORST, SPREAD)
+        ]
+        rows.append([verdict.name, words(verdict), *changes, text_change(verdict, arm), seconds_each(arm)])
+    of = f"mean, change [95 %] of {label(MEASURES, judgement.measure)}"
+    header = ["method", "verdict", of, "worst position, change", "best minus worst, change"]
+    header += ["ordinary text", "seconds per request"]
+    return Table(f"{trial.model}, {trial.task}: what each method does", header, rows)
 
 
 def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
@@ -152,11 +141,7 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     title = f"{arm.name} on a model of transformers{here if arm.fitted is not None else ''}"
     lines = [[line] for line in transformers_lines(recipe, placed=placed)]
     used = {"Use it with transformers": [Table(title, ["Python"], lines)]}
-    try:
-        served = issubclass(method, Adapter) and MITIGATIONS.parse(arm.method)
-    except UsageError:  # a spelling that was cut off
-        served = False
-    if served:
+    if kind == Adapter.name:
         export = f"posbias export {shlex.quote(arm.recipe or '.')} --to"
         forms = [
             [f"{export} adapter --gguf  # for vLLM, transformers, llama.cpp"],
@@ -193,7 +178,7 @@ def _number_table(trial: MitigationTrial) -> Table:
     header += ["p of harm, corrected", "p of rare losses, corrected", "units", "accepted"]
     cells = []
     for verdict in trial.judgement.verdicts:
-        rows = {name: (_changed(change), change.p, verdict.n_samples, "") for name, change in verdict.changes.items()}
+        rows = {name: (change_text(c.value, "+"), c.p, verdict.n_samples, "") for name, c in verdict.changes.items()}
         for name, effect in verdict.effects.items():
             change = change_text(effect.value, "+", least=4, unit=f" {measure_words(effect.unit)}")
             rows[name] = change, effect.p, effect.n_units, f"{effect.tolerance:g}"
@@ -204,21 +189,16 @@ def _number_table(trial: MitigationTrial) -> Table:
     return Table("Changes against the unchanged model, paired over samples", header, cells)
 
 
-def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
+def _ending_table(trial: MitigationTrial) -> Table:
     """Generated answers that are right, and that cannot be judged."""
     readings = {arm.name: arm.reading for arm in trial.arms if arm.reading and arm.reading.answers}
-    reasons = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
-    header = ["method", "answers", "right", *(UNJUDGED[reason] for reason in reasons)]
-    cells = [
-        [
-            name,
-            str(reading.answers),
-            number_text(None if np.isnan(reading.right) else reading.right),
-            *(str(reading.unjudged.get(reason, 0)) for reason in reasons),
-        ]
+    found = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
+    rows = [
+        {"method": name, "answers": str(reading.answers), "right": number_text(reading.right)}
+        | {UNJUDGED[reason]: str(reading.unjudged.get(reason, 0)) for reason in found}
         for name, reading in readings.items()
     ]
-    return {"How answers ended": [Table("Generated answers by method", header, cells)]} if cells else {}
+    return Table.of("Generated answers by method", rows)
 
 
 def _figures(trial: MitigationTrial) -> list[Figure]:
@@ -244,24 +224,29 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
 def recommendation(judgement: Judgement) -> list[str]:
     """The recommended method and its effect, or why the model should stay as it is, line by line."""
     verdicts, measure = judgement.verdicts, measure_words(judgement.measure)
-    gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS and verdict.after is not None]
-    harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
-    withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
+    by_verdict: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        by_verdict.setdefault(verdict.verdict, []).append(verdict.name)
+    harmful, withheld = by_verdict.get(HARM, []), by_verdict.get(WITHHELD, [])
     warned = [f"Do not apply {', '.join(harmful)}: harm is established."] if harmful else []
+    best = next((verdict for verdict in verdicts if verdict.name == judgement.recommended), None)
+    if best is None and len(withheld) == len(verdicts):
+        why = [f"{capital(verdicts[0].withheld)}."] if verdicts[0].withheld else []
+        return [f"No verdict by answers for any method ({verdicts[0].name}).", *why]
     warned += [f"No verdict by answers is possible for {', '.join(withheld)}."] if withheld else []
-    best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
     if best is not None:
-        gainers = [verdict.name for verdict in gaining if verdict is not best]
-        also = f"{', '.join(gainers)} also {'gain' if len(gainers) > 1 else 'gains'}; which is best was not tested."
-        return [*_gain_lines(best, measure), *([also] if gainers else []), *warned]
+        others = [verdict.name for verdict in verdicts if verdict.verdict in GAINS and verdict is not best]
+        also = f"{', '.join(others)} also gain{'' if len(others) > 1 else 's'}; which is best was not tested."
+        return [*_gain_lines(best, measure), *([also] if others else []), *warned]
     if len(harmful) == len(verdicts):
         return ["Leave the model as it is.", *warned]
-    first = verdicts[0]
-    if len(withheld) == len(verdicts) and first.withheld:
-        return [f"No verdict by answers for any method ({first.name}).", f"{capital(first.withheld)}."]
-    enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
-    lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
-    return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
+    enough = f" by at least {judgement.smallest:g}" if SMALL in by_verdict else ""
+    lines = [f"Leave the model as it is: no method is shown to raise {measure}{enough}."]
+    if undecided := [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]:
+        rising = [verdict.name for verdict in undecided if verdict.established(judgement.smallest).unsure]
+        lines += [f"{', '.join(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
+        lines += _needed(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
+    return [*lines, *warned]
 
 
 def _gain_lines(best: Verdict, measure: str) -> list[str]:
@@ -275,50 +260,37 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
             RAISES: f"{best.name} raises scores at {'some' if best.lowered else 'all'} positions; {_fate(best)}.",
         }[best.verdict]
     ]
-    for endpoint, name, lead in (
-        (MEAN, "mean", f"On average over positions, {measure} goes"),
-        (WORST, "worst", "At the worst position it goes"),
+    for endpoint, before, after, lead in (
+        (MEAN, best.before.mean, best.after.mean, f"On average over positions, {measure} goes"),
+        (WORST, best.before.worst, best.after.worst, "At the worst position it goes"),
     ):
-        before, after = (getattr(levels, name).value for levels in (best.before, best.after))
         p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
         alone = "" if p < ALPHA else ", not established by itself"
         change = change_text(best.changes[endpoint].value, "+", least=2)
-        lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
+        lines.append(f"{lead} from {before.value:z.2f} to {after.value:z.2f} ({change}{alone}).")
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
-    harm = "harm that matters" if any(p < ALPHA for name, p in best.harms.items() if name not in price) else "harm"
     if price:
-        loss = change_text(_lost(best.changes[FORMERLY_BEST].value), least=2)
+        fall = change_text(best.changes[FORMERLY_BEST].value, "+", least=2)
         lines.append(
-            f"The best position, {best.formerly_best}, loses {loss}. Apply it where answers may stand anywhere."
+            f"The best position, {best.formerly_best}, pays ({fall}). Apply it where answers may stand anywhere."
         )
+    small = any(p < ALPHA for name, p in best.harms.items() if name not in price)
+    harm = f"No {'other ' if price else ''}harm {'that matters ' if small else ''}is established"
     besides = [name for name in best.effects if name in best.harms]
-    scope = f"here or for {' and '.join(besides)}" if besides else "but only this task was judged"
-    lines.append(f"No {'other ' if price else ''}{harm} is established{' ' if besides else ', '}{scope}.")
-    return [*lines, f"{capital(dependence_text(best))}."] if best.dependence else lines
+    scope = f" here or for {' and '.join(besides)}" if besides else ", but only this task was judged"
+    return [*lines, f"{harm}{scope}.", *_dependence(best)]
 
 
-def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
-    """The methods that gain in the samples alone, and how many samples would decide about all that are undecided."""
-    undecided = [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]
-    if not undecided:
-        return []
-    rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
-    lines = [f"{', '.join(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
-    needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
-    return [*lines, f"{capital(needed)}."] if needed else lines
-
-
-def _needed_text(verdict: Verdict) -> str:
-    """The number of samples that would decide about the mean, in questions; empty if it is not known."""
+def _needed(verdict: Verdict, among: str = "") -> list[str]:
+    """The number of samples that would decide about the mean, in questions; nothing if it is not known."""
     needed = verdict.changes[MEAN].needed
     if needed is None:
-        return ""
+        return []
     rise, samples = needed
     unit = 10 ** max(0, len(str(samples)) - 2)
     samples, places = -(-samples // unit) * unit, len(verdict.means)
-    at = f", each at {places} positions" if places > 1 else ""
-    questions = f"{samples * places:,} questions{at}"
-    return f"about {samples:,} samples ({questions}) would decide whether the mean rises by {rise:.2f}"
+    questions = f"{samples * places:,} questions" + (f", each at {places} positions" if places > 1 else "")
+    return [f"About {samples:,} samples ({questions}) would decide whether the mean rises by {rise:.2f}{among}."]
 
 
 def words(verdict: Verdict) -> str:
@@ -337,19 +309,25 @@ def _fate(verdict: Verdict) -> str:
 
 
 def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
-    """Everything that decided about a method, in whole sentences, every number with its interval."""
-    smallest = judgement.smallest
+    """Everything that decided about a method: changes by what is established of them, each with its interval."""
     if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
         return [f"It changes no score of these {verdict.n_samples} samples at all."]
-    harms, gains, price, negligible, unsure = verdict.established(smallest)
+    harms, gains, price, negligible, unsure = verdict.established(judgement.smallest)
+    told = {*harms, *gains, *price, *negligible, *unsure}
+    undecided = [] if verdict.withheld else [name for name in verdict.changes if name in JUDGED and name not in told]
+    by_lead = {
+        "Harm": harms,
+        "Gain": gains,
+        "Price": price,
+        "Only in these samples, too few to exclude rare losses": unsure,
+        f"Established but negligible (below {judgement.smallest:g})": negligible,
+        "Not established": undecided,
+    }
     sentences = [f"{capital(verdict.withheld)}."] if verdict.withheld else []
-    for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
-        sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
-    if harms or gains or verdict.withheld:
-        sentences += [f"Only in these samples: {_change_sentence(verdict, name)}" for name in unsure]
-    below = f"Established but negligible (below {smallest:g})"
-    sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
-    sentences += [f"{capital(dependence_text(verdict))}."] if verdict.dependence else []
+    sentences += [f"{lead}: {_changes(verdict, names)}." for lead, names in by_lead.items() if names]
+    if MEAN in undecided or MEAN in unsure:
+        sentences += _needed(verdict, f" ({100 * POWER:.0f} % power, {judgement.tests} tests)")
+    sentences += _dependence(verdict)
     if verdict.lost:
         sentences.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
     sentences += [
@@ -362,28 +340,38 @@ def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
             f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict by "
             f"{measure_words(judgement.measure)} needs {verdict.samples_needed}."
         )
-    elif not (gains or harms or price or verdict.withheld):
-        undecided = [name for name in JUDGED if name not in negligible]
-        if undecided:
-            sentences.insert(0, _undecided_sentence(verdict, undecided, judgement))
     return sentences
 
 
-def dependence_text(verdict: Verdict) -> str:
-    """The fate of the dependence on position, with the spread before and after; empty if it was not asked for."""
+def _changes(verdict: Verdict, names: Sequence[str]) -> str:
+    """Changes with their intervals; a side effect beside what is accepted."""
+    texts = []
+    for name in names:
+        if (effect := verdict.effects.get(name)) is not None:
+            beyond = f" (accepted: {effect.tolerance:g})" if effect.tolerance else ""
+            unit = f" {measure_words(effect.unit)}" if effect.unit else ""
+            texts.append(f"{name} {change_text(effect.value, '+', unit=unit)}{beyond}")
+        else:
+            place = f" ({verdict.formerly_best})" if name == FORMERLY_BEST else ""
+            texts.append(f"{name}{place} {change_text(verdict.changes[name].value, '+')}")
+    return "; ".join(texts)
+
+
+def _dependence(verdict: Verdict) -> list[str]:
+    """The fate of the dependence on position, with the spread before and after; nothing if it was not asked for."""
     if not verdict.dependence or verdict.before is None or verdict.after is None:
-        return ""
+        return []
     fate = {
-        SHRANK: "the dependence on position shrank",
-        GREW: "the dependence on position grew",
-        STEADY: "the dependence on position is as before",
-        OPEN: "whether the dependence on position shrank or grew is not decided",
+        SHRANK: "The dependence on position shrank",
+        GREW: "The dependence on position grew",
+        STEADY: "The dependence on position is as before",
+        OPEN: "Whether the dependence on position shrank or grew is not decided",
     }[verdict.dependence]
     if verdict.dependence == OPEN and verdict.changes[SPREAD].value.excludes(0.0):
-        fate = "corrected for several methods, it is not decided whether position matters less"
+        fate = "Corrected for several methods, it is not decided whether position matters less"
     before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
     change = change_text(verdict.changes[SPREAD].value, "+", least=2)
-    return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
+    return [f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})."]
 
 
 def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
@@ -411,38 +399,3 @@ def text_change(verdict: Verdict, arm: ArmResult) -> str:
 def seconds_each(arm: ArmResult) -> str:
     """Seconds of one request."""
     return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
-
-
-def _lost(value: Interval) -> Interval:
-    """A fall as a positive size."""
-    return Interval(-value.value, -value.high, -value.low)
-
-
-def _change_sentence(verdict: Verdict, name: str) -> str:
-    """An established change as a size in its own direction; a side effect beside what is accepted."""
-    effect = verdict.effects.get(name)
-    if effect is not None:
-        unit = f" {measure_words(effect.unit)}" if effect.unit else ""
-        beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
-        return f"{name} changes by {change_text(effect.value, '+')}{unit}{beyond}."
-    value = verdict.changes[name].value
-    place = f"{name} ({verdict.formerly_best})" if name == FORMERLY_BEST else name
-    if value.value > 0:
-        return f"{place} rises by {change_text(value)}."
-    return f"{place} falls by {change_text(_lost(value))}."
-
-
-def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:
-    """Changes that are not established, and how many samples would decide."""
-    unsure = verdict.established(judgement.smallest).unsure
-    text = "".join(
-        f"In these samples the {_change_sentence(verdict, name)[:-1]}; {verdict.n_samples} samples are too few to "
-        "exclude rare losses that would undo it. "
-        for name in unsure
-    )
-    sizes = "; ".join(f"{name} {change_text(verdict.changes[name].value, '+')}" for name in names if name not in unsure)
-    if sizes:
-        further = "other " if len(names) < len(JUDGED) or unsure else ""
-        text += f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}. "
-    needed = _needed_text(verdict) if MEAN in names else ""
-    return f"{text}{capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()

@@ -8,16 +8,15 @@ is as large as all that was drawn, which costs no layout engine.
 import html
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
 from posbias.errors import printable
-from posbias.results.figures import FAINT, FLAT, GRID, INK, Curve, Figure, HeatMap
+from posbias.results.figures import FAINT, FLAT, GRID, INK, MEASURED, Curve, Figure, HeatMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +51,8 @@ EDGE = 0.04
 MOST_HEIGHT = 700
 """Pixels of a picture on a page."""
 FROM_END = "distance from the end (1 is the last)"
-TOLD_PLACES, TOLD_CELLS = 16, 400
-"""Most places of a picture on a page at which a pointer is told the values; most cells of a heat map that are told."""
+TOLD_PLACES = 16
+"""Most places of a picture on a page at which a pointer is told the values of curves."""
 MARKED = 24
 """Most points of a curve that are marked each."""
 STYLE: Any = {
@@ -74,9 +73,6 @@ COLOURS = {
 }
 """Colours that follow the page's; any other is mixed with white as much as the page wants."""
 
-Told = tuple[Float[np.ndarray, "2"], Float[np.ndarray, "2"], str]
-"""Opposite corners of a rectangle, in points, and what a pointer is told there."""
-
 
 def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "", titled: bool = True) -> bytes:
     """The content of a file with the figure, a profile on its logarithmic axis.
@@ -94,7 +90,7 @@ def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "", ti
 
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": PICTURE_SOFTWARE}):
-        canvas, _ = _drawn(figure, "log")
+        canvas = _drawn(_thinned(figure), "log")
         if titled:
             left, top = canvas.axes[0].get_position().corners()[1]
             title = _literal(fill(figure.title, TITLE_CHARACTERS))
@@ -112,23 +108,24 @@ def fragment_of(figure: Figure | HeatMap, *, anchor: str, switched: bool = False
     Args:
         figure: What is drawn; a profile on its logarithmic axis.
         anchor: Id of the element, unique on the page.
-        switched: True adds a profile on its linear axis, and the switch between them, which needs no script.
+        switched: True: it is one of those seen first. A profile is there on its linear axis, too, with a switch between
+            them, which needs no script; and a pointer is told the values of curves.
     """
-    title, anchor = html.escape(printable(figure.title)), html.escape(anchor)
-    drawn = _svg(figure, "log", anchor)
+    title, anchor, figure = html.escape(printable(figure.title)), html.escape(anchor), _thinned(figure)
+    drawn = _svg(figure, "log", anchor, told=switched)
     if switched and isinstance(figure, Figure) and figure.log_range is not None:
         switch = f'<input type="checkbox" id="{anchor}-linear"><label for="{anchor}-linear">linear scale</label>'
-        drawn = f"{switch}{drawn}{_svg(figure, 'linear', anchor)}"
+        drawn = f"{switch}{drawn}{_svg(figure, 'linear', anchor, told=True)}"
     return f'<figure class="chart" id="{anchor}"><figcaption>{title}</figcaption>{drawn}</figure>'
 
 
-def _svg(figure: Figure | HeatMap, scale: str, anchor: str) -> str:
+def _svg(figure: Figure | HeatMap, scale: str, anchor: str, *, told: bool) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, **ON_PAGE, "svg.hashsalt": f"{anchor}-{scale}"}):
-        canvas, told = _drawn(figure, scale)
+        canvas = _drawn(figure, scale)
         for paper in (canvas, *canvas.axes):
             paper.patch.set_visible(False)  # type: ignore[attr-defined]
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -140,9 +137,9 @@ def _svg(figure: Figure | HeatMap, scale: str, anchor: str) -> str:
     # A picture of many rows is not taller than a screen, as long as its letters stay as large as those of tables.
     tallest = f"max-height:max({MOST_HEIGHT}px,{1.1 * (top - bottom):.0f}px)"
     drawn, colours = _inlined(buffer.getvalue())
-    rectangles = f'<g class="told" id="{anchor}-told">{_rectangles(told(), height)}</g>'
-    if scale == "linear" and not (isinstance(figure, Figure) and figure.by_distance):  # the same at the same places
-        rectangles = f'<use href="#{anchor}-told"/>'
+    rectangles = ""
+    if told and isinstance(figure, Figure) and not figure.rows:
+        rectangles = f'<g class="told">{"".join(_rectangles(canvas.axes[0], figure, height))}</g>'
     return (
         f'<svg class="{scale}" viewBox="{view}" role="img" aria-label="{html.escape(printable(figure.title))}" '
         f'style="{tallest};{colours}">{drawn}{rectangles}</svg>'
@@ -156,9 +153,6 @@ def _inlined(svg: str) -> tuple[str, str]:
     def coloured(found: re.Match[str]) -> str:
         return COLOURS.get(found[0]) or f"var({mixed.setdefault(found[0], f'--c{len(mixed)}')})"
 
-    def placed(found: re.Match[str]) -> str:
-        return re.sub(r"(\.\d)\d+", r"\1", found[0]).replace(" \n", "")
-
     def styled(found: re.Match[str]) -> str:
         kept = re.sub("#[0-9a-f]{6}", coloured, found[0].replace("; ", ";").replace(": ", ":"))
         kept = re.sub('font-size:10px;|font-family:[^;"]*;?|;fill:currentColor(?=")', "", kept)
@@ -167,19 +161,11 @@ def _inlined(svg: str) -> tuple[str, str]:
         return re.sub(' style="text-anchor:([a-z]*)"', r' text-anchor="\1"', kept)
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
-    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
-    drawn = re.sub(r' style="[^"]*"', styled, drawn)
+    drawn = re.sub(r' style="[^"]*"', styled, re.sub(r'<g id="[^"]*"', "<g", drawn))
     drawn = re.sub(r' d="([^"C]*)"', _stepped, drawn)
-    drawn = re.sub(r' (d|x|y)="[^"]*"', placed, drawn)
-    drawn = re.sub(r' transform="rotate\(-0 [^"]*"|<g/>', "", drawn)
-    # The markers of a curve look alike: what they refer to says how.
-    styles = dict(re.findall(r'<use xlink:href="#(m[^"]*)"[^>]*?( style="[^"]*")', drawn))
-    drawn = re.sub(r'(<(?:use xlink:href="#|path id=")m[^>]*?) style="[^"]*"', r"\1", drawn)
-    drawn = re.sub(r'(<path id="(m[^"]*)"[^>]*?)(?=/>)', lambda found: found[1] + styles.get(found[2], ""), drawn)
+    drawn = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), drawn)
+    drawn = re.sub(r">\s+<", "><", drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
-    drawn, groups = re.sub(r">\s+<", "><", drawn), 1
-    while groups:  # those without attributes, from within
-        drawn, groups = re.subn("<g>((?:(?!</?g[ >]).)*)</g>", r"\1", drawn)
     return drawn, "; ".join(colours)
 
 
@@ -197,24 +183,14 @@ def _stepped(found: re.Match[str]) -> str:
     return f' d="{steps}{"z" * found[1].rstrip().endswith("z")}"'
 
 
-def _rectangles(told: Iterator[Told], height: float) -> str:
-    """Rectangles with a title each, which browsers show beside a pointer."""
-    made = []
-    for one, other, words in told:
-        (left, bottom), (right, top) = np.minimum(one, other), np.maximum(one, other)
-        place = f'x="{left:.0f}" y="{height - top:.0f}" width="{right - left:.0f}" height="{top - bottom:.0f}"'
-        made.append(f"<rect {place}><title>{html.escape(_printable_lines(words))}</title></rect>")
-    return "".join(made)
-
-
-def _drawn(figure: Figure | HeatMap, scale: str) -> "tuple[Canvas, Callable[[], Iterator[Told]]]":
-    """The picture, and what tells the places at which a pointer is told something, once it was drawn."""
+def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
+    """The picture."""
     from matplotlib.figure import Figure as Canvas
 
     canvas = Canvas(dpi=POINTS_PER_INCH)
     if isinstance(figure, HeatMap):
-        return canvas, _draw_heat_map(canvas, figure)
-    figure = replace(figure, curves=tuple(curve.thinned() for curve in figure.curves))
+        _draw_heat_map(canvas, figure)
+        return canvas
     rows = [fill(name, ROW_CHARACTERS) for name in figure.rows]
     names = [fill(curve.name, CHARACTERS - 8) for curve in figure.curves]
     lines = max([1.0, *(0.7 * (name.count("\n") + 1) for name in rows)])
@@ -244,7 +220,7 @@ def _drawn(figure: Figure | HeatMap, scale: str) -> "tuple[Canvas, Callable[[], 
         borderaxespad=0,
         borderpad=0,
     )
-    return canvas, lambda: (_told_rows if rows else _told_lines)(panel, figure)
+    return canvas
 
 
 def _placed(canvas: "Canvas", width: float, height: float, *, below: float) -> tuple[float, float, float, float]:
@@ -264,17 +240,17 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     for curve in figure.curves:
         x = figure.n_positions - curve.x if by_distance else curve.x
         if curve.low is not None and curve.high is not None:
-            low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
+            low = curve.low if figure.log_range is None else np.maximum(curve.low, figure.log_range[0] / 10)
             panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
         panel.plot(
             x,
             curve.y,
             label=_literal(curve.name),
             color=curve.stroke.colour,
-            linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
-            linewidth=1.2 if curve.emphasis else 1.6,
+            linestyle=DASHES[curve.stroke.dash],
+            linewidth=1.2 if curve.stroke == MEASURED else 1.6,
             marker="o" if figure.markers and curve.x.size <= MARKED else None,
-            markersize=3.5 if figure.lines else 6.0,
+            markersize=3.5,
         )
     shaded = f"; shaded: {figure.stretches_are}" if figure.stretches_are else ""
     panel.set_xlabel(f"{FROM_END if by_distance else figure.x_label}{shaded}")
@@ -328,7 +304,7 @@ def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
     panel.set_xlabel(figure.y_label)
 
 
-def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[Told]]:
+def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import FuncFormatter
 
@@ -366,11 +342,10 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> Callable[[], Iterator[T
     bar.solids.set_rasterized(True)  # type: ignore[union-attr]
     bar.minorticks_off()
     bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
-    return lambda: _told_cells(list(axes.flat), figure)
 
 
-def _told_lines(panel: "Axes", figure: Figure) -> Iterator[Told]:
-    """The values of all curves near every place, in upright strips as wide as there is room."""
+def _rectangles(panel: "Axes", figure: Figure, height: float) -> Iterator[str]:
+    """Upright strips, as wide as there is room, which tell a pointer the values of all curves near their place."""
     by_distance = figure.by_distance and panel.get_yscale() == "log"
     along = [figure.n_positions - curve.x if by_distance else curve.x for curve in figure.curves]
     (left, bottom), (right, top) = panel.bbox.min, panel.bbox.max
@@ -380,28 +355,25 @@ def _told_lines(panel: "Axes", figure: Figure) -> Iterator[Told]:
         half = (right - left) / TOLD_PLACES / 2
         centres = np.linspace(left + half, right - half, TOLD_PLACES)
     edges = np.concatenate([[left], (centres[1:] + centres[:-1]) / 2, [right]])
-    for number, centre in enumerate(centres):
-        from_left, to_right = edges[number : number + 2]
+    axis = (FROM_END if by_distance else figure.x_label).partition(" ")[0]
+    for begin, centre, end in zip(edges[:-1], centres, edges[1:], strict=True):
         lines, place = [], None
         for curve, x, pixels in zip(figure.curves, along, across, strict=True):
             nearest = int(np.abs(pixels - centre).argmin())
-            if from_left - 1 <= pixels[nearest] <= to_right + 1 and curve.stroke != FLAT:
+            if begin - 1 <= pixels[nearest] <= end + 1 and curve.stroke != FLAT:
                 lines.append(_told_value(curve, nearest))
                 place = x[nearest] if place is None else place
         if place is not None:
-            axis, _, _ = (FROM_END if by_distance else figure.x_label).partition(" ")
-            yield np.array([from_left, bottom]), np.array([to_right, top]), "\n".join([f"{axis}: {place:.7g}", *lines])
+            words = html.escape("\n".join(map(printable, [f"{axis}: {place:.7g}", *lines])))
+            size = f'width="{end - begin:.0f}" height="{top - bottom:.0f}"'
+            yield f'<rect x="{begin:.0f}" y="{height - top:.0f}" {size}><title>{words}</title></rect>'
 
 
-def _told_rows(panel: "Axes", figure: Figure) -> Iterator[Told]:
-    """The values of every row, over the width of the picture."""
-    (left, _), (right, _) = panel.bbox.min, panel.bbox.max
-    for number, name in enumerate(figure.rows, 1):
-        ends = panel.transData.transform([[0.0, number + 0.5], [0.0, number - 0.5]])[:, 1]
-        of_row = [(curve, index) for curve in figure.curves for index in np.flatnonzero(curve.x == number)]
-        if of_row:
-            words = "\n".join([name, *(_told_value(curve, int(index)) for curve, index in of_row)])
-            yield np.array([left, ends[0]]), np.array([right, ends[1]]), words
+def _thinned(figure: Figure | HeatMap) -> Figure | HeatMap:
+    """The figure with no more points than are seen."""
+    if isinstance(figure, HeatMap):
+        return figure
+    return replace(figure, curves=tuple(curve.thinned() for curve in figure.curves))
 
 
 def _told_value(curve: Curve, index: int) -> str:
@@ -411,25 +383,6 @@ def _told_value(curve: Curve, index: int) -> str:
     return f"{curve.name}: {curve.y[index]:.4g}{ends}"
 
 
-def _told_cells(axes: "list[Axes]", figure: HeatMap) -> Iterator[Told]:
-    """The number of every cell; nothing for maps of very many cells."""
-    rows, columns = next(iter(figure.panels.values())).shape
-    if rows * columns * len(figure.panels) > TOLD_CELLS:
-        return
-    for axis, values in zip(axes, figure.panels.values(), strict=False):
-        size = np.array(axis.bbox.size) / (columns, rows)
-        for row, column in np.ndindex(rows, columns):
-            x, y = np.linspace(*figure.x, columns)[column], np.linspace(*figure.y, rows)[row]
-            named = figure.rows[row] if figure.rows else f"{y:.4g}"
-            value = f"{figure.value_label}: {values[row, column]:.4g}"
-            begin = axis.bbox.min + size * (column, rows - 1 - row)
-            yield begin, begin + size, f"{figure.x_label}: {x:.4g}\n{figure.y_label}: {named}\n{value}"
-
-
-def _printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def _literal(text: str) -> str:
     """Text as it is: a dollar sign would start a formula, and nothing in it steers what shows it."""
-    return _printable_lines(text).replace("$", r"\$")
+    return "\n".join(map(printable, text.split("\n"))).replace("$", r"\$")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
-from posbias.errors import UsageError
 from posbias.statistics import Interval
 
 INK = "#1a1a1a"
@@ -27,7 +26,7 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#56B4E9",
     "#B8A800",
 )
-DRAWN_POINTS = 144
+DRAWN_POINTS = 128
 """Most points of a curve in a picture, which is about 340 points wide, so that a page stays light."""
 LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
@@ -76,14 +75,9 @@ def ramp(count: int) -> list[Stroke]:
 
 
 def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """A stroke for every theory; those without one of their own get what is left, in order."""
-    others = cycle(_OTHERS)
+    """A stroke for every theory; those without one of their own get what is left, or if none has one, those of runs."""
+    others = cycle(_OTHERS if _THEORIES.keys() & set(names) else RUNS)
     return {name: _THEORIES[name] if name in _THEORIES else next(others) for name in dict.fromkeys(names)}
-
-
-def run_strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """A stroke for every one of several runs or predictions, in order."""
-    return dict(zip(names, cycle(RUNS), strict=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +90,6 @@ class Curve:
     stroke: Stroke
     low: Float64[np.ndarray, "n_points"] | None = None
     high: Float64[np.ndarray, "n_points"] | None = None
-    emphasis: bool = False
-    """Drawn thinner, beneath the others: the measurement among theories."""
 
     def __post_init__(self) -> None:
         if self.low is None or self.high is None:
@@ -130,8 +122,6 @@ class Figure:
     curves: tuple[Curve, ...]
     """Curves, in the order in which they are drawn; a solid one that covers an earlier one is dashed."""
     markers: bool = False
-    lines: bool = True
-    """True joins the points of a curve."""
     log_range: tuple[float, float] | None = None
     """Range of the logarithmic axis, in data units, of a figure that has both; None: it has a linear one alone."""
     linear_range: tuple[float, float] | None = None
@@ -185,12 +175,6 @@ class HeatMap:
     floor: float | None = None
     """Smallest value, > 0, of a logarithmic scale, whose colour smaller ones take; None: the scale is linear."""
 
-    def __post_init__(self) -> None:
-        if not self.panels:
-            raise UsageError("a heat map needs at least 1 panel")
-        if self.floor is not None and self.floor <= 0:
-            raise UsageError(f"a logarithmic heat map needs a floor > 0, got {self.floor}")
-
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of the colour scale."""
@@ -209,10 +193,10 @@ def interval_curves(
     if not known:
         return ()
     x, value, low, high = np.array([(place, each.value, each.low, each.high) for place, each in known], np.float64).T
-    return (Curve(name, x, value / unit, stroke, low / unit, high / unit, emphasis=True),)
+    return (Curve(name, x, value / unit, stroke, low / unit, high / unit),)
 
 
-def profile_curve(name: str, profile: Any, stroke: Stroke, *, relative: bool = False, emphasis: bool = False) -> Curve:
+def profile_curve(name: str, profile: Any, stroke: Stroke, *, relative: bool = False) -> Curve:
     """Influence of a `Profile`, a class above this room, in multiples of the flat line.
 
     `relative`: over positions as fractions of the context.
@@ -221,7 +205,7 @@ def profile_curve(name: str, profile: Any, stroke: Stroke, *, relative: bool = F
     positions = np.arange(n_positions, dtype=np.float64)
     x = positions / max(n_positions - 1, 1) if relative else positions
     low, high = (None if end is None else end * n_positions for end in (profile.low, profile.high))
-    return Curve(name, x, profile.influence * n_positions, stroke, low, high, emphasis)
+    return Curve(name, x, profile.influence * n_positions, stroke, low, high)
 
 
 def profile_figure(
@@ -265,6 +249,6 @@ def profiles_figure(
     measured: Mapping[str, Any] | None = None,
 ) -> Figure:
     """Theories' profiles by their names in the legend, and measurements in black, which set the range of the axes."""
-    measurements = [profile_curve(name, each, MEASURED, emphasis=True) for name, each in (measured or {}).items()]
+    measurements = [profile_curve(name, each, MEASURED) for name, each in (measured or {}).items()]
     predictions = [profile_curve(name, each, stroke) for name, (each, stroke) in theories.items()]
     return profile_figure(slug, title, [*measurements, *predictions], measured=measurements)

@@ -25,6 +25,13 @@ class Table:
     prose: bool = False
     """True if cells are sentences, which may be broken into lines."""
 
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Mapping[str, str]], *, prose: bool = False) -> "Table":
+        """A table of rows by column, in the order in which the rows name columns; what a row lacks is a dash."""
+        rows = list(rows)
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(title, header, [[row.get(name, MISSING) for name in header] for row in rows], prose)
+
 
 def condensed(table: Table) -> tuple[Table, str]:
     """A table without the columns in which its rows, of which there are several, all agree; and these in words."""

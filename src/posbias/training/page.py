@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from posbias.results.figures import RUNS, Curve, Figure
 from posbias.results.page import Report
 from posbias.results.tables import Table
-from posbias.statistics import MISSING, mean_ends, mean_of
+from posbias.statistics import MISSING, mean_of
 from posbias.training.running import ENDED_WELL, StudyRun
 
 
@@ -27,27 +27,19 @@ def training_report(run: StudyRun) -> Report:
         rows.append([*point, f"{losses.size} of {len(of_seeds)}", mean])
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
     stacks = f"{trained.n_stacks} stack{'' if trained.n_stacks == 1 else 's'}"
+    shown = run.shown()
+    drawn = sum(series.drawn for series in shown.series)
+    first = f" (the first {drawn} of {len(shown.series)} points of the grid)" if drawn < len(shown.series) else ""
+    losses_title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{first}"
     return Report(
         run.title,
         kicker="posbias · small models, trained at once",
         verdict=[f"{len(trained.members)} members in {stacks}: {counts}.", *_extremes(rows)],
-        picture=_loss_figures(run),
+        picture=[replace(shown.figure(), slug="losses", title=losses_title)] if drawn else [],
         summary=[Table(title, header, rows)],
-        statements=[f"{name}: {ended}" for name, ended in run.shown().facts.items()],
+        statements=[f"{name}: {ended}" for name, ended in shown.facts.items()],
         record=run.record,
     )
-
-
-def _loss_figures(run: StudyRun) -> list[Figure]:
-    """Mean loss over the seeds of each point, by step, with its interval; none if no member ended well."""
-    drawn = run.loss_curves()
-    curves = [
-        Curve(name, run.steps, rows.mean(0), stroke, *mean_ends(rows, least=0.0))
-        for (name, rows), stroke in zip(drawn.items(), RUNS, strict=False)
-    ]
-    shown = f" (the first {len(curves)} of {len(drawn)} points of the grid)" if len(drawn) > len(curves) else ""
-    title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{shown}"
-    return [Figure("losses", title, "step", "loss (nats)", tuple(curves))] if curves else []
 
 
 def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:

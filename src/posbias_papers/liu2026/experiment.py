@@ -352,9 +352,7 @@ def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
     curves = []
     for configuration, seeded in losses.items():
         rows, stroke = seeded.rows, Stroke(_COLOURS[configuration], "solid")
-        curves.append(
-            Curve(str(configuration), targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0), emphasis=True)
-        )
+        curves.append(Curve(str(configuration), targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0)))
         if configuration in PUBLISHED:
             published = np.array(PUBLISHED[configuration])
             name = f"{configuration}, published"
