@@ -326,6 +326,7 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
             interpolation="none",  # cells keep sharp edges at any size
         )
         axis.set_title(_literal(name), fontsize=10)
+        axis.tick_params(which="both", length=0, pad=6)
         if figure.rows:
             axis.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
         if width <= 12:  # every column has its number
