@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from posbias import UsageError
-from posbias.evaluation.correlate import CONTROLS, Pair, correlate_pairs, drawn_together
+from posbias.evaluation.correlate import CONTROLS, Pair, correlate_pairs
 
 
 def tables(first, second, count=30, noise=0.01, seed=0):
@@ -135,21 +135,6 @@ def test_of_unrelated_curves_at_few_positions_few_are_called_correlated(n_positi
         for name in CONTROLS:
             found[name] += drawn.of(name).p <= 0.05
     assert max(found.values()) <= 8  # 3 expected; permuting without clearing again gives 15 with both held fixed
-
-
-def test_samples_that_pairs_share_are_drawn_together_and_others_apart():
-    whole, gaps = np.ones((6, 3)), np.ones((6, 3))
-    gaps[[1, 4], 0] = np.nan
-    pairs = [Pair(table, np.ones((6, 3)), (0, 1, 2), 3, of) for table, of in ((whole, "a"), (gaps, "a"), (whole, ""))]
-    first, second, alone = drawn_together(pairs, generator=np.random.default_rng(0))
-    assert len(first) == len(second) == len(alone)
-    np.testing.assert_allclose(first[0], 1 / 6)
-    np.testing.assert_allclose(first[1:].sum(axis=1), 1)
-    shared = first[1:, [0, 2, 3, 5]]
-    some = shared.sum(axis=1) > 0
-    np.testing.assert_allclose(second[1:][some], shared[some] / shared[some].sum(axis=1, keepdims=True))
-    assert np.isnan(second[1:][~some]).all()
-    assert abs(np.corrcoef(first[1:, 0], alone[1:, 0])[0, 1]) < 0.1
 
 
 def test_sharing_samples_widens_what_is_known_of_two_models():

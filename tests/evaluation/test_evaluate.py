@@ -183,14 +183,6 @@ def test_the_report_says_what_the_curves_say():
     assert "1.000 [0.676, 1.000]" in page
 
 
-def test_a_single_position_and_few_samples_claim_nothing():
-    found = evaluate(Oracle(known=(2,)), TASK, options=EvaluateOptions(count=1, positions=(2,)))
-    assert found.curves["accuracy"].shape is None
-    record = found.record
-    assert "too few for a claim" in statements_of(found)[0]
-    assert html_of(report_of(record))
-
-
 class Mute(Oracle):
     """Has no pairs to look into."""
 
@@ -280,21 +272,6 @@ def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
     assert found.tables["logprob"][1, 2] == pytest.approx(expected, abs=1e-4)
     assert found.tables["gold_token"][1, 2] == example.gold_token
     assert example.gold_position == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"count": 0}, "count must be a whole number >= 1"),
-        ({"count": True}, "count must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number >= 0"),
-        ({"max_tokens": 0}, "max_tokens must be a whole number >= 1"),
-        ({"together": 0}, "together must be"),
-    ],
-)
-def test_wrong_options_are_refused(options, complaint):
-    with pytest.raises(UsageError, match=complaint):
-        EvaluateOptions(**options)
 
 
 def test_wrong_tasks_and_positions_are_refused():

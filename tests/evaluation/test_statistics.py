@@ -109,16 +109,6 @@ def test_joint_intervals_keep_their_level_though_the_best_is_chosen() -> None:
     assert np.mean(told) < -0.08, "the best of equals looks better than the others"
 
 
-def test_a_real_difference_is_found_by_every_way() -> None:
-    scores = answers(np.random.default_rng(2), [0.9, 0.5, 0.5, 0.6], 200, spread=0.05)
-    found = compare_to_best(scores)
-    assert found.best == 0
-    assert [difference.position for difference in found.differences] == [1, 2, 3]
-    for difference in found.differences:
-        assert difference.interval.high < 0
-        assert difference.p <= difference.adjusted_p < 0.001
-
-
 def test_scores_that_are_not_right_or_wrong_are_compared_sample_by_sample() -> None:
     generator = np.random.default_rng(3)
     scores = generator.normal(size=(30, 1)) + generator.normal(scale=0.3, size=(30, 4)) - [0, 1, 2, 1]

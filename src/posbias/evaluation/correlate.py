@@ -70,8 +70,6 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
 }
 """What may be held fixed: the position itself, the distance to the nearer end, or both."""
 
-DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
-
 Rows = Float64[np.ndarray, "_ _"]
 """A table whose shape is checked with a message of our own, or is one of several groups'."""
 
@@ -350,23 +348,18 @@ Placed = dict[int, Example]
 def spans_in(sample: Placed, positions: Sequence[int], gold: int) -> list[tuple[int, int]]:
     """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
 
-    def place(position: int) -> tuple[int, int]:
-        example = sample[position]
-        if example.gold_token is None or example.gold_end is None:
+    spans = []
+    for position in positions:
+        # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
+        begin = sample[position - 1].gold_end if position > gold else sample[position].gold_token
+        end = sample[position + 1].gold_token if position < gold else sample[position].gold_end
+        if begin is None or end is None:
             raise UsageError(
                 "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
                 "with a moved item"
             )
-        return example.gold_token, example.gold_end
-
-    # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
-    return [
-        (
-            place(position - 1)[1] if position > gold else place(position)[0],
-            place(position + 1)[0] if position < gold else place(position)[1],
-        )
-        for position in positions
-    ]
+        spans.append((begin, end))
+    return spans
 
 
 def placed_samples(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Placed]:
@@ -399,20 +392,16 @@ class BehaviourPlan:
     task: Annotated[LanguageTask, LANGUAGE_TASKS.parse]
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
     """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
-    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
+    kinds: tuple[str | Kind, ...] = ("jacobian(probes=2)", "logprob")
 
     def __post_init__(self) -> None:
         self.evaluation.check_plain("influence on a task's prompts")
-
-    @property
-    def resolved(self) -> tuple[Kind, ...]:
-        """The kinds as objects."""
-        return resolve_kinds(list(self.kinds))
+        object.__setattr__(self, "kinds", resolve_kinds(list(self.kinds)))
 
     @property
     def measured(self) -> dict[str, Any]:
         """Settings of the influence in plain values: all that it depends on, beside model and prompts."""
-        return {"kinds": [str(kind) for kind in self.resolved]}
+        return {"kinds": list(map(str, self.kinds))}
 
 
 def _shares(
@@ -446,7 +435,7 @@ def _measured(
     """The profile of one prompt by every kind."""
     profiles: dict[str, np.ndarray] = {}
     for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
-        if kinds := [kind for kind in plan.resolved if kind.takes_targets is takes_targets]:
+        if kinds := [kind for kind in resolve_kinds(list(plan.kinds)) if kind.takes_targets is takes_targets]:
             key, passes = (plan.evaluation.seed, index), PassOptions(output=output)
             measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
             profiles |= {kind: Profile.normalised(norms).influence for kind, norms in measured.norms.items()}

@@ -62,10 +62,12 @@ Independent = Float64[np.ndarray, "n_independent n_positions"]
 """Scores of samples that are independent of one another; clusters of others are averaged to one row."""
 PerSample = Float64[np.ndarray, "n_samples"]
 Weights = Float64[np.ndarray, "n_positions"]
-Sums = Float64[np.ndarray, "n_samples sums"]
-PerSum = Float64[np.ndarray, "sums"]
+Sums = Float64[np.ndarray, "n_samples *sums"]
+PerSum = Float64[np.ndarray, "*sums"]
 
 
+PAIR = np.array([1.0, -1.0])
+"""Weights of a difference of two scores."""
 CLUSTER = "cluster"
 """Name of the table that tells which samples are not independent: they share a number."""
 
@@ -167,17 +169,19 @@ def position_means(scores: Scores, *, highest: float = np.inf) -> tuple[Interval
     return tuple(mean_of(column).interval(**ends) if len(column) else unscored for column in columns)
 
 
-def estimated(sums: Sums, scores: Float64[np.ndarray, "..."], *, largest: float = 1.0) -> Estimate:
-    """The mean of each column of sums of scores, whose largest weight is given.
+def estimated(sums: Sums, scores: Float64[np.ndarray, "..."], weights: Weights = PAIR) -> Estimate:
+    """The mean of each column of sums of scores with these weights.
 
     Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
     a difference does not exclude one.
     """
-    found = estimate(sums.mean(axis=0), sums, scale=2 * float(np.abs(scores).max(initial=0.0)))
+    sizes = np.abs(weights)
+    found = estimate(sums.mean(axis=0), sums, scale=float(sizes.sum() * np.abs(scores).max(initial=0.0)))
     if not is_binary(scores):
         return found
-    small, least = found.error < largest / len(sums), largest / len(sums)
-    return replace(found, error=np.maximum(found.error, least), skewness=np.where(small, 0.0, found.skewness))
+    least = sizes.max() / len(sums)
+    error = np.asarray(np.maximum(found.error, least))
+    return replace(found, error=error, skewness=np.where(found.error < least, 0.0, found.skewness))
 
 
 def bounds_of(
@@ -187,7 +191,7 @@ def bounds_of(
     *,
     limits: tuple[float, float] = (-math.inf, math.inf),
     reference: float = 0.0,
-    largest: float = 1.0,
+    weights: Weights = PAIR,
     cautious: bool = True,
 ) -> tuple[PerSum, PerSum, PerSum]:
     """Ends at 1 - alpha of the means of columns, and their two-sided p-values of being `reference`.
@@ -198,28 +202,27 @@ def bounds_of(
         alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
         limits: Smallest and largest possible mean.
         reference: Mean that is tested.
-        largest: Largest weight in a sum.
+        weights: Weights in a sum; by default those of a difference.
         cautious: False for one contrast that was planned: Student's test and the one corrected for skewness.
     """
     right_or_wrong = is_binary(scores)
-    found = replace(estimated(sums, scores, largest=largest), cautious=cautious and not right_or_wrong)
+    found = replace(estimated(sums, scores, weights), cautious=cautious and not right_or_wrong)
     p, (low, high) = found.p(reference), found.ends(1 - alpha, least=limits[0], most=limits[1])
     if not (cautious and right_or_wrong):
         agreed = np.ptp(sums, axis=0) <= AGREEMENT * np.abs(sums).max(axis=0)
-        p = np.maximum(p, np.where(agreed, 2.0 ** (1 - len(sums)), 0.0))  # what so many could show at most
+        p = np.asarray(np.maximum(p, np.where(agreed, 2.0 ** (1 - len(sums)), 0.0)))  # what so many could show at most
     includes = p >= alpha
     return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
 def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Contrast:
     """Test and interval, covering 1 - alpha, of a contrast over samples (at least 2, no NaN); the weights sum to 0."""
-    sums = (scores @ weights)[:, None]
+    sums = scores @ weights
     limits = (-math.inf, math.inf)
     if are_shares(scores):
         limits = (float(weights[weights < 0].sum()), float(weights[weights > 0].sum()))
-    largest = float(np.abs(weights).max())
-    low, high, p = bounds_of(sums, scores, alpha, limits=limits, largest=largest, cautious=False)
-    return Contrast(Interval(float(sums.mean()), float(low[0]), float(high[0])), float(p[0]))
+    low, high, p = bounds_of(sums, scores, alpha, limits=limits, weights=weights, cautious=False)
+    return Contrast(Interval(float(sums.mean()), float(low), float(high)), float(p))
 
 
 def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Contrast:
@@ -230,7 +233,7 @@ def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA)
     pair = np.column_stack([first, second])
     if is_binary(pair):
         return Contrast(*paired_shares(first, second, 1 - alpha))
-    return contrast_of(pair, np.array([1.0, -1.0]), alpha)
+    return contrast_of(pair, PAIR, alpha)
 
 
 def compare_to_best(scores: Scores) -> Comparison:
@@ -367,8 +370,8 @@ def _deciding(scores: Scores) -> tuple[float, int]:
 
     n_positions = scores.shape[1]
     weights = end_weights(n_positions).mean(axis=0) if n_positions > 2 else np.array([-1.0, 1.0])
-    found = estimated((scores @ weights)[:, None], scores, largest=float(np.abs(weights).max()))
-    difference, spread = max(DECIDING, abs(float(found.value[0]))), float(found.error[0]) * math.sqrt(len(scores))
+    found = estimated(scores @ weights, scores, weights)
+    difference, spread = max(DECIDING, abs(float(found.value))), float(found.error) * math.sqrt(len(scores))
     quantiles = ndtri((1 + CONFIDENCE) / 2) + ndtri(POWER)
     return difference, math.ceil((quantiles * spread / difference) ** 2)
 

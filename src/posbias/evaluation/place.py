@@ -10,7 +10,7 @@ is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: wi
 of holding the answer, the difference in expected accuracy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +21,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import CELLS, checked
 from posbias.errors import UsageError, check_most
-from posbias.evaluation.curve import Scores, complete_samples
+from posbias.evaluation.curve import ALPHA, Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.evaluation.options import PlaceOptions
 from posbias.results.records import Record, plain
@@ -31,8 +31,6 @@ from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of,
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
 """Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
-FLAT_LEVEL = 0.05
-"""A curve counts as flat unless its F-test against flat reaches this."""
 HALVINGS = 200
 """Random halvings behind the held-out estimate; its own scatter is then far below its interval."""
 SAMPLES_TO_CONFIRM = 12
@@ -40,8 +38,10 @@ SAMPLES_TO_CONFIRM = 12
 
 Slots = Int64[np.ndarray, "n_slots"]
 Relevance = Float64[np.ndarray, "n_slots"]
-Counts = Float64[np.ndarray, "_ _"]
+Counts = Float64[np.ndarray, "draws n_samples"]
 """How often each sample counts, one row per draw."""
+Uses = Float64[np.ndarray, "draws n_slots"]
+"""Expected use of each slot, one row per draw."""
 
 REFERENCES: dict[str, Callable[[int], Slots]] = {
     "best_first": np.arange,
@@ -120,10 +120,7 @@ class Placement(Result):
 
 @checked
 def place(
-    relevance: Sequence[float],
-    run: Evaluation | str | Path,
-    *,
-    options: PlaceOptions | None = None,
+    relevance: Sequence[float], run: Evaluation | str | Path, *, options: PlaceOptions | None = None
 ) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
 
@@ -148,43 +145,49 @@ def place(
             "relevance needs a finite number >= 0 for each passage (turn logits into probabilities first), one of them "
             f"above 0; got {[number for number in relevance if not 0 <= number < np.inf][:1] or list(relevance)[:4]}"
         )
-    check_most("passages x resamples", len(weights) * DRAWS, CELLS)
-    ranks = np.argsort(-weights, kind="stable")
+    n_slots = len(weights)
+    check_most("passages x resamples", n_slots * DRAWS, CELLS)
     evaluation = load_evaluation(run, "placing")
     measure, scores = _measured(evaluation, options.by)
     positions, n_items = evaluation.positions, evaluation.n_items
     measured = complete_samples(scores, "placing")
-    spread = slot_weights(positions, n_items=n_items, n_slots=len(weights))
+    spread = slot_weights(positions, n_items=n_items, n_slots=n_slots)
     curves, shares, p_flat = shrink_to_flat(measured, np.ones((1, len(measured))))
-    slots, best_first = order_by_curve(curves @ spread, shares)[0], np.arange(len(weights))
-    usual = {name: order(len(weights)) for name, order in REFERENCES.items()}
+    ranks, best_first = np.argsort(-weights, kind="stable"), np.arange(n_slots)
+    slots, falling = order_by_curve(curves @ spread, shares)[0], weights[ranks]
+
+    def arranged(slots: Slots) -> tuple[int, ...]:
+        """Passages from the first slot to the last, if the r-th most relevant one stands in `slots[r]`."""
+        return tuple(ranks[np.argsort(slots)].tolist())
+
+    usual: dict[str, Slots | None] = {**{name: order(n_slots) for name, order in REFERENCES.items()}, SHUFFLED: None}
+    if shares[0] > 0:
+        judged = held_out_gains(measured, spread, falling, usual, seed=options.seed)
+    else:
+        judged = [mean_of(gains).interval() for gains in _gains(measured @ spread, slots, usual, falling)]
     gains = []
-    for name, against in {**usual, SHUFFLED: None}.items():
+    for (name, against), gain in zip(usual.items(), judged, strict=True):
         if against is not None and np.array_equal(slots, against):
             gain = Interval(0.0, 0.0, 0.0)
-        elif shares[0] > 0:
-            gain = held_out_gain(measured, spread, weights[ranks], against=against, seed=options.seed)
-        else:
-            gain = mean_of(_gain(measured @ spread, slots, against, weights[ranks])).interval()
         raises = len(measured) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0
-        gains.append(Gain(name, gain, () if against is None else _arranged(ranks, against), raises))
+        gains.append(Gain(name, gain, () if against is None else arranged(against), raises))
     advice = LEAVE if np.array_equal(ranks, best_first) else BEST_FIRST
     if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
         advice = REORDER
     scalars = {
-        "order": _arranged(ranks, slots if advice == REORDER else best_first),
-        "estimated": _arranged(ranks, slots),
+        "order": arranged(slots if advice == REORDER else best_first),
+        "estimated": arranged(slots),
         "curve": (curves[0] @ spread).tolist(),
         "kept": float(shares[0]),
         "p_flat": float(p_flat[0]),
         "gains": [asdict(gain) for gain in gains],
         "advice": advice,
         "n_samples": len(measured),
-        "interpolated": positions != tuple(range(len(weights))) or n_items != len(weights),
+        "interpolated": positions != tuple(range(n_slots)) or n_items != n_slots,
         "measure": measure,
         "method": evaluation.responder.get("method") or "",
     }
-    title = f"{evaluation.title}: order of {len(weights)} passages"
+    title = f"{evaluation.title}: order of {n_slots} passages"
     resolved = {"command": "", "relevance": weights.tolist(), "title": title, "run": evaluation.record.run_id}
     record = Record("place", {}, resolved, plain(scalars), seeds={"bootstrap": options.seed})
     return Placement.from_record(record)
@@ -207,24 +210,18 @@ def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Scores]:
     return measure, scores[measure]
 
 
-def _gain(
-    by_slot: Float64[np.ndarray, "draws n_slots"],
-    slots: Int64[np.ndarray, "..."],
-    against: Slots | None,
-    weights: Relevance,
-) -> Float64[np.ndarray, "draws"]:
-    """Gain of an order over another, by expected uses of the slots; None: over the mean of all orders.
+def _gains(
+    uses: Uses, slots: Int64[np.ndarray, "..."], usual: Mapping[str, Slots | None], falling: Relevance
+) -> Float64[np.ndarray, "orders draws"]:
+    """Gains of an order over usual ones, by expected uses of the slots; None: over the mean of all orders.
 
-    `weights` are the relevances, the largest first.
+    `falling` are the relevances, the largest first.
     """
-    worth = np.take_along_axis(by_slot, np.broadcast_to(slots, by_slot.shape), axis=1) @ weights
-    usual = by_slot.mean(axis=1) * weights.sum() if against is None else by_slot[:, against] @ weights
-    return np.asarray((worth - usual) / weights.sum())
-
-
-def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
-    """Passages from the first slot to the last, if the r-th most relevant one stands in `slots[r]`."""
-    return tuple(ranks[np.argsort(slots)].tolist())
+    worth = np.take_along_axis(uses, np.broadcast_to(slots, uses.shape), axis=1) @ falling
+    over = [
+        uses.mean(axis=1) * falling.sum() if order is None else uses[:, order] @ falling for order in usual.values()
+    ]
+    return np.asarray((worth - np.stack(over)) / falling.sum())
 
 
 def order_by_curve(
@@ -281,43 +278,44 @@ def shrink_to_flat(
     noise = np.where(residual > rounding, residual, 0.0) / degrees
     ratio = np.divide(between, noise, out=np.where(between > rounding, np.inf, 0.0), where=noise > 0)
     p_flat = np.where(sizes < 2, 1.0, fdtrc(n_positions - 1, degrees, ratio))
-    shares = np.where(p_flat <= FLAT_LEVEL, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
+    shares = np.where(p_flat <= ALPHA, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
     level = means.mean(axis=1, keepdims=True)
     return level + shares[:, None] * deviations, shares, p_flat
 
 
-def held_out_gain(
+def held_out_gains(
     scores: Scores,
     spread: Float64[np.ndarray, "n_positions n_slots"],
-    weights: Relevance,
+    falling: Relevance,
+    usual: Mapping[str, Slots | None],
     *,
-    against: Slots | None,
     seed: int,
-) -> Interval:
-    """Gain of the order made from one half of the samples on the other half, both ways, averaged over random halvings.
+) -> list[Interval]:
+    """Gains of the order made from one half of the samples on the other half, both ways, over random halvings.
 
     The whole procedure, shrinking and its retreat to best-first included, is repeated on resampled samples; copies of
     one sample stay in one half, so nothing is judged on what it was made from. By simulation its interval holds the
     gain of the order that all samples give, too (in 91 to 100 of 100 cases); the same samples' own estimate of that
     gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
-    `scores` are complete, `spread` is of `slot_weights`, `weights` and `against` as for `_gain`.
+    `scores` are complete, `spread` is of `slot_weights`, the rest as for `_gains`.
     """
     generator, n_samples = np.random.default_rng(seed), len(scores)
 
-    def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
-        """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
+    def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "orders draws"]:
+        """Gains of the order made from the first counts on the samples of the second; NaN if none is left."""
         curves, shares, _ = shrink_to_flat(scores, choosing)
         sizes = judging.sum(axis=1, keepdims=True)
         none = np.full((len(sizes), scores.shape[1]), np.nan)
         judged = np.divide(judging @ scores, sizes, out=none, where=sizes > 0)
-        return _gain(judged @ spread, order_by_curve(curves @ spread, shares), against, weights)
+        return _gains(judged @ spread, order_by_curve(curves @ spread, shares), usual, falling)
 
-    def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
+    def both_ways(draws: int, counts: Float64[np.ndarray, "_ n_samples"]) -> Float64[np.ndarray, "orders draws"]:
+        first = halves(n_samples, generator=generator, draws=draws)
         parts = counts * first, counts * (1 - first)
         return np.asarray(np.mean([gains(*parts), gains(*parts[::-1])], axis=0))
 
-    point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
+    point = np.nanmean(both_ways(HALVINGS, np.ones((1, n_samples))), axis=1)
     counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
-    draws = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
-    return percentile_interval(float(np.nanmean(point)), draws, n_samples)
+    pairs = zip(point.tolist(), both_ways(DRAWS, counts), strict=True)
+    return [percentile_interval(value, draws, n_samples) for value, draws in pairs]

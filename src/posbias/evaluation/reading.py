@@ -14,9 +14,8 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from posbias.evaluation.curve import Scores, independent
-from posbias.evaluation.responders.base import REFUSED, UNFINISHED
+from posbias.evaluation.responders.base import REFUSED
 from posbias.statistics import Interval, StoredInterval, StoredNumber, bounded_mean
-from posbias.tasks.language.calls import call_mark
 
 UNJUDGED = {
     "too_long": "longer than the model's context",
@@ -66,35 +65,10 @@ def reading_of(correct: Scores, outputs: Sequence[Mapping[str, Any]]) -> Reading
     """Count the answers of `Evaluation.outputs`, right or wrong as the table has them; nothing is generated: 0."""
     if all(row["text"] is None for row in outputs):
         return Reading()
-    reasons = Counter(reason for row in outputs if (reason := reason_of(row)) is not None and reason != "too_long")
+    reasons = Counter(row["unjudged"] for row in outputs if row["unjudged"] not in (None, "too_long"))
     answers = sum(row["text"] is not None or row["finish"] == REFUSED for row in outputs)
     thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
     return Reading(answers, dict(reasons), thought, np.nan if np.isnan(correct).all() else float(np.nanmean(correct)))
-
-
-def reason_of(row: Mapping[str, Any]) -> str | None:
-    """A key of `UNJUDGED`; None if there is an answer, or none was asked for."""
-    if row["skipped"] is not None:
-        return "refused" if row["finish"] == REFUSED else "too_long"
-    if row["text"] is None:
-        return None
-    if row["thinking"] == UNFINISHED:
-        return "unfinished"
-    if row["cut"]:
-        return "cut_off"
-    if not row["text"].strip():
-        return "empty"
-    return None if row["read"] else "unread"
-
-
-def unjudged_in(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
-    unjudged = []
-    for row in outputs:
-        if (reason := reason_of(row)) is not None:
-            detail = row["skipped"] or (call_mark(row["text"]) if reason == "unread" else "")
-            unjudged.append({"sample": row["sample"], "position": row["position"], "reason": reason, "detail": detail})
-    return unjudged
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluatio
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import judge_verdicts, reading_of, unjudged_in
+from posbias.evaluation.reading import judge_verdicts, reading_of
 from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
 from posbias.evaluation.responders.local import as_responder
@@ -39,6 +39,7 @@ from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.running import OpenRun, directory_names, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
+from posbias.tasks.language.calls import call_mark
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
@@ -358,7 +359,15 @@ def _scored(
     scored = {
         "n_items": task.n_items,
         "skipped": {str(position): count for position, count in zip(positions, lost, strict=True) if count},
-        "unjudged": unjudged_in(outputs),
+        "unjudged": [
+            {
+                **{name: row[name] for name in ("sample", "position")},
+                "reason": row["unjudged"],
+                "detail": row["skipped"] or (call_mark(row["text"]) if row["unjudged"] == "unread" else ""),
+            }
+            for row in outputs
+            if row["unjudged"] is not None
+        ],
         "measures": list(curves),
         "curves": {name: plain(asdict(curve)) for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),

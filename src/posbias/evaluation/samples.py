@@ -16,7 +16,7 @@ import numpy as np
 from posbias.errors import UsageError
 from posbias.evaluation.curve import CLUSTER, Scores
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
+from posbias.evaluation.responders.base import CUT_OFF, REFUSED, UNFINISHED, Reply, Request, Responder
 from posbias.progress import report
 from posbias.tasks.language import Example, LanguageTask
 
@@ -108,7 +108,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     response, score, rule = reply.response, reply.score, task.answer_rule
     told = {} if response is None else vars(response)
     skipped, text = told.get("skipped"), None if told.get("skipped") is not None else told.get("text")
-    answer, right, cut = text, None, None
+    answer, right, cut, unjudged = text, None, None, None
     if text is not None:
         settled = rule.settled(text)
         if task.lead_in and told["continues"]:
@@ -117,6 +117,15 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
             settled = bool(ended) or rule.settled(answer)
         right = rule.right(answer or "", example.answers)
         cut = told["finish"] == CUT_OFF and right < 1 and not settled
+        reasons = {
+            "unfinished": told["thinking"] == UNFINISHED,
+            "cut_off": cut,
+            "empty": not text.strip(),
+            "unread": not rule.readable(answer or ""),
+        }
+        unjudged = next((reason for reason, holds in reasons.items() if holds), None)
+    elif skipped is not None:
+        unjudged = "refused" if told["finish"] == REFUSED else "too_long"
     numbers: dict[str, float | None] = {
         "correct": right,
         "cut": cut,
@@ -138,6 +147,5 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "answers": list(example.answers),
         "text": text,
         **{name: told.get(name) for name in ("thoughts", "thinking", "finish", "skipped")},
-        "read": None if answer is None else rule.readable(answer),
-        "cut": cut,
+        "unjudged": unjudged,
     }
