@@ -26,25 +26,27 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
-from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
+from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
-from posbias.mitigation.page import reasons, seconds_each, text_change, warnings, words
+from posbias.mitigation.page import reasons, seconds_each, text_change, words
 from posbias.mitigation.result import ArmResult, MitigationTrial
-from posbias.mitigation.run import ARMS, RECIPE
+from posbias.mitigation.run import RECIPE
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 from posbias.models.weights import dispatched, quantised, weights_sha256
-from posbias.results.page import caveats_of
-from posbias.results.records import RECORD_FILE
 from posbias.results.result import load_record
 from posbias.version import __version__
 
-GGUF = ".gguf"
-LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
-"""Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
-NOT_JUDGED = "Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."
-Judged = tuple[MitigationTrial, ArmResult]
-"""A trial, and its arm of the method."""
+LARGEST_RANK = 16
+"""Of adapters that vLLM serves unasked; it can be asked for powers of two above it."""
+NOT_JUDGED = "No verdict at hand: export the run that judged it, or judge it (`posbias mitigate --methods RECIPE`)."
+
+
+class Chosen(NamedTuple):
+    """A recipe, with the trial and its arm that judged it, if they are known."""
+
+    recipe: Path
+    judged: tuple[MitigationTrial, ArmResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,19 @@ class Exported:
 
 
 @checked
-def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = False, gguf: bool = False) -> Exported:
+def export(
+    fitted: Fitted | Method | Chosen | str | Path,
+    directory: str | Path,
+    *,
+    model: Any,
+    merged: bool = False,
+    gguf: bool = False,
+) -> Exported:
     """Write a fitted method for other programs: an adapter that PEFT, vLLM and llama.cpp load, or a whole checkpoint.
 
     Args:
-        fitted: What `fit` returns, a method or its spelling, the path of a recipe, or the directory of a run of
-            `mitigate` with one method that can be exported. The card has the verdict on a run's method or recipe.
+        fitted: What `fit` returns, a method, the path of a recipe, or the directory of a run of `mitigate` with one
+            method that can be exported, on which the card has the verdict.
         directory: A new directory; it gets a card, `README.md`, too.
         model: The loaded model that the method was fitted to.
         merged: Write the whole model with changed weights, tokenizer and generation settings, instead of a PEFT
@@ -78,29 +87,37 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
             that are quantised or not all in memory.
         RunError: the files cannot be written.
     """
-    target, loaded = Path(directory), check_model(model)
+    target, model = Path(directory), check_model(model)
     if file_exists(target):
         raise UsageError(f"{str(target)!r} exists; a method is exported to a new directory only")
-    if quantised(loaded.network):
-        raise UsageError(f"export: the weights of {loaded.origin.source!r} are quantised; load the model unquantised")
-    if dispatched(loaded.network):
+    if quantised(model.network):
+        raise UsageError(f"export: the weights of {model.origin.source!r} are quantised; load the model unquantised")
+    if dispatched(model.network):
         raise UsageError("export: the model is spread over devices; load it on one, such as device='cpu'")
-    method, how, judged = _subject(fitted, loaded)
+    how: Mapping[str, Any] = fitted.how if isinstance(fitted, Fitted) else {}
+    given, judged = fitted.method if isinstance(fitted, Fitted) else fitted, None
+    if isinstance(given, Method):
+        method = resolve_method(given, model)
+    else:
+        recipe, judged = given if isinstance(given, Chosen) else choose(given)
+        method, how = read_recipe(recipe, model), Recipe.read(recipe).fitted.model_dump()
     if not isinstance(method, Adapter):
         inside = isinstance(method, Mitigation)
         why = "it depends on the places of tokens, which no weight knows" if inside else "it changes prompts"
         raise UsageError(f"{method.name} cannot be exported: {why}; allowed: adapter")
-    updates = method.weight_updates(loaded)
+    updates = method.weight_updates(model)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
             if gguf:
-                write_gguf(loaded, updates, made / ADAPTER_GGUF)
-            (write_merged if merged else write_adapter)(loaded, updates, made)
-            card = _card(method, loaded, how, judged, name=target.name, merged=merged, gguf=gguf)
-            (made / "README.md").write_text(card)
+                write_gguf(model, updates, made / ADAPTER_GGUF)
+            (write_merged if merged else write_adapter)(model, updates, made)
+            verdict = [NOT_JUDGED] if judged is None else _verdict_lines(*judged)
+            commands = serving(model.origin.source, target.name, method.rank, merged=merged, gguf=gguf)
+            card = [*_card(method, model, how, merged=merged), *verdict, *commands]
+            (made / "README.md").write_text("\n".join(card))
             follow_umask(made)
             made.rename(target)
     except OSError as error:
@@ -109,63 +126,33 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
     return Exported(str(target), str(method), "merged" if merged else "adapter", files)
 
 
-class Chosen(NamedTuple):
-    """A recipe, with the trial and its arm that judged it, if they are known."""
-
-    recipe: Path
-    judged: Judged | None = None
-
-
 def choose(named: str | Path, *, method: str | None = None) -> Chosen:
     """The recipe at a path, or that of an adapter in the directory of a run.
 
     Args:
         method: Name of the run's method; None: the recommended one, or the only adapter.
     """
-    text, path = str(named), Path(named)
-    if text.partition("(")[0] in MITIGATIONS and not file_exists(path):
-        raise UsageError(f"{text!r} is a spelling, which holds no numbers; export takes a run of mitigate, or a recipe")
+    path = Path(named)
     if path.suffix == RECIPE_SUFFIX:
-        path = path.resolve() if file_exists(path) else path
-        run, within = path.parent.parent.parent, path.parent.parent.name
-        arms = _adapters(run) if within == ARMS and (run / RECORD_FILE).exists() else {}
-        return next((chosen for chosen in arms.values() if chosen.recipe == path), Chosen(path))
-    arms = _adapters(path)
-    recommended = {arm.judged[0].judgement.recommended for arm in arms.values() if arm.judged}
-    names = [method] if method is not None else [name for name in arms if name in recommended] or list(arms)
-    if len(names) != 1 or names[0] not in arms:
-        asked = "" if method is None else f" {method!r}"
-        raise UsageError(
-            f"{text!r} has no single method{asked} to export; in it: {', '.join(arms) or 'none'}; name one"
-        )
-    return arms[names[0]]
-
-
-def _adapters(run: Path) -> dict[str, Chosen]:
-    """The adapters of a run whose recipes are there, by the names of their arms."""
-    trial = load_record(run)
+        return Chosen(path)
+    trial = load_record(path)
     if not isinstance(trial, MitigationTrial):
         raise UsageError(
-            f"{str(run)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
+            f"{str(path)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
         )
-    adapters = [arm for arm in trial.arms[1:] if arm.method.partition("(")[0] == Adapter.name]
-    recipes = [run / arm.directory / RECIPE if arm.fitted is not None else Path(arm.recipe) for arm in adapters]
-    return {
-        arm.name: Chosen(recipe, (trial, arm))
-        for arm, recipe in zip(adapters, recipes, strict=True)
-        if recipe.suffix and file_exists(recipe)
-    }
-
-
-def _subject(fitted: Any, model: HuggingFaceModel) -> tuple[Method, dict[str, Any], Judged | None]:
-    """The method, how it was fitted, and what judged it, as far as these are known."""
-    if isinstance(fitted, Fitted | Method):
-        how = fitted.how if isinstance(fitted, Fitted) else {}
-        return resolve_method(fitted.method if isinstance(fitted, Fitted) else fitted, model), how, None
-    if not isinstance(fitted, str | Path | Chosen):
-        raise UsageError(f"export: give what fit returns, a method, a recipe or a run, got {type(fitted).__name__}")
-    chosen = fitted if isinstance(fitted, Chosen) else choose(fitted)
-    return read_recipe(chosen.recipe, model), Recipe.read(chosen.recipe).fitted.model_dump(), chosen.judged
+    adapters: dict[str, Chosen] = {}
+    for arm in trial.arms[1:]:
+        recipe = path / arm.directory / RECIPE if arm.fitted is not None else Path(arm.recipe)
+        if arm.method.partition("(")[0] == Adapter.name and recipe.suffix and file_exists(recipe):
+            adapters[arm.name] = Chosen(recipe, (trial, arm))
+    recommended = [name for name in adapters if name == trial.judgement.recommended]
+    names = [method] if method is not None else recommended or list(adapters)
+    if len(names) != 1 or names[0] not in adapters:
+        asked = "" if method is None else f" {method!r}"
+        raise UsageError(
+            f"{str(path)!r} has no single method{asked} to export; in it: {', '.join(adapters) or 'none'}; name one"
+        )
+    return adapters[names[0]]
 
 
 ADAPTER_GGUF = "adapter.gguf"
@@ -268,91 +255,61 @@ def pairs_of_halves(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _card(
-    method: Adapter,
-    model: HuggingFaceModel,
-    how: Mapping[str, Any],
-    judged: Judged | None,
-    *,
-    name: str,
-    merged: bool,
-    gguf: bool,
-) -> str:
-    """The card, in Markdown: base, fit, verdict, costs and commands; `name` is the directory's."""
-    source = model.origin.source
-    revision = f", revision {model.origin.revision}" if model.origin.revision else ""
-    precision, weights = str(model.dtype).removeprefix("torch."), weights_sha256(model.network)[:16]
-    form = "The whole model with the change in its weights" if merged else "A PEFT (LoRA) adapter"
-    also = "; `adapter.gguf` is the same change for llama.cpp" if gguf else ""
+def _card(method: Adapter, model: HuggingFaceModel, how: Mapping[str, Any], *, merged: bool) -> list[str]:
+    """The beginning of the card, in Markdown: base and fit."""
+    source, revision = model.origin.source, model.origin.revision
     fitted = "nothing that is on record"
     if samples := how.get("calibration_samples"):
-        lengths = "of {} to {} tokens ".format(*how["prompt_tokens"]) if "prompt_tokens" in how else ""
-        steps = len(how.get("answer_loss", []))
-        fitted = f"{samples} samples in {how.get('calibration_prompts', '?')} prompts {lengths}in {steps} steps"
-    head = [] if merged else [f"base_model: {source}", "library_name: peft"]
-    lines = [
-        *["---", *head, "tags: [position-bias]", "---"],
+        prompts, steps = how.get("calibration_prompts", "?"), len(how.get("answer_loss", []))
+        fitted = f"{samples} samples in {prompts} prompts, in {steps} steps"
+    form = "The whole model with the change in its weights" if merged else "A PEFT (LoRA) adapter"
+    weights, precision = weights_sha256(model.network)[:16], str(model.dtype).removeprefix("torch.")
+    base = f"{source}{f', revision {revision}' if revision else ''}, weights {weights} ({precision})"
+    return [
+        *["---", *([] if merged else [f"base_model: {source}", "library_name: peft"]), "tags: [position-bias]", "---"],
         f"# {method.name} against position bias, for {source}",
-        f"\n{form}, written by posbias {__version__}{also}. Its method is `{method}`.",
-        f"\n- Base model: {source}{revision}, weights {weights} ({precision}); made for these alone.",
+        f"\n{form}, written by posbias {__version__}. Its method is `{method}`.",
+        f"\n- Base model: {base}; made for these alone.",
         f"- Size: updates of rank {method.rank}; merged, no time.",
         f"- Fitted to: {fitted}.",
         "\n## Does it help?\n",
-        *([NOT_JUDGED] if judged is None else _verdict_lines(*judged)),
-        "\n## Use\n\n```bash",
-        *(merged_commands(name) if merged else adapter_commands(source, name, method.rank)),
-        *(gguf_commands(source, name) if gguf else []),
-        "```\n",
     ]
-    return "\n".join(lines)
 
 
 def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
-    """The verdict, what the trial measured beside the answers, and its caveats."""
-    judgement, number = trial.judgement, trial.arms.index(arm)
-    measure, verdict = judgement.measure, next(one for one in judgement.verdicts if one.name == arm.name)
-    rows = zip(judgement.positions, trial.curves[measure][0], trial.curves[measure][number], strict=True)
-    before, after = map(seconds_each, (trial.arms[0], arm))
-    caveats = [*caveats_of(trial.record), *warnings(trial.choice, (trial.arms[0], arm))]
+    """The verdict, and what the trial measured beside the answers."""
+    verdict = next(one for one in trial.judgement.verdicts if one.name == arm.name)
+    measure, why = measure_words(trial.judgement.measure), " ".join(reasons(verdict, trial.judgement))
     return [
-        f"On {verdict.n_samples} samples of `{trial.task}` that no fit saw: **{words(verdict)}**. "
-        + " ".join(reasons(verdict, judgement)),
-        f"\n| position | {measure_words(measure)}, before | with it |\n|---|---|---|",
-        *(f"| {position} | {old} | {new} |" for position, old, new in rows),
+        f"On {verdict.n_samples} samples of `{trial.task}` that no fit saw, by {measure}: **{words(verdict)}**. {why}",
         "\n## What does it cost?\n",
         f"- Ordinary text, loss per token: {text_change(verdict, arm)}; accepted: {trial.tolerance:g}.",
-        f"- Seconds per request in that trial: {after}, without it {before}.",
-        *(f"- Caveat: {caveat}." for caveat in caveats),
+        f"- Seconds per request in that trial: {seconds_each(arm)}, without it {seconds_each(trial.arms[0])}.",
     ]
 
 
-def adapter_commands(source: str, directory: str, rank: int) -> list[str]:
-    """Commands that serve an adapter beside its base model, or the answer to one text; `transformers serve` takes none.
+def serving(source: str, directory: str, rank: int, *, merged: bool, gguf: bool) -> list[str]:
+    """The end of the card: commands that serve what was written, or the answer to one text.
 
-    A base model in a GGUF file is one for llama.cpp alone.
+    `transformers serve` takes no adapter. A base model in a GGUF file is one for llama.cpp alone.
     """
-    if source.endswith(GGUF):
-        return [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
-    base = ["posbias models get demo --out demo  # the base model, where the adapter looks for it"]
-    place = shlex.quote(f"posbias={directory}")
-    served = next((size for size in LARGER_RANKS if size >= rank), None)
-    larger = f" --max-lora-rank {served}" if rank > LARGEST_RANK else ""
-    loaded = f'pipeline("text-generation", {json.dumps(directory)})'
-    program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
-    return [
-        *(base if source == "demo" else []),
-        *([f"vllm serve {shlex.quote(source)} --enable-lora{larger} --lora-modules {place}"] if served else []),
-        f"python -c {shlex.quote(program)}  # transformers, with peft installed",
-    ]
-
-
-def merged_commands(directory: str) -> list[str]:
-    """Commands that serve a merged checkpoint."""
-    return [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
-
-
-def gguf_commands(source: str, directory: str) -> list[str]:
-    """The command that serves a GGUF adapter beside a GGUF file of the base model."""
-    given = source.endswith(GGUF)
-    base, note = (shlex.quote(source), "") if given else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
-    return [f"llama-server -m {base} --lora {shlex.quote(directory + '/adapter.gguf')}{note}"]
+    base, based_on_gguf = shlex.quote(source), source.endswith(".gguf")
+    if merged:
+        lines = [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
+    elif based_on_gguf:
+        lines = [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
+    else:
+        larger = max(LARGEST_RANK, 1 << (rank - 1).bit_length())
+        named = shlex.quote(f"posbias={directory}")
+        loaded = f'pipeline("text-generation", {json.dumps(directory)})'
+        program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
+        lines = [
+            f"vllm serve {base} --enable-lora --max-lora-rank {larger} --lora-modules {named}",
+            f"python -c {shlex.quote(program)}  # transformers, with peft installed",
+        ]
+        if source == "demo":
+            lines.insert(0, "posbias models get demo --out demo  # where the adapter looks for its base")
+    if gguf:
+        given, note = (base, "") if based_on_gguf else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
+        lines.append(f"llama-server -m {given} --lora {shlex.quote(f'{directory}/{ADAPTER_GGUF}')}{note}")
+    return ["\n## Use\n\n```bash", *lines, "```\n"]

@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_safetensors
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posbias as pb
-from posbias.exporting import adapter_commands, gguf_commands
+from posbias.exporting import serving
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
@@ -124,22 +124,25 @@ def test_a_checkpoint_keeps_tokenizer_template_and_generation_settings(long_llam
 
 
 def test_commands_have_every_name_and_path_in_them():
-    served = "vllm serve hub/model --enable-lora"
+    def lines(source, directory, rank=4, *, merged=False, gguf=False):
+        return serving(source, directory, rank, merged=merged, gguf=gguf)[1:-1]
+
+    served = "vllm serve hub/model --enable-lora --max-lora-rank"
     program = (
         'from transformers import pipeline; print(pipeline("text-generation", "adapter")("Hello", max_new_tokens=20))'
     )
-    assert adapter_commands("hub/model", "adapter", 16) == [
-        f"{served} --lora-modules posbias=adapter",
+    assert lines("hub/model", "adapter", 16) == [
+        f"{served} 16 --lora-modules posbias=adapter",
         f"python -c '{program}'  # transformers, with peft installed",
     ]
-    assert adapter_commands("hub/model", "a b", 17)[0] == f"{served} --max-lora-rank 32 --lora-modules 'posbias=a b'"
-    assert adapter_commands("demo", "adapter", 1)[0].startswith("posbias models get demo --out demo ")
-    assert not any("vllm" in line for line in adapter_commands("hub/model", "adapter", 513)), "more than it takes"
-    assert gguf_commands("my base.gguf", "a b") == ["llama-server -m 'my base.gguf' --lora 'a b/adapter.gguf'"]
+    assert lines("hub/model", "a b", 17)[0] == f"{served} 32 --lora-modules 'posbias=a b'"
+    assert lines("demo", "adapter")[0].startswith("posbias models get demo --out demo ")
+    assert lines("hub/model", "a b", merged=True) == ["vllm serve 'a b'", "transformers serve 'a b'"]
+    advice = "# vLLM and transformers take no adapter of my base.gguf: export it with --merged"
+    beside = "llama-server -m 'my base.gguf' --lora 'a b/adapter.gguf'"
+    assert lines("my base.gguf", "a b", gguf=True) == [advice, beside]
     converted = "llama-server -m BASE.gguf --lora a/adapter.gguf  # hub/model, converted by llama.cpp"
-    assert gguf_commands("hub/model", "a") == [converted]
-    advice = "# vLLM and transformers take no adapter of base.gguf: export it with --merged"
-    assert adapter_commands("base.gguf", "a", 4) == [advice]
+    assert lines("hub/model", "a", gguf=True)[-1] == converted
 
 
 @pytest.mark.filterwarnings(PEFT_ASKS)
@@ -177,21 +180,21 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
     several = posbias("export", run, "--to", tmp_path / "none")
     assert several.stderr.endswith(f"has no single method to export; in it: adapter(rank=1), {OTHER}; name one\n")
     (recipe,) = run.glob("arms/adapter-rank-1-*/recipe.json")
-    words = {"recipe": [recipe, "--gguf"], "fitted": [run, "--method", "adapter(rank=1)"]}
-    cards = {}
-    for name, source in words.items():
+    fitted = "Fitted to: 4 samples in 8 prompts, in 1 steps"
+    told = (
+        "On 6 samples of `key_value(pairs=2)` that no fit saw, by log-probability per token: **",
+        "- Ordinary text, loss per token: not judged: no windows were asked for",
+        "- Seconds per request in that trial: 0.",
+    )
+    words = {
+        "recipe": ([recipe, "--gguf"], ("No verdict at hand: export the run that judged it",)),
+        "fitted": ([run, "--method", "adapter(rank=1)"], told),
+    }
+    for name, (source, parts) in words.items():
         done = posbias("export", *source, "--to", tmp_path / name, "--model", long_llama, "--json")
         assert done.returncode == 0, done.stderr
-        cards[name] = (tmp_path / name / "README.md").read_text()
-        for part in (
-            "On 6 samples of `key_value(pairs=2)` that no fit saw: **",
-            "| position | log-probability per token, before | with it |",
-            "- Ordinary text, loss per token: not judged: no windows were asked for",
-            "- Seconds per request in that trial: 0.",
-            "Fitted to: 4 samples in 8 prompts",
-            "in 1 steps",
-        ):
-            assert part in cards[name], part
+        card = (tmp_path / name / "README.md").read_text()
+        assert all(part in card for part in (*parts, fitted)), card
     assert (tmp_path / "recipe" / "adapter.gguf").exists()
     first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("recipe", "fitted"))
     assert all(np.array_equal(first[name], second[name]) for name in first)
@@ -205,15 +208,10 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
     measured = tmp_path / "measured"
     record.save(measured)
     shutil.copytree(run / "arms", measured / "arms")
-    model = pb.load_model(str(long_llama), device="cpu")
-    (recipe,) = measured.glob("arms/adapter-rank-1-*/recipe.json")
-    pb.export(str(recipe), tmp_path / "costs", model=model)
+    done = posbias("export", measured, "--method", arm, "--to", tmp_path / "costs", "--model", long_llama)
+    assert done.returncode == 0, done.stderr
     card = (tmp_path / "costs" / "README.md").read_text()
     assert "- Ordinary text, loss per token: +0.0060 nats [+0.0045, +0.0120]; accepted: 0.02." in card
-    shutil.copy(recipe, tmp_path / "alone.json")
-    shutil.copy(recipe.with_suffix(".safetensors"), tmp_path / "alone.safetensors")
-    pb.export(tmp_path / "alone.json", tmp_path / "alone", model=model)
-    assert "Not judged yet" in (tmp_path / "alone" / "README.md").read_text()
 
 
 def test_a_checkpoint_keeps_the_dtype_of_the_base(long_llama, tmp_path, posbias):
@@ -250,9 +248,9 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, po
         ),
         (MITIGATIONS.parse("repeat_prompt"), "repeat_prompt cannot be exported: it changes prompts; allowed: adapter"),
         (MITIGATIONS.parse("adapter"), "adapter: it is not fitted yet"),
-        ("temperature", "'temperature' is a spelling, which holds no numbers; export takes a run of mitigate"),
+        ("temperature", "'temperature' holds no posbias run"),
         (random_adapter(shaken_model("qwen3")), "it was fitted to another model"),
-        (3, "export: give what fit returns, a method, a recipe or a run, got int"),
+        (3, "export: fitted must be Fitted or Method or Chosen or a text or a path, got 3"),
         (str(tmp_path / "none"), "none"),
     ):
         with pytest.raises(pb.UsageError, match=why.replace("(", r"\(")) as refusal:
