@@ -6,8 +6,8 @@ Every arm is an evaluation with a record of its own below the run's directory; f
 method are pieces beside it. A killed run goes on from the samples, texts and fits that are there.
 
 Text has no passages and no question: what acts from the question on, what moves or reads passages, and what changes
-requests cannot change it, and is not judged by it (`_untold`). `ms_poe` knows the passages only to rank heads at their
-end; it is given a whole window as one, as its paper ranks at the end of a prompt.
+requests is not judged by it. `ms_poe` knows the passages only to rank heads at their end; it is given a whole window as
+one, as its paper ranks at the end of a prompt.
 """
 
 import hashlib
@@ -64,10 +64,7 @@ OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
 """Settings that the fit and the side effects of one method do not depend on: a run, interrupted or finished, goes on
 with more methods, or fewer, without fitting again."""
 SERVER, UNASKED = "not judged: the model is behind a server", "not judged: no windows were asked for"
-"""Why text is put to no arm."""
-REQUESTS = "unchanged: only prompts change"
-FROM_QUESTION = "unchanged: acts only after a question begins"
-NO_PASSAGES = "not judged: needs passages, and text has none"
+ELSEWHERE = "unchanged: acts where passages or a question stand, and text has none"
 """Why ordinary text says nothing about a method."""
 
 
@@ -361,19 +358,16 @@ def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
 
 def read_text(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
     """Find the nats per token of every window of ordinary text in an arm, or say why it is not judged by them."""
-    text, model = plan.text, plan.model
-    arm.untold = SERVER if model is None else _untold(arm.method) or (UNASKED if text is None else "")
-    if text is not None and model is not None and not arm.untold:
-        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(model, arm.method, text)})["nats"]
-
-
-def _untold(method: Method | None) -> str:
-    """Why ordinary text says nothing about a method; empty if it can show harm."""
-    if method is not None and not isinstance(method, Mitigation):
-        return REQUESTS
-    if method is None or not method.needs_passages or method.text_is_passage:
-        return ""
-    return FROM_QUESTION if method.needs_question else NO_PASSAGES
+    text, model, method = plan.text, plan.model, arm.method
+    reached = isinstance(method, Mitigation) and (method.text_is_passage or not method.needs_passages)
+    if model is None:
+        arm.untold = SERVER
+    elif method is not None and not reached:
+        arm.untold = ELSEWHERE
+    elif text is None:
+        arm.untold = UNASKED
+    else:
+        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(model, method, text)})["nats"]
 
 
 @torch.no_grad()
@@ -459,13 +453,11 @@ def _side_effects(plan: TrialPlan, arm: Arm, measure: str) -> tuple[SideEffect, 
         effects.append(SideEffect(ORDINARY_TEXT, unchanged.nats, arm.nats, *told))
     for form, after in arm.short.items():
         before = unchanged.short[form]
-        found = [measures_of(one.tables) for one in (before, after)]
-        if any(measure not in of for of in found):
-            continue
+        tables = [measures_of(one.tables).get(measure) for one in (before, after)]
+        old, new = (None if table is None else table.mean(axis=1) for table in tables)
         if why := _withheld(before, after, measure):
             plan.left_out.append(f"{form} under {arm.name} was not judged: {why}")
-        else:
-            old, new = (of[measure].mean(axis=1) for of in found)
+        elif old is not None and new is not None:
             effects.append(SideEffect(form, old, new, unit=measure))
     return tuple(effects)
 
