@@ -62,7 +62,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
         (("--methods", "key_bias", "--calibration", "2"), "needs calibration samples, at least 4; got 2"),
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
-        (("--by", "rank"), "by must be one of accuracy, starts, logprob"),
+        (("--by", "rank"), "--by must be one of accuracy, logprob"),
         (("--by", "accuracy"), "by accuracy needs generate, which is switched off"),
         (("--fit", "steps"), "'steps': allowed: NAME=VALUE, such as steps=600, rate=0.02, texts in quotes"),
         (("--fit", "stepz=3"), "unknown argument 'stepz'; allowed: steps, batch, rate"),

@@ -8,19 +8,17 @@ from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
 from posbias.mitigation.fitting import JUDGED_TEXT
 from posbias.mitigation.methods.ms_poe import MsPoe
-from posbias.mitigation.run import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED
+from posbias.mitigation.run import ELSEWHERE, SERVER, UNASKED
 from posbias.results.result import report_of
 
 METHODS = {
     "temperature(scale=5.0)": "",
     "ms_poe(first_layer=0)": "",
     "positional_channel(channel=3)": "",
-    "repeat_prompt": REQUESTS,
-    "question_first": REQUESTS,
-    "attention_calibration": NO_PASSAGES,
-    "positional_channel(channel=3, from_question=True)": FROM_QUESTION,
-    "key_bias(biases='gamma_key(alpha=1.5)', from_question=True)": FROM_QUESTION,
-    "context_bias(values=[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])": FROM_QUESTION,
+    "repeat_prompt": ELSEWHERE,
+    "attention_calibration": ELSEWHERE,
+    "key_bias(biases='gamma_key(alpha=1.5)', from_question=True)": ELSEWHERE,
+    "context_bias(values=[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])": ELSEWHERE,
 }
 
 
