@@ -64,7 +64,7 @@ def test_one_forward_pass_serves_the_kinds_and_all_layers(gpt2_64):
     [
         ((0, 3), "last", "layer 3 is not in the network; layers are 0 to 2"),
         ("all", "target(tokens=[1])", "a hidden state looks at no given tokens"),
-        ("some", "last", "allowed are whole numbers"),
+        ("some", "last", "allowed are all, or whole numbers"),
         ((), "last", 'must be "all"'),
         ((-1,), "last", ">= 0 or None"),
         ((1, 1), "last", "each once"),

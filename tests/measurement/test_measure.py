@@ -33,13 +33,14 @@ def test_prompts_draw_their_own_probes(llama):
     np.testing.assert_array_equal(same.per_prompt["logit"][0], same.per_prompt["logit"][1])
 
 
-def synthetic(norms):
-    return [PromptMeasurement({"logit": row}) for row in norms]
+def profile_of(norms):
+    subject, _ = combine([PromptMeasurement({"logit": row}) for row in norms])
+    return subject.measured["logit"].profile
 
 
 def test_prompts_count_equally():
     norms = np.array([[1.0, 3.0, 4.0], [100.0, 50.0, 50.0]])
-    found = combine(synthetic(norms), kinds="logit").profiles["logit"]
+    found = profile_of(norms)
     np.testing.assert_allclose(found.influence, [0.3125, 0.3125, 0.375])
 
 
@@ -48,10 +49,10 @@ def test_intervals_cover():
     generator = np.random.default_rng(0)
     shape = np.array([4.0, 1.0, 2.0, 3.0])
     inside = []
-    for seed in range(150):
+    for _ in range(150):
         # Independent gamma entries times an independent size: the average estimates shape / sum(shape).
         norms = generator.gamma(shape, size=(24, 4)) * generator.lognormal(0, 0.3, size=(24, 1))
-        profile = combine(synthetic(norms), kinds="logit", seed=seed).profiles["logit"]
+        profile = profile_of(norms)
         truth = shape / shape.sum()
         inside.append((profile.low <= truth) & (truth <= profile.high))
     # 600 dependent trials.
@@ -59,7 +60,7 @@ def test_intervals_cover():
 
 
 def test_one_prompt_has_an_infinite_interval():
-    profile = combine(synthetic(np.ones((1, 3))), kinds="logit").profiles["logit"]
+    profile = profile_of(np.ones((1, 3)))
     assert np.all(np.isneginf(profile.low))
 
 
@@ -147,7 +148,7 @@ def test_sure_predictions_have_profiles_in_single_precision(build_llama):
 
 def test_a_prompt_without_influence_is_refused():
     with pytest.raises(RunError, match="logit: every position of prompt 1 has zero influence"):
-        combine(synthetic(np.array([[1.0, 2.0], [0.0, 0.0]])), kinds="logit")
+        profile_of(np.array([[1.0, 2.0], [0.0, 0.0]]))
 
 
 def test_a_wrong_seed_is_refused(llama, make_prompts):
@@ -167,8 +168,8 @@ def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):
         np.testing.assert_equal(vars(stored.mixings[name]), vars(mixing))
     for kind, profile in fresh.profiles.items():
         np.testing.assert_equal(vars(stored.profiles[kind]), vars(profile))
-    assert (stored.kinds, stored.seeds, stored.count) == (fresh.kinds, fresh.seeds, fresh.count)
-    assert stored.options.describe() == fresh.options.describe()
+    assert (stored.record.seeds, stored.count) == (fresh.record.seeds, fresh.count)
+    assert stored.record.resolved["measurement"] == fresh.record.resolved["measurement"]
     np.testing.assert_equal(vars(stored.depth), vars(fresh.depth))
     assert np.all((fresh.depth.low <= fresh.depth.influence) & (fresh.depth.influence <= fresh.depth.high))
     assert stored.verdict == fresh.verdict != ()

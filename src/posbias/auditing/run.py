@@ -89,7 +89,6 @@ def audit(
                 "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
             )
         finished = Audit.from_record(_record(loaded, prompts, options, arguments, run.directory))
-        assert isinstance(finished, Audit)
         return finished if run.directory is None else finished.in_directory(run.directory)
 
 
@@ -122,13 +121,13 @@ def _record(
     left_out: list[str] = []
     caveats: list[str] = []
     for state, measured in found.items():
-        measurement = combine(measured, kinds=kinds, seed=options.seed, state=state)
-        theories, missing = architecture_theories(model, measurement.n_positions, measurement.mixing)
+        subject, reasons = combine(measured, state=state)
+        mixing = subject.mixing["token_mean"].value if subject.mixing else None
+        theories, missing = architecture_theories(model, prompts.n_positions, mixing)
         for name in measured[0].theories:
             theories[name] = TheoryProfile.of_prompts(np.stack([each.theories[name] for each in measured]))
-        subject = replace(measurement.measured, theories=theories)
-        subjects.append(compare_subject(subject, generator=generator))
-        left_out += [*measurement.left_out, *missing]
+        subjects.append(compare_subject(replace(subject, theories=theories), generator=generator))
+        left_out += [*reasons, *missing]
         drawn = [each.networks for each in measured if each.networks is not None and len(each.networks) > 1]
         caveats += [scatter_caveat(np.concatenate(drawn), initialisations=len(drawn))] if drawn else []
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}

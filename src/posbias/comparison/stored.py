@@ -197,6 +197,7 @@ DEPTH_KIND = "jacobian"
 THEORIES, MEASURED = "theories/", "measured/"
 """What the names of a run's curves begin with: predictions, and what they are compared to."""
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
+Run = TypeVar("Run", bound="ProfileRun")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -215,13 +216,14 @@ class ProfileRun(Result):
     """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
     left_out: tuple[str, ...] = ()
     """Measurements and theories that are missing or do not apply."""
-    details: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """Further numbers by kind and name, one for each prompt."""
+    details: Mapping[str, Mapping[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
+    """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}; of a model below float32, what
+    rounding costs on the prompts that were measured again."""
     found: Mapping[str, Interval] = field(default_factory=dict)
     """Numbers that a theory gives beside its profile."""
 
     @classmethod
-    def from_record(cls, record: Record) -> "ProfileRun":
+    def from_record(cls: type[Run], record: Record) -> Run:
         """The profiles of a run; none if it failed. One that finished without any is refused."""
         if record.status != "done":
             return cls(record, record.title, ())
@@ -240,7 +242,10 @@ class ProfileRun(Result):
             contrasts={kind: from_stored(Contrast, entry) for kind, entry in scalars.get("contrasts", {}).items()},
             curves=_curves(record, subjects[0]),
             left_out=tuple(map(str, scalars.get("left_out", ()))),
-            details=scalars.get("details", {}),
+            details={
+                kind: {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
+                for kind, numbers in scalars.get("details", {}).items()
+            },
             found={name: Interval.of_record(stored) for name, stored in scalars.get("found", {}).items()},
         )
 

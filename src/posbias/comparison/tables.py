@@ -173,8 +173,7 @@ def _detail_table(views: Sequence[ProfileRun]) -> Table:
     """Numbers of kinds with passes of their own: the mean and the range over prompts."""
     cells = []
     for run, (kind, of_kind) in ((view, entry) for view in views for entry in view.details.items()):
-        for name, values in of_kind.items():
-            numbers = np.asarray(values, dtype=np.float64)
+        for name, numbers in of_kind.items():
             ends = [f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max())]
             cells.append([run.label, label(KINDS, kind), name.replace("_", " "), *ends])
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)

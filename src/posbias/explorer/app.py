@@ -8,7 +8,7 @@ import marimo
 app = marimo.App(width="full", app_title="posbias explore")
 
 with app.setup:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from dataclasses import MISSING, fields
     from types import UnionType
     from typing import Any, Union, get_args, get_origin
@@ -20,134 +20,96 @@ with app.setup:
     from posbias.checks import RESIDUAL_MIXING
     from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
     from posbias.designing.solving import FREE
-    from posbias.registry import Registry
     from posbias.results.drawing import fragment_of
     from posbias.results.figures import RUNS, profiles_figure
 
     NONE = "none"
-    STACK = {"mask": (MASKS, "causal", 1.0), "encoding": (ENCODINGS, NONE, 0.9)}
-    TARGET = {"target": (TARGETS, NONE, 0.9)}
+    STACK: dict[str, Any] = {"mask": MASKS, "encoding": ENCODINGS}
     WHOLE = [2**power for power in range(17)]
-    NUMBERS = [*(hundredth / 100 for hundredth in range(101)), 0.995, 0.999, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50]
-    MIXING = [number for number in NUMBERS if number <= 1]
-    SIGNED = [*(-number for number in NUMBERS if number not in {0, 1}), *NUMBERS]  # targets take exponents from -1 on
+    SHARES = [hundredth / 100 for hundredth in range(101)]
+    STYLE = """<style>
+    .chart { --line: #8884; margin: 0; max-width: 70rem } .chart svg { font-size: 10px; fill: currentColor }
+    .chart .grid, .chart .told { fill: none; pointer-events: all } .chart .grid { stroke: var(--line) }
+    </style>"""
+    """What the figure's classes mean on pages of posbias, for a page of marimo."""
+    NUMBERS = [*(-share for share in SHARES[1:-1]), *SHARES, 0.995, 0.999, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50]
 
 
 @app.function
-def controls(
-    sorts: Mapping[str, tuple[Registry[Any], str, float]], numbers: Sequence[float], extra: Sequence[str] = ()
-) -> dict[str, Any]:
-    """A list of each sort's variants, and the parameters of every variant, which keep their values while it is away.
-
-    Args:
-        sorts: By name a registry, the variant that is chosen at first, and where numbers without default begin.
-        numbers: Steps of the sliders of numbers that are not counts.
-        extra: What can be chosen beside the variants.
-    """
-    made: dict[str, Any] = {}
-    for sort, (registry, first, start) in sorts.items():
-        made[sort] = mo.ui.dropdown([*extra, *registry], value=first, label=sort)
-        made |= {
-            f"{sort} {name}": mo.ui.dictionary(
-                {each.name: parameter(each, start, numbers) for each in fields(registry[name])}
-            )
-            for name in registry
-        }
-    return made
+def slider(label: str, steps: list[Any], value: Any) -> Any:
+    """A slider over some steps that waits until it is let go."""
+    return mo.ui.slider(steps=steps, value=value, show_value=True, debounce=True, label=label)
 
 
 @app.function
-def parameter(field: Any, number: float, numbers: Sequence[float]) -> Any:
-    """A slider for a parameter that is a number, a text field for any other, from its default on."""
-    needed = field.default is MISSING
-    sorts = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
-    sorts = tuple(getattr(sort, "__origin__", sort) for sort in sorts)  # without the bounds of `Annotated`
-    start = field.default if not needed else 64 if int in sorts else number if float in sorts else ""
-    if isinstance(start, int | float):
-        steps = sorted({*(WHOLE if int in sorts else numbers), start})
-        return mo.ui.slider(steps=steps, value=start, show_value=True, debounce=True, label=field.name)
-    return mo.ui.text("" if needed else repr(start), placeholder="[0.5, 0.1]", label=field.name)
+def parameters(variant: Any) -> Any:
+    """Sliders for the numbers of a mask, an encoding or a target, from their defaults on; text fields for others."""
+    made = {}
+    for entry in fields(variant):
+        kinds = get_args(entry.type) if get_origin(entry.type) in (Union, UnionType) else (entry.type,)
+        kinds = tuple(getattr(kind, "__origin__", kind) for kind in kinds)  # without the bounds of `Annotated`
+        start = entry.default
+        if start is MISSING:
+            start = 64 if int in kinds else 0.9 if float in kinds else ""
+        if isinstance(start, int | float):
+            made[entry.name] = slider(entry.name, sorted({*(WHOLE if int in kinds else NUMBERS), start}), start)
+        else:
+            text = "" if entry.default is MISSING else repr(start)
+            made[entry.name] = mo.ui.text(text, placeholder="[0.5, 0.1]", label=entry.name)
+    return mo.ui.dictionary(made)
 
 
 @app.function
-def shown(chosen: Any, sort: str) -> Any:
-    """The list of a sort, and below it the parameters of the chosen variant."""
-    parameters = chosen.elements.get(f"{sort} {chosen.value[sort]}")
-    return mo.vstack([chosen[sort], *(() if parameters is None else parameters.elements.values())])
+def spelled(name: str, values: Mapping[str, Any]) -> str:
+    """A variant as the command line takes it; an empty field is left out."""
+    given = [f"{parameter}={value}" for parameter, value in values.items() if value != ""]
+    return f"{name}({', '.join(given)})" if given else name
 
 
 @app.function
-def spelled(values: Mapping[str, Any], sort: str) -> str:
-    """The chosen variant as the command line takes it; an empty field is left out."""
-    given = [f"{name}={value}" for name, value in values[f"{sort} {values[sort]}"].items() if value != ""]
-    return f"{values[sort]}({', '.join(given)})" if given else str(values[sort])
-
-
-@app.function
-def predicted(stacks: Mapping[str, Mapping[str, Any]], aim: str | None, over: str, n_positions: int) -> Any:
+def predicted(stacks: Mapping[str, pb.Architecture], aim: str | None, over: str, n_positions: int) -> Any:
     """The figure of all stacks and of the target, W1 to it and to flat, and the design over `over` of the first."""
-    built = {
-        name: pb.Architecture(
-            values["depth"],
-            values["heads"],
-            mixing=values["mixing"],
-            **{sort: spelled(values, sort) for sort in STACK},
-        )
-        for name, values in stacks.items()
-    }
-    profiles = {name: pb.predict(stack, n_positions).profile for name, stack in built.items()}
+    profiles = {name: pb.predict(stack, n_positions).profile for name, stack in stacks.items()}
     targets, found = {}, []
-    if aim is not None:
-        left = {name: float((1 - stack.layer_mixing).prod()) for name, stack in built.items()}
-        targets = {name: pb.Profile(resolve_target(aim).profile(n_positions, share)) for name, share in left.items()}
+    if aim is not None:  # it has what the residual stream leaves on the last token
+        shape = resolve_target(aim)
+        left = {name: float((1 - stack.layer_mixing).prod()) for name, stack in stacks.items()}
+        targets = {name: pb.Profile(shape.profile(n_positions, share)) for name, share in left.items()}
         if over != NONE:
-            first = next(iter(built.values()))
-            design = pb.design(
-                aim, over, architecture=first, options=pb.DesignOptions(n_positions=n_positions, starts=2)
-            )
-            name = f"designed over {over}"
-            profiles[name], targets[name] = design.profiles[n_positions], next(iter(targets.values()))
+            first, name = next(iter(stacks)), f"designed over {over}"
+            options = pb.DesignOptions(n_positions=n_positions, starts=2)
+            design = pb.design(aim, over, architecture=stacks[first], options=options)
+            profiles[name], targets[name] = design.profiles[n_positions], targets[first]
             found = [mo.accordion({f"{name}: the values": mo.json(design.parameters)})]
-    strokes = {name: (profile, stroke) for (name, profile), stroke in zip(profiles.items(), RUNS, strict=False)}
     drawn = profiles_figure(
         "explore",
         f"Residual rollout of {n_positions:,} positions",
-        strokes,
+        {name: (profile, stroke) for (name, profile), stroke in zip(profiles.items(), RUNS, strict=False)},
         measured={f"target, {aim}": next(iter(targets.values()))} if targets else None,
     )
-    return mo.vstack([mo.Html(fragment_of(drawn, anchor="explore")), table(profiles, targets), *found])
-
-
-@app.function
-def table(profiles: Mapping[str, pb.Profile], targets: Mapping[str, pb.Profile]) -> Any:
-    """W1 of every profile to the flat line and to its target, which has what the residual stream leaves at the end."""
-    rows = []
+    flat, rows = pb.Profile.uniform(n_positions), []
     for name, profile in profiles.items():
-        flat = pb.Profile.uniform(profile.n_positions)
         row = {"": name, "first token": f"{profile.influence[0]:.4g}", "last token": f"{profile.influence[-1]:.4g}"}
         row["W1 to flat"] = f"{pb.compare(profile, flat).wasserstein:.4f}"
         if name in targets:
             row["W1 to target"] = f"{pb.compare(profile, targets[name]).wasserstein:.4f}"
             row["flat to target"] = f"{pb.compare(flat, targets[name]).wasserstein:.4f}"
         rows.append(row)
-    return mo.ui.table(rows, selection=None, show_download=False, show_search=False)
+    table = mo.ui.table(rows, selection=None, show_download=False, show_search=False)
+    return mo.vstack([mo.Html(STYLE + fragment_of(drawn, anchor="explore")), table, *found])
 
 
 @app.cell
 def _():
-    counted = {"depth": (96, 24), "heads": (64, 8)}
     stacks = mo.ui.dictionary(
         {
             name: mo.ui.dictionary(
                 {
-                    **{
-                        count: mo.ui.slider(1, most, value=value, show_value=True, debounce=True, label=count)
-                        for count, (most, value) in counted.items()
-                    },
-                    "mixing": mo.ui.slider(
-                        steps=MIXING, value=RESIDUAL_MIXING, show_value=True, debounce=True, label="mixing"
-                    ),
-                    **controls({**STACK, "encoding": (ENCODINGS, encoding, 0.9)}, NUMBERS),
+                    "depth": slider("depth", [*range(1, 97)], 24),
+                    "heads": slider("heads", [*range(1, 65)], 8),
+                    "mixing": slider("mixing", SHARES, RESIDUAL_MIXING),
+                    "mask": mo.ui.dropdown([*MASKS], value="causal", label="mask"),
+                    "encoding": mo.ui.dropdown([*ENCODINGS], value=encoding, label="encoding"),
                 }
             )
             for name, encoding in {"A": NONE, "B": "alibi"}.items()
@@ -155,10 +117,8 @@ def _():
     )
     asked = mo.ui.dictionary(
         {
-            "length": mo.ui.slider(
-                steps=[2**power for power in range(4, 17)], value=512, show_value=True, debounce=True, label="length"
-            ),
-            **controls(TARGET, SIGNED, [NONE]),
+            "length": slider("length", WHOLE[4:], 512),
+            "target": mo.ui.dropdown([NONE, *TARGETS], value=NONE, label="target"),
             "file": mo.ui.text(placeholder="runs/x or target.csv", label="or a run, or a file"),
             "over": mo.ui.dropdown([NONE, KEY_BIAS, *FREE], value=NONE, label="design A for it over"),
         }
@@ -168,31 +128,44 @@ def _():
 
 @app.cell
 def _(asked, stacks):
-    columns = [
-        mo.vstack(
-            [
-                mo.md(f"### {name}"),
-                *(stack[number] for number in ("depth", "heads", "mixing")),
-                *(shown(stack, sort) for sort in STACK),
-            ]
-        )
-        for name, stack in stacks.elements.items()
-    ]
-    columns.append(
-        mo.vstack([mo.md("### Both"), asked["length"], shown(asked, "target"), asked["file"], asked["over"]])
-    )
-    mo.hstack(columns, widths="equal", align="start")
+    settings = {
+        f"{sort} of {name}": parameters(registry[stack[sort]])
+        for name, stack in stacks.value.items()
+        for sort, registry in STACK.items()
+    }
+    aimed = asked.value["target"]
+    settings = mo.ui.dictionary(settings | ({} if aimed == NONE else {"target": parameters(TARGETS[aimed])}))
+    return (settings,)
 
 
 @app.cell
-def _(asked, stacks):
-    _chosen = asked.value
-    _aim = _chosen["file"] or (None if _chosen["target"] == NONE else spelled(_chosen, "target"))
+def _(asked, settings, stacks):
+    _below = settings.elements
+    _columns = []
+    for _name, _stack in stacks.elements.items():
+        _parts = [mo.vstack([_stack[sort], *_below[f"{sort} of {_name}"].elements.values()]) for sort in STACK]
+        _numbers = [_stack[number] for number in ("depth", "heads", "mixing")]
+        _columns.append(mo.vstack([mo.md(f"### {_name}"), *_numbers, *_parts]))
+    _target = [asked["target"], *(_below["target"].elements.values() if "target" in _below else ())]
+    _columns.append(mo.vstack([mo.md("### Both"), asked["length"], *_target, asked["file"], asked["over"]]))
+    mo.hstack(_columns, widths="equal", align="start")
+
+
+@app.cell
+def _(asked, settings, stacks):
+    _values, _chosen = settings.value, asked.value
     try:
-        _shown = predicted(stacks.value, _aim, _chosen["over"], _chosen["length"])
+        _built = {
+            _name: pb.Architecture(
+                **_stack | {_sort: spelled(_stack[_sort], _values[f"{_sort} of {_name}"]) for _sort in STACK}
+            )
+            for _name, _stack in stacks.value.items()
+        }
+        _shape = None if _chosen["target"] == NONE else spelled(_chosen["target"], _values["target"])
+        _page = predicted(_built, _chosen["file"] or _shape, _chosen["over"], _chosen["length"])
     except (pb.UsageError, pb.RunError) as _refused:
-        _shown = mo.callout(str(_refused), kind="danger")
-    _shown  # noqa: B018
+        _page = mo.callout(str(_refused), kind="danger")
+    _page  # noqa: B018
 
 
 if __name__ == "__main__":

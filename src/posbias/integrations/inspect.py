@@ -9,23 +9,17 @@ from typing import Any
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageUser,
-    GenerateConfig,
-)
+from inspect_ai.model import ChatMessage, GenerateConfig
 from inspect_ai.scorer import Score, Scorer, Target, grouped, mean, scorer, stderr
 from inspect_ai.solver import TaskState, generate
+from pydantic import TypeAdapter
 
-from posbias.errors import UsageError
 from posbias.models.loading import load_tokenizer
 from posbias.registry import split_numbers
 from posbias.tasks.language import LANGUAGE_TASKS, Example
 from posbias.tasks.language.rules import Rule
 
-ROLES = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
+MESSAGES: TypeAdapter[list[ChatMessage]] = TypeAdapter(list[ChatMessage])
 
 
 @scorer(
@@ -44,19 +38,9 @@ def by_position(rule: Rule) -> Scorer:
 
 
 def sample_of(example: Example) -> Sample:
-    """An example as Inspect asks it.
-
-    Raises:
-        UsageError: a conversation with messages that are not of a system, a user or an assistant.
-    """
-    prompt = example.prompt
-    place = {"position": example.gold_position, "sample": example.sample}
-    if not isinstance(prompt, str):
-        odd = [message["role"] for message in prompt if message["role"] not in ROLES]
-        if odd:
-            raise UsageError(f"Inspect is asked messages of {', '.join(ROLES)} alone, got one of {odd[0]!r}")
-        messages: list[ChatMessage] = [ROLES[message["role"]](content=message["content"]) for message in prompt]
-    asked = prompt if isinstance(prompt, str) else messages
+    """An example as Inspect asks it."""
+    prompt, place = example.prompt, {"position": example.gold_position, "sample": example.sample}
+    asked = prompt if isinstance(prompt, str) else MESSAGES.validate_python(prompt)
     return Sample(asked, target=list(example.answers), id=f"{example.sample}@{example.gold_position}", metadata=place)
 
 

@@ -215,11 +215,17 @@ class _Sums:
     def statistics(self, model: HuggingFaceModel, count: int) -> AttentionStatistics:
         """The sums of `count` prompts as statistics."""
         cells, n_positions = self.kernels.shape[-1], self.first.shape[1]
-        left_out = (
-            []
-            if self.content is not None
-            else ["similarity of the mean content logits: they are kept up to a size, or with mean_content=True"]
-        )
+        left_out = [self.no_mixing] if self.no_mixing else []
+        if self.content is None:
+            left_out[:0] = [
+                "similarity of the mean content logits: they are kept up to a size, or with mean_content=True"
+            ]
+        depth, listed, counted = model.sizes["layers"], ", ".join(map(str, self.layers)), []
+        if len(self.layers) < depth:
+            counted = [
+                f"layers stand here for those with attention, in order: {listed} (from 0) of {depth}; linear layers in "
+                "its place, and layers that mix no positions are not counted"
+            ]
         rows = {name: np.stack(values) for name, values in self.rows.items()}
         queries = cell_bounds(cells, n_positions).diff()[:, None].to(self.kernels)
         seen_before = torch.arange(n_positions) - self.first
@@ -240,54 +246,23 @@ class _Sums:
             mixing=None
             if self.no_mixing
             else MixingStatistics(PromptMean.of(rows["token_mean"]), PromptMean.of(rows["frobenius"])),
-            left_out=(*left_out, *filter(None, [self.no_mixing])),
-            caveats=(*model.caveats(), *self._counted(model.sizes["layers"])),
-        )
-
-    def _counted(self, depth: int) -> tuple[str, ...]:
-        """The layers that are counted, if some have no attention, or something beside it."""
-        if len(self.layers) == depth:
-            return ()
-        counted = ", ".join(map(str, self.layers))
-        return (
-            f"layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers in "
-            "its place, and layers that mix no positions are not counted",
+            left_out=tuple(left_out),
+            caveats=(*model.caveats(), *counted),
         )
 
 
-class PrefixWatch:
-    """Counts violations of F_i+1(k) <= F_i(k), F_i(k) = sum_{j <= k} A_ij, k < i, within one kernel whose rows arrive
-    in blocks, last rows first; only one row is kept. At k = i the mass is 1, which nothing can exceed."""
+def prefix_rises(
+    mass: Float64[Tensor, "query key"], below: Float64[Tensor, "key"], queries: slice, keys: slice
+) -> tuple[Tensor, Tensor]:
+    """Violations of F_i+1(k) <= F_i(k), F_i(k) = sum_{j <= k} A_ij, k < i, in a block's rows, and the sum of the rises.
 
-    def __init__(self, n_positions: int, device: torch.device) -> None:
-        self._n_positions = n_positions
-        self._below: Tensor | None = None
-        """F of the row under the next block, all keys."""
-        self._violations = torch.zeros((), dtype=torch.float64, device=device)
-        self._rise = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, mass: Float64[Tensor, "query key"], queries: slice, keys: slice) -> None:
-        """Compare the rows of a block with each other, and its last row with the first of the block before.
-
-        `mass` is F of the block's queries at its keys; rows end at 1, and are 0 to the left of the keys. The block
-        given before starts where this one stops.
-        """
-        below = mass[1:]
-        if self._below is not None:
-            below = torch.cat([below, self._below[None, keys]])
-        rise = below - mass[: len(below)]
-        # Of the keys before a query alone; what rounding alone can give is no rise.
-        rise = torch.threshold(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
-        self._violations += rise.count_nonzero()
-        self._rise += rise.sum()
-        self._below = torch.ones(self._n_positions, dtype=mass.dtype, device=mass.device)
-        self._below[: keys.start] = 0
-        self._below[keys] = mass[0]
-
-    def result(self) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
-        """Share of violated triples and their mean rise."""
-        triples = (self._n_positions - 1) * (self._n_positions - 2) // 2
-        return self._violations / triples, self._rise / self._violations.clamp_min(1)
+    `mass` is F of the block's queries at its keys; rows end at 1, which nothing can exceed. `below` is the row under
+    the last one, at the same keys; zeros if there is none.
+    """
+    rise = torch.cat([mass[1:], below[None]]) - mass
+    # Of the keys before a query alone; what rounding alone can give is no rise.
+    rise = torch.threshold(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
+    return rise.count_nonzero(), rise.sum()
 
 
 def cell_bounds(cells: int, n_positions: int) -> Int64[Tensor, "edges"]:
@@ -317,7 +292,8 @@ def reduce_layer(
     entropy = torch.zeros_like(distance)
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
     sink_mass = None if state.sinks is None else torch.zeros_like(distance)
-    prefix = PrefixWatch(n_positions, device)
+    below = torch.zeros(n_positions, dtype=torch.float64, device=device)
+    violations, risen = torch.zeros(2, dtype=torch.float64, device=device).unbind()
     for part in query_blocks(state):
         weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
         # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
@@ -334,7 +310,10 @@ def reduce_layer(
         mean = weights.mean((0, 1))
         mass = mean.double().cumsum(-1)
         mass = mass / mass[..., -1:]
-        prefix.add(mass, part.queries, part.keys)
+        count, rise = prefix_rises(mass, below[part.keys], part.queries, part.keys)
+        violations, risen = violations + count, risen + rise
+        below = torch.zeros_like(below)
+        below[part.keys], below[part.keys.stop :] = mass[0], 1.0
         if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
             mass = mass * mean.double().sum(-1, keepdim=True)
         cell_of_query = torch.searchsorted(bounds, position[part.queries], right=True) - 1
@@ -342,13 +321,13 @@ def reduce_layer(
         in_cells = torch.nn.functional.pad(mass, (1, 0))[..., edges].diff(dim=-1)
         kernels.index_add_(0, cell_of_query.to(kernels.device), in_cells.to(kernels))  # a layer may lie elsewhere
     queries_of_key = torch.searchsorted(first, position, right=True) - position
-    violated, gap = prefix.result()
+    triples = (n_positions - 1) * (n_positions - 2) // 2
     found = {
         "distance": (distance / n_positions).flatten(),
         "entropy": (entropy / (visible > 1).sum()).flatten(),
         "sinks": counts / (state.heads * queries_of_key),
-        "violated": violated,
-        "gap": gap,
+        "violated": violations / triples,
+        "gap": risen / violations.clamp_min(1),
     }
     return found if sink_mass is None else {**found, "learned_sink": (sink_mass / n_positions).flatten()}
 
@@ -400,7 +379,7 @@ def similarity_of(
         low, high = low - (largest or 1.0), high + (largest or 1.0)
 
     def of(layers: Iterable[Float[Tensor, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
-        similarity, outside = [], []
+        found = []
         for logits in layers:  # all heads at once, each with bins of its own, and one for what lies outside
             bins = (logits - low).mul_(BINS / (high - low)).clamp_(max=BINS - 1).floor_()
             bins += BINS * torch.arange(len(logits), device=logits.device)[:, None]
@@ -409,9 +388,10 @@ def similarity_of(
             inside = counts.sum(1)
             entropy = torch.special.entr(counts / inside.clamp_min(1).double()[:, None]).sum(1)
             # 0 where nothing is inside, as in the published code.
-            similarity.append(torch.where(inside > 0, 1 - entropy / np.log(BINS), 0.0).numpy(force=True))
-            outside.append(1 - inside.numpy(force=True) / logits.shape[1])
-        return np.stack(similarity), np.stack(outside)
+            similarity = torch.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
+            found.append((similarity.numpy(force=True), 1 - inside.numpy(force=True) / logits.shape[1]))
+        similarities, outside = zip(*found, strict=True)
+        return np.stack(similarities), np.stack(outside)
 
     (diagonal, diagonal_outside), (off_diagonal, off_diagonal_outside) = of(own), of(off)
     return Similarity(diagonal, off_diagonal, diagonal_outside, off_diagonal_outside)

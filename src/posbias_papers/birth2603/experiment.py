@@ -203,10 +203,9 @@ def measure_cases(settings: BirthSettings) -> list[Measured]:
                         traits[case] = model.architecture_traits()
     cases = []
     for case, each in units.items():
-        measurement = combine(each, kinds=kinds, seed=settings.seed)
-        mixing = measurement.mixing
-        assert mixing is not None
-        sample = Sample.of(measurement.per_prompt["jacobian"])
+        subject, _ = combine(each)
+        mixing = subject.mixing["token_mean"].value
+        sample = Sample.of(np.stack([of_unit.norms["jacobian"] for of_unit in each]))
         published, fitted = published_profiles(settings.n_positions, mixing, sample.average)
         rollout = predict(Architecture(**traits[case], mixing=mixing), settings.n_positions, theory="rollout").profile
         reciprocal = Profile.normalised(1 / np.arange(1.0, settings.n_positions + 1))
