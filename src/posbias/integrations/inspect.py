@@ -12,8 +12,9 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, GenerateConfig
 from inspect_ai.scorer import Score, Scorer, Target, grouped, mean, scorer, stderr
 from inspect_ai.solver import TaskState, generate
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from posbias.errors import UsageError
 from posbias.models.loading import load_tokenizer
 from posbias.registry import split_numbers
 from posbias.tasks.language import LANGUAGE_TASKS, Example
@@ -38,9 +39,17 @@ def by_position(rule: Rule) -> Scorer:
 
 
 def sample_of(example: Example) -> Sample:
-    """An example as Inspect asks it."""
+    """An example as Inspect asks it.
+
+    Raises:
+        UsageError: a conversation with messages that Inspect does not know.
+    """
     prompt, place = example.prompt, {"position": example.gold_position, "sample": example.sample}
-    asked = prompt if isinstance(prompt, str) else MESSAGES.validate_python(prompt)
+    try:
+        asked = prompt if isinstance(prompt, str) else MESSAGES.validate_python(prompt)
+    except ValidationError:
+        roles = ", ".join(str(message["role"]) for message in prompt if not isinstance(message, str))
+        raise UsageError(f"Inspect cannot be asked messages of these roles, or without their texts: {roles}") from None
     return Sample(asked, target=list(example.answers), id=f"{example.sample}@{example.gold_position}", metadata=place)
 
 
