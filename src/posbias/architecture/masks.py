@@ -7,7 +7,7 @@ prefix also see each other forwards. Two numbers therefore describe a mask at a 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 from annotated_types import Ge
@@ -29,6 +29,7 @@ class Mask(ABC):
         """Number of keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
         return n_positions
 
+    @final
     def keys_before(self, query: Any, n_positions: int) -> Any:
         """Number of keys that each query sees before its own position, the nearest ones.
 

@@ -1,1 +1,1 @@
-"""Audits: one model examined as a whole."""
+"""Audits: one model examined as a whole; `comparison/page.py` says the verdict."""

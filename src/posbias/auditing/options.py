@@ -35,8 +35,7 @@ class AuditOptions(Loading):
     source: Annotated[str | PromptSource, Flag(None)] = "default"
     """Source of prompts, as `load_prompts` takes it; unused if prompts are passed in."""
     kinds: Annotated[Sequence[str], split_literals] = ("jacobian", "probability")
-    """Kinds of influence: jacobian, probability, logprob, logit, integrated_gradients, perturbation, as literal
-    spellings such as jacobian(probes=8)."""
+    """Kinds of influence (`posbias list kinds`), such as jacobian(probes=8),probability."""
     seed: Annotated[Natural, Lt(2**62)] = 0
     """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
     initialisations: CountOrZero | None = None
@@ -48,7 +47,7 @@ class AuditOptions(Loading):
     passes: Annotated[PassOptions, Flag(None)] = field(default_factory=PassOptions)
     """Settings of the passes of every prompt."""
     engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
-    """Where the work is done: local, or ray (a cluster)."""
+    """Where the work is done (`posbias list engines`)."""
     command: Annotated[str, Flag(None)] = ""
     """The shell line that repeats the audit, for its record, if there is one."""
 

@@ -10,7 +10,7 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import running, say
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.options import EvaluateOptions, LocalOptions
+from posbias.evaluation.options import OF_EVALUATE_ALONE, EvaluateOptions, LocalOptions
 from posbias.measurement.options import Loading
 from posbias.mitigation.options import MitigateOptions
 from posbias.registry import split_settings
@@ -128,7 +128,7 @@ def mitigate(
     *,
     settings: MitigateOptions,
     task: str = "key_value(pairs=10)",
-    evaluation: Annotated[EvaluateOptions, options.Take("lengths", "threshold", "require", "methods")],
+    evaluation: Annotated[EvaluateOptions, options.Take(*OF_EVALUATE_ALONE)],
     local: LocalOptions,
     loading: LocalLoading,
     served: ServerFlags,

@@ -29,6 +29,7 @@ SORTS = {
     "tasks": "posbias.tasks.language:LANGUAGE_TASKS",
     "synthetic-tasks": "posbias.tasks.synthetic:SYNTHETIC_TASKS",
     "targets": "posbias.designing.result:TARGETS",
+    "engines": "posbias.runs.engines:ENGINES",
 }
 """Registry of each sort that is listed."""
 FAMILIES = "families"

@@ -36,7 +36,7 @@ def measure(
 
     Args:
         models: Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'.
-        kinds: Comma-separated: jacobian, probability, logprob, logit, integrated_gradients, perturbation.
+        kinds: Kinds of influence (`posbias list kinds`), comma-separated.
 
     Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: `--init-seed 0` ·
     more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "target(text=' Paris')"`

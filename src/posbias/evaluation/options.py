@@ -32,6 +32,13 @@ LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
+OF_EVALUATE_ALONE = ("lengths", "threshold", "require", "methods")
+"""Settings that other verbs which ask samples do not take."""
+CHANGE_NO_REPLY = {*OF_EVALUATE_ALONE, "count", "skip", "positions", "seed", "allow_code", "together"}
+CHANGE_NO_REPLY |= {"directory", "resume", "overwrite"}
+"""Settings on which no reply to a sample depends; a run continues with others."""
+
+
 def calibrating(there: int) -> int:
     """Samples for fitting by default, of a file that holds so many: at most a third."""
     return min(CALIBRATED, there // 3)
@@ -98,6 +105,10 @@ class EvaluateOptions:
             self.require.check_possible(generated=self.generate, several_lengths=bool(self.lengths))
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values of what a reply depends on."""
+        return {name: value for name, value in vars(self).items() if name not in CHANGE_NO_REPLY}
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""

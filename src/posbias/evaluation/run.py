@@ -230,8 +230,8 @@ def evaluate_responder(
     }
     described = responder.describe()
     deciding = {name: value for name, value in described.items() if name in DECIDING}
-    done = {"generate": options.generate, "score": options.score, "responder": deciding, "made_by": made_by()}
-    settings = {"verb": "evaluate", **asked, **done}  # what a reply depends on, beside the prompts that name it
+    # What a reply depends on, beside the prompts that name it.
+    settings = {"verb": "evaluate", **options.describe(), **asked, "responder": deciding, "made_by": made_by()}
     whole = {**settings, "samples": [sample.piece for sample in samples], "seed": options.seed}  # draws have a seed
     depends = {"evaluation": fingerprint(whole), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:

@@ -117,7 +117,7 @@ class MeasureOptions(PassOptions):
     """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
     one on a processor."""
     engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
-    """Where the work is done: local, or ray (a cluster). Of this setting and those below, only the engine's threads can
+    """Where the work is done (`posbias list engines`). Of this setting and those below, only the engine's threads can
     change results."""
     precision_prompts: CountOrZero = 1
     """Prompts of a model below float32 that are measured again by a copy in float32 (4 bytes a weight)."""

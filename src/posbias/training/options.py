@@ -19,7 +19,7 @@ class TrainOptions:
     """Settings of `train`: where members are trained and kept; none but the device changes results."""
 
     engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
-    """Where the work is done: local, or ray (a cluster)."""
+    """Where the work is done (`posbias list engines`)."""
     device: str = AUTO
     """Device that trains members, such as cpu or cuda:1; auto: the first accelerator, or the CPU if there is none."""
     directory: Annotated[Path | None, Flag(None)] = None

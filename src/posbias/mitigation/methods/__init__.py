@@ -1,1 +1,1 @@
-"""The methods against position bias, one file each; `base.py` names them, and what all of them share stands beside."""
+"""The methods against position bias, one file each, found by its name; what all of them share stands beside."""
