@@ -120,13 +120,13 @@ def _of_described(model: Any, ids: Int64[np.ndarray, "n_positions"]) -> Trace:
     layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
     kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
-    for index, traced in enumerate(layers):
-        state = traced.state()
+    for index, seen_again in enumerate(layers):
+        state = seen_again()
         for block in query_blocks(state):
             kernels[index, block.queries, block.keys] = in_float64(block.weights).mean((0, 1)).cpu().numpy()
         position = np.arange(len(ids))
         visible[index] = (position >= state.first.numpy()[:, None]) & (position <= position[:, None])
-    return kernels, mixing.numpy(), visible
+    return kernels, mixing, visible
 
 
 class ModelClaim(ABC):

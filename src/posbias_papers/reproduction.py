@@ -26,7 +26,7 @@ from posbias.results.tables import Table
 from posbias.runs.running import run_directory
 from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias.training.options import TrainOptions
-from posbias.training.running import StudyRun, planned, train
+from posbias.training.running import StudyRun, finished_training, train
 from posbias.training.study import Study, read_yaml, study_of
 
 PAPERS: Registry[Any] = Registry("paper")
@@ -288,7 +288,9 @@ class StudyExperiment(Experiment):
         below = None if settings.run.directory is None else settings.run.directory / "studies"
         options = {name: replace(settings.run, directory=below and below / name) for name in studies}
         # All are checked before the first trains; finished ones are not read a second time.
-        runs: dict[str, StudyRun | None] = {name: planned(study, options[name])[1] for name, study in studies.items()}
+        runs: dict[str, StudyRun | None] = {
+            name: finished_training(study.members(), study.schedule, options[name]) for name, study in studies.items()
+        }
         members: list[TrainedMember] = []
         for name, study in studies.items():
             chosen = options[name]

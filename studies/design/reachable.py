@@ -4,7 +4,7 @@
 flat profile, the last position apart.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -30,17 +30,6 @@ STACKS = ((6, 0.1), (12, 0.1), (24, 0.1), (12, 0.3))
 DEPTH, MIXING = 24, 0.1
 
 
-@dataclass(frozen=True)
-class BoundedKeys(GammaKeys):
-    """Exponents up to `bound`."""
-
-    bound: float = 1.0
-
-    def bounds(self, base: Architecture) -> np.ndarray:
-        """From far below 1 to the bound."""
-        return np.tile(np.log([0.05, self.bound]), (base.depth, 1))
-
-
 def distance(architecture: Architecture, n_positions: int) -> float:
     """W1 of the rollout to flat, the last position apart."""
     found = Profile.normalised(rollout_profile(architecture, n_positions=n_positions))
@@ -62,7 +51,7 @@ def bounded(axes: Axes) -> None:
         found = []
         for bound in bounds:
             base = Architecture(depth=depth, mixing=mixing)
-            problem = Problem(base, [BoundedKeys(bound=bound)], Flat(), [N_POSITIONS])
+            problem = Problem(base, [GammaKeys(bound)], Flat(), [N_POSITIONS])
             best = problem.architecture(problem.solve(starts=3, seed=0))
             exact = Architecture(
                 depth=depth,

@@ -18,7 +18,7 @@ from torch import Tensor
 from variants import Experiment, draw_signs, run
 
 from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION
-from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.rollout import Trace
 
 DRAWS = 4
 VARIANTS = {
@@ -32,7 +32,7 @@ VARIANTS = {
 """Variant -> what is kept of every position between blocks, and how many shared directions."""
 
 
-def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def _profiles(trace: Trace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     for variant, (kept, shared) in VARIANTS.items():
         generator = next(generators(seed, 1, trace.state.device))
         gradients = trace.pull_start(draw_signs((DRAWS, len(trace.state)), trace.state, generator), BACK_PROPAGATION)

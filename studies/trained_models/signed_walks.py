@@ -14,7 +14,7 @@ from torch import Tensor
 from posbias.checks import Natural, checked_value
 from posbias.errors import RunError
 from posbias.theory.power_rollout.local_maps import BACK_PROPAGATION, THEORY
-from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.rollout import Trace
 
 
 def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
@@ -38,7 +38,7 @@ class SharedDirectionPrompt:
 
 @torch.no_grad()
 def shared_direction_of(
-    trace: PromptTrace, vectors: Float[Tensor, "probe state"], *, directions: int = 1
+    trace: Trace, vectors: Float[Tensor, "probe state"], *, directions: int = 1
 ) -> SharedDirectionPrompt:
     """The power rollout with what positions share carried exactly, from covectors at the final state.
 
@@ -82,7 +82,7 @@ def shared_direction_of(
 
 
 def _pull_energies(
-    trace: PromptTrace,
+    trace: Trace,
     block: int,
     energy: Float[Tensor, "position feature"],
     own: tuple[Float[Tensor, "probe feature"], Float[Tensor, "probe feature"]],

@@ -19,12 +19,12 @@ from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
 from posbias.results.records import Record
-from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import Trace, trace_model
 
 SEED = 0
 SCRAMBLED = "scrambled"
 
-Profiles = Callable[[PromptTrace, int], Iterator[tuple[str, np.ndarray]]]
+Profiles = Callable[[Trace, int], Iterator[tuple[str, np.ndarray]]]
 """From a traced prompt and a seed to variants by name, each a profile that sums to 1."""
 
 

@@ -22,10 +22,22 @@ def member(tmp_path_factory):
     return save_reference(directory, config, parameters=parameters, items=torch.eye(8), provenance={"member": 1})
 
 
-@pytest.mark.parametrize("theory", ["rollout", "power_rollout"])
-def test_theories_that_read_prompts_say_which(posbias, member, tmp_path, theory):
+def test_theories_that_read_prompts_say_which(posbias, member, tmp_path):
     out = tmp_path / "run"
-    flags = ("--model", member, "--prompts", "synthetic", "--count", 2, "--length", 7, "--theory", theory, "--out", out)
+    flags = (
+        "--model",
+        member,
+        "--prompts",
+        "synthetic",
+        "--count",
+        2,
+        "--length",
+        7,
+        "--theory",
+        "rollout",
+        "--out",
+        out,
+    )
     done = posbias("predict", *flags, "--json")
     assert done.returncode == 0, done.stderr
     influence = json.loads(done.stdout)["arrays"]["profile/influence"]
@@ -34,9 +46,11 @@ def test_theories_that_read_prompts_say_which(posbias, member, tmp_path, theory)
     assert record.resolved["model"]["weights_sha256"] == load_model(member).describe()["weights_sha256"]
     assert record.resolved["model"]["provenance"] == {"member": 1}
     assert record.resolved["prompts"]["source"] == "synthetic"
-    if theory == "rollout":
-        assert record.resolved["architecture"]["encoding"] == "none"
-        assert np.all(np.array(record.resolved["architecture"]["mixing"]) < 1)
+    assert record.resolved["architecture"]["encoding"] == "none"
+    assert np.all(np.array(record.resolved["architecture"]["mixing"]) < 1)
+    refused = posbias("predict", *flags[:-4], "--theory", "power_rollout")
+    assert refused.returncode == 2
+    assert "no local maps for ReferenceTransformer; give a Hugging Face model, or take the rollout" in refused.stderr
 
 
 @pytest.mark.parametrize(

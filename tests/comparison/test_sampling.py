@@ -164,14 +164,3 @@ def test_equal_scales_are_as_none_and_a_prompt_with_a_large_total_raises_the_noi
     dominated = Sample.of(raw, scales=np.array([1000.0] + [1.0] * 15))
     noise = [split_half_noise(sample, generator=generator()).mean for sample in (dominated, Sample.of(raw))]
     assert noise[0] > noise[1]
-
-
-def test_scales_that_make_no_average() -> None:
-    raw = prompts_around(u_shape(), seed=4, count=3)
-    for scales, message in [
-        (np.ones(2), "2 scales for 3 prompts"),
-        (np.array([1.0, 0.0, 1.0]), "finite and > 0"),
-        (np.array([1.0, np.nan, 1.0]), "finite and > 0"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            Sample.of(raw, scales=scales)

@@ -11,7 +11,6 @@ from posbias.models.reference.forward import logit_bias
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.tasks.synthetic import CuedCopy
 from posbias.theory import rollout_profile
-from posbias.theory.power_rollout.trace import describe_reference
 from posbias.training.members import AdamW, Member, TrainingSchedule
 from posbias.training.trainer import train_members
 
@@ -79,14 +78,6 @@ def test_the_architecture_of_a_model_has_it() -> None:
     # Values are the stream itself: the Jacobian is the rollout.
     influence = torch.autograd.grad(model.network(vectors)[0][0, -1, 0], vectors)[0][0, :, 0]
     assert influence.numpy() == pytest.approx(rollout_profile(found, n_positions=N), rel=1e-10)
-
-
-def test_the_power_rollout_reads_it() -> None:
-    made = config("gamma_key(alpha=2.0)", attention="content", values="gaussian")
-    own = made.architecture.head_groups[0][0].encoding.pair_logits(np.zeros(1, int), np.arange(N), 2)[0, 0]
-    layer = describe_reference(ReferenceTransformer(made, with_bias(made)), n_positions=N).layers[0]
-    assert layer.bias is not None
-    torch.testing.assert_close(layer.bias[0, 0, -1], torch.tensor(own) + VALUES)
 
 
 def test_other_encodings_are_refused() -> None:

@@ -59,17 +59,6 @@ def test_encodings_that_enter_by_content_add_no_logit() -> None:
     assert [[str(item) for item in layer] for layer in traits["encoding"]] == [["none", "alibi"], ["none", "none"]]
 
 
-def test_content_is_known_only_without_content_attention() -> None:
-    architecture = Architecture(2, mixing=0.5, content=1.5)
-    known = predict(ReferenceTransformer(architecture), N, theory="rollout_content")
-    np.testing.assert_array_equal(
-        known.profile.influence, predict(architecture, N, theory="rollout_content").profile.influence
-    )
-    model = ReferenceTransformer(retrieval_network(Architecture(2), width=8))
-    with pytest.raises(UsageError, match="rollout_content needs the diagonal content of attention"):
-        predict(model, N, theory="rollout_content")
-
-
 def test_closed_forms_refuse_a_model_with_a_window() -> None:
     model = ReferenceTransformer(Architecture(2, mask="sliding_window(width=3)"))
     with pytest.raises(UsageError, match=r"mask sliding_window\(width=3\)"):

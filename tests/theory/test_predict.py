@@ -73,12 +73,10 @@ def assert_read_back(fresh, directory):
     np.testing.assert_equal(vars(stored.profile), vars(fresh.profile))
     for name in ("theory", "n_positions", "sink_share", "spelled", "seed", "caveats"):
         assert getattr(stored, name) == getattr(fresh, name), name
-    for name in ("parameters", "numbers"):
-        assert {key: str(value) for key, value in getattr(stored, name).items()} == {
-            key: str(value) for key, value in getattr(fresh, name).items()
-        }, name
-    for name in ("arrays", "per_prompt"):
-        np.testing.assert_equal(getattr(stored, name), getattr(fresh, name), err_msg=name)
+    assert {key: str(value) for key, value in stored.parameters.items()} == {
+        key: str(value) for key, value in fresh.parameters.items()
+    }
+    np.testing.assert_equal(stored.per_prompt, fresh.per_prompt)
     assert stored.settings() == fresh.settings()
     assert stored.verdict == fresh.verdict != ()
 

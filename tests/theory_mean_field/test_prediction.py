@@ -220,10 +220,8 @@ def test_births_scatter_so_the_mean_of_their_profiles_is_not_the_root_mean_squar
 
 def test_a_configuration_is_enough(fresh, tmp_path):
     model = fresh("llama")
-    drawn = predict(model.config, 24, theory="mean_field").profile.influence
     model.config.save_pretrained(tmp_path / "config")
     read = predict(f"config:{tmp_path / 'config'}", 24, theory="mean_field").profile.influence
-    np.testing.assert_allclose(read, drawn, rtol=1e-12)
-    np.testing.assert_allclose(drawn, mean_field(model, 24).profile.influence, rtol=1e-6)
+    np.testing.assert_allclose(read, mean_field(model, 24).profile.influence, rtol=1e-6)
     with pytest.raises(UsageError, match=r"needs a model .*, got Architecture"):
         predict(Architecture(depth=2), 24, theory="mean_field")

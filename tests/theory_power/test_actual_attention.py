@@ -1,25 +1,14 @@
-"""Rollouts of a model's own attention equal products of its dense attention matrices, weighted as they say."""
-
-from typing import Any
+"""Rollouts of a model's own attention equal products of its dense attention matrices."""
 
 import numpy as np
 import pytest
 import torch
 
-from operations import Operations
 from posbias import RunError, UsageError
 from posbias.measurement.prompt import mixing_of_layers
-from posbias.models.attention_blocks import AttentionState, KeptAttention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Linear, Norm
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout_prompt, attention_rollouts
-from posbias.theory.power_rollout.actual_attention import (
-    AttentionTraceLayer,
-    pull_layer,
-    squares_by_key,
-    squares_by_pair,
-)
 from tiny_families import VOCABULARY, shaken_model
 
 N_POSITIONS, COUNT = 17, 3
@@ -36,42 +25,6 @@ def _model(kind: str) -> HuggingFaceModel:
     return shaken_model(kind, implementation="eager")
 
 
-@torch.no_grad()
-def _forward(model: HuggingFaceModel, ids: np.ndarray) -> dict[str, Any]:
-    """The model's own attention [layer head query key], and what each module read."""
-    read: list[np.ndarray] = []
-
-    def catch(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        read.append((args[0] if args else kwargs["hidden_states"])[0].numpy())
-
-    blocks = model.family.blocks(model.network)
-    handles = [block.attention.register_forward_pre_hook(catch, with_kwargs=True) for block in blocks]
-    attentions = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
-    for handle in handles:
-        handle.remove()
-    return {"attention": torch.cat(attentions).numpy(), "read": read}
-
-
-def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> list[np.ndarray]:
-    """Norm-weighted transitions of every layer, from vectors and matrices written out."""
-    found = []
-    for layer, block in enumerate(model.family.blocks(model.network)):
-        parts = model.family.attention_parts(block, model.config)
-        value = seen["read"][layer] @ parts.value.weight.numpy().T
-        value = value if parts.value.bias is None else value + parts.value.bias.numpy()
-        output, post_norm = parts.output.weight.numpy(), block.attention_post_norm
-        output = output if post_norm is None else output * model.family.norm(post_norm).gain.numpy()[:, None]
-        vectors = np.zeros((N_POSITIONS, N_POSITIONS, len(output)))
-        for head, weights in enumerate(seen["attention"][layer]):
-            size = parts.head_dim
-            group = head * parts.key_heads // parts.heads
-            own, shared = slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
-            vectors += weights[:, :, None] * (value[:, shared] @ output[:, own].T)
-        lengths = np.linalg.norm(vectors, axis=-1)
-        found.append(lengths / lengths.sum(-1, keepdims=True))
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     model, prompts = _model(kind), _prompts(2)
@@ -80,52 +33,17 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     assert list(found) == list(ROLLOUTS)
     identity = np.eye(N_POSITIONS)
     for index, ids in enumerate(prompts.token_ids):
-        seen = _forward(model, ids)
+        with torch.no_grad():
+            attention = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
+        mean = list(torch.cat(attention).numpy().mean(1))
         mixing = mixing_of_layers(model, ids, prompt=index)["token_mean"]
-        mean = list(seen["attention"].mean(1))
-        weighted = _transitions(model, seen)
         transitions = {
             "rollout": [(1 - m) * identity + m * a for m, a in zip(mixing, mean, strict=True)],
             "attention_only": mean,
-            "norm_weighted": [(1 - m) * identity + m * a for m, a in zip(mixing, weighted, strict=True)],
         }
         for name, layers in transitions.items():
             row = np.linalg.multi_dot(layers[::-1])[-1]
             np.testing.assert_allclose(found[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
-
-
-def test_lengths_of_sums_over_heads_are_equal_by_pairs_of_heads_and_by_keys() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(5, 7, 11, generator=generator)
-    vectors = torch.randn(5, 11, 3, generator=generator)
-    products = torch.einsum("hjc,gjc->hgj", vectors, vectors)
-    expected = torch.einsum("hij,hjc->ijc", weights, vectors).square().sum(-1)
-    torch.testing.assert_close(squares_by_pair(weights, products), expected)
-    torch.testing.assert_close(squares_by_key(weights, products), expected)
-
-
-@pytest.mark.parametrize(("n_positions", "launches"), [(64, 100), (2048, 600)])
-def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_nothing_back(
-    n_positions: int, launches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a device that holds no values; a rollout's number of launches must not grow with pairs of heads."""
-    heads, width = 32, 512
-    with torch.device("meta"):
-        maps = {name: Linear(torch.randn(width, width)) for name in ("query", "key", "value", "output")}
-        parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
-        shared, alone = torch.randn(heads, 1, n_positions, 16), torch.randn(heads, n_positions, 16)
-        norm = Norm("rms", torch.ones(width), None, 1e-6)
-        with torch.device("cpu"):
-            first = torch.zeros(n_positions, dtype=torch.int64)
-        state = AttentionState(shared, alone, alone, 0.25, first)
-        monkeypatch.setattr(AttentionTraceLayer, "state", lambda _: state)
-        kept = KeptAttention(torch.nn.Identity(), ((), {}))
-        traced = AttentionTraceLayer(kept, torch.float32, parts, norm)
-        row = torch.zeros(n_positions, dtype=torch.float64)
-        with Operations() as operations:
-            rows = pull_layer(traced, dict.fromkeys(ROLLOUTS, row), mixing=0.3)
-    assert all(row.is_meta for row in rows.values())
-    assert operations.count <= launches
 
 
 @pytest.mark.parametrize("kind", ["bloom", "gpt2"])

@@ -14,6 +14,8 @@ from posbias.models.layout import Norm, turned_by
 from posbias.theory.power_rollout.local_maps import (
     BACK_PROPAGATION,
     THEORY,
+    LayerDescription,
+    LayerTrace,
     Walk,
     affine,
     attention_of,
@@ -23,20 +25,13 @@ from posbias.theory.power_rollout.local_maps import (
     norm_pull,
     rotary_pull,
 )
-from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
-from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
+from posbias.theory.power_rollout.rollout import trace_model
 from tiny_families import CONFIGS
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
 N_POSITIONS = 21
 VALUES_ONLY = Walk(key=False)
-
-
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> PromptTrace:
-    trace = trace_model(model, ids)
-    assert isinstance(trace, PromptTrace)
-    return trace
 
 
 def normal(*shape: int, seed: int = 2) -> torch.Tensor:
@@ -55,7 +50,7 @@ def own_gradient(model: HuggingFaceModel, ids: np.ndarray, covector: torch.Tenso
 def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """Two covectors in one batch."""
     model, ids = tiny_model(name), random_ids()
-    trace = traced(model, ids)
+    trace = trace_model(model, ids)
     covectors = normal(2, len(trace.state))
     for covector, gradient in zip(covectors, trace.pull(covectors, BACK_PROPAGATION), strict=True):
         expected = own_gradient(model, ids, covector)
@@ -98,9 +93,8 @@ def test_rotary_pull_squares_the_rotation(rotary: int) -> None:
 @pytest.mark.parametrize("name", ["llama-biases", "phi3", "gpt2", "opt", "falcon-new", "gpt_neox"])
 def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """The map into the hidden layer is squared exactly: cross term of gate and up, any activation, plain too."""
-    whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole
-    layer, kept = replace(description.layers[1], mlp_norm=None), trace.layers[1]
+    trace = trace_model(tiny_model(name), random_ids())
+    layer, kept = replace(trace.description.layers[1], mlp_norm=None), trace.layers[1]
     parts, read, energy = layer.mlp, kept.middle[7], normal(N_POSITIONS, 32).square()
 
     def hidden_layer(x: torch.Tensor) -> torch.Tensor:
@@ -122,9 +116,8 @@ def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Buil
 @pytest.mark.parametrize("index", [0, 1])
 def test_attention_pull_is_its_dense_formula(name: str, index: int, tiny_model: Build, random_ids: Draw) -> None:
     """Against section 5 written with full arrays [head, query, key, feature] and rotation matrices."""
-    whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole
-    layer, kept = description.layers[index], trace.layers[index]
+    trace = trace_model(tiny_model(name), random_ids())
+    layer, kept = trace.description.layers[index], trace.layers[index]
     energy = normal(N_POSITIONS, 32).square()
     for walk in (VALUES_ONLY, THEORY):
         expected = dense_attention_pull(layer, kept, energy, walk)

@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from posbias import RunError, UsageError
-from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.options import PassOptions
-from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt
-from posbias.theory.power_rollout.rollout import fast_products, traced_beside
-from posbias.theory.power_rollout.trace import describe_model, trace_prompt
+from posbias.theory.power_rollout.rollout import fast_products, trace_model
 from theory_calls import power_rollout
 from tiny_families import CONFIGS
 
@@ -97,30 +93,12 @@ def test_probability_and_logprob_are_the_same_direction(tiny_model: Build, rando
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_the_scores_gradient_is_autograds(kind: str, tiny_model: Build, random_ids: Draw) -> None:
-    model, ids = tiny_model(kind), torch.as_tensor(random_ids())
-    traced = trace_prompt(model, describe_model(model, n_positions=len(ids)), ids, target="probability")
-    hidden = model.last(model.embed(ids[None])).hidden[0].detach().requires_grad_(True)
+    model, ids = tiny_model(kind), random_ids()
+    traced = trace_model(model, ids, target="probability")
+    hidden = model.last(model.embed(torch.as_tensor(ids)[None])).hidden[0].detach().requires_grad_(True)
     (expected,) = torch.autograd.grad(model.network.lm_head(hidden).softmax(-1).max(), hidden)
     assert traced.score_gradient is not None
     torch.testing.assert_close(traced.score_gradient, expected, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "bloom"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_pass_of_a_measurement_is_traced_as_one_of_its_own(
-    kind: str, checkpointing: bool, tiny_model: Build, random_ids: Draw
-) -> None:
-    model, ids, kinds = tiny_model(kind), random_ids(), resolve_kinds("jacobian,perturbation")
-    passes: list[int] = []
-    with traced_beside(model, ids) as traced:
-        measure_prompt(model, ids, kinds=kinds, key=(0, 0), options=PassOptions(checkpointing=checkpointing))
-    with model.network.register_forward_hook(lambda *_: passes.append(1)):
-        found = PowerRollout().profile_of(traced())
-    assert not passes
-    np.testing.assert_array_equal(found, power_rollout_prompt(model, ids))
-    with traced_beside(model, ids) as traced:
-        pass
-    np.testing.assert_array_equal(PowerRollout().profile_of(traced()), found)
 
 
 def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:
@@ -161,7 +139,7 @@ def test_models_of_another_make_are_refused(random_ids: Draw) -> None:
 
     attributes = {**dict.fromkeys(Model.__abstractmethods__), "device": torch.device("cpu"), "vocabulary_size": 1000}
     other = type("Other", (Model,), attributes)
-    with pytest.raises(UsageError, match="no local maps for Other; give a Hugging Face model or a reference model"):
+    with pytest.raises(UsageError, match="no local maps for Other; give a Hugging Face model, or take the rollout"):
         power_rollout_prompt(other(), random_ids())
 
 

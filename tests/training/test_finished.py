@@ -37,6 +37,10 @@ def finished(tmp_path):
     return tmp_path, trained(tmp_path)
 
 
+def kept(study, directory):
+    return finished_training(study.members(), study.schedule, TrainOptions(directory=directory, resume=True))
+
+
 def never(*arguments, **settings):
     raise AssertionError("nothing is to be trained")
 
@@ -90,7 +94,7 @@ def test_what_differs_from_the_record_is_not_taken_from_it(finished):
         {"optimiser": "adam(learning_rate=0.1, beta1=0.5)"},
     ):
         study = study_of({**STUDY, **changed}, name="tiny")
-        assert finished_training(study.members(), study.schedule, directory) is None, changed
+        assert kept(study, directory) is None, changed
 
 
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
@@ -98,22 +102,22 @@ def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(fin
     with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*overwrite=True replaces it"):
         trained(directory)
     study, first = study_of(STUDY, name="tiny"), done.record.run_id
-    assert finished_training(study.members(), study.schedule, directory) is not None
+    assert kept(study, directory) is not None
     done = trained(directory, overwrite=True)
     assert done.record.run_id != first
-    assert finished_training(study.members(), study.schedule, directory) is not None
+    assert kept(study, directory) is not None
     assert done.models[0] is not None
     assert load_model(done.models[0]).vocabulary_size == 5
     weights = done.models[0] / WEIGHTS_FILE
     content = weights.read_bytes()
     weights.write_bytes(content[:-8])
-    assert finished_training(study.members(), study.schedule, directory) is None
+    assert kept(study, directory) is None
     weights.unlink()
     assert trained(directory, resume=True).record.run_id != done.record.run_id
     assert weights.read_bytes() == content
     replace(done.record, status="failed", error="all diverged").save(directory, overwrite=True)
-    assert finished_training(study.members(), study.schedule, directory) is None
-    assert finished_training(study.members(), study.schedule, directory / "elsewhere") is None
+    assert kept(study, directory) is None
+    assert kept(study, directory / "elsewhere") is None
 
 
 def test_models_of_another_study_are_never_taken_for_these(finished):
@@ -126,7 +130,7 @@ def test_models_of_another_study_are_never_taken_for_these(finished):
     }
     trained(directory, other, overwrite=True)
     study = study_of(STUDY, name="tiny")
-    assert finished_training(study.members(), study.schedule, directory) is None
+    assert kept(study, directory) is None
 
 
 def test_a_record_that_lost_losses_is_not_read_back(finished):
@@ -134,10 +138,10 @@ def test_a_record_that_lost_losses_is_not_read_back(finished):
     study, record = study_of(STUDY, name="tiny"), read_record(directory)
     record.arrays["losses"] = record.arrays["losses"][:, :1]
     record.save(directory)
-    assert finished_training(study.members(), study.schedule, directory) is None
+    assert kept(study, directory) is None
     record.resolved["options"]["stopping"] = 5
     record.save(directory)
-    assert finished_training(study.members(), study.schedule, directory) is None
+    assert kept(study, directory) is None
 
 
 def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):

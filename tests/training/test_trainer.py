@@ -11,7 +11,7 @@ from posbias import TrainOptions, UsageError
 from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.runs.engines import Local
-from posbias.tasks.synthetic import PositionCopy, stack_tasks
+from posbias.tasks.synthetic import Draws, PositionCopy, stack_tasks
 from posbias.training.members import Adam, Below, TrainingSchedule
 from posbias.training.trainer import train_members
 from training_cases import assert_same, copier, retriever
@@ -155,10 +155,10 @@ def test_members_end_by_rule_at_their_own_step():
 class Breaking(PositionCopy):
     """A task that cannot be drawn for seed 13."""
 
-    def stack(self, tasks, seeds, device):
-        if 13 in seeds:
+    def stack(self, tasks, draws):
+        if Draws.of(self.name, [13], draws.device).bases[0] in draws.bases:
             raise ValueError("seed 13\nis broken")
-        return super().stack(tasks, seeds, device)
+        return super().stack(tasks, draws)
 
 
 def test_a_member_that_fails_is_recorded_and_stops_no_other():

@@ -4,7 +4,7 @@ A run may hold several subjects (an audit: the model as trained and re-initialis
 subject of each run is compared, and `CompareOptions` says which, and which of its profiles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -213,20 +213,16 @@ def _with_profiles(source: Any) -> ProfileRun:
     return run
 
 
-def _subjects(views: tuple[ProfileRun, ProfileRun], requested: str | None) -> tuple[Subject, Subject]:
-    """The subject of either run that is compared: its only one, the one asked for, the other run's, or as trained."""
-    by_name = [{subject.name: subject for subject in view.subjects} for view in views]
-    names = list(dict.fromkeys(name for subjects in by_name if len(subjects) > 1 for name in subjects))
+def _subjects(runs: Sequence[ProfileRun], requested: str | None) -> list[Subject]:
+    """The subject of either run that is compared: the one asked for, the other run's only one, or as trained."""
+    alone = [run.subject.name for run in runs if len(run.subjects) == 1]
+    names = dict.fromkeys(subject.name for run in runs for subject in run.subjects if len(run.subjects) > 1)
     if requested is not None and requested not in names:
         allowed = f"choose one of {', '.join(names)}" if names else "neither run holds several subjects to choose from"
         raise UsageError(f"subject {requested!r}: {allowed}")
-    alone = [name for subjects in by_name if len(subjects) == 1 for name in subjects]
     preferred = [requested] if requested else [*alone, PREFERRED]
-    first, second = (
-        next((subjects[name] for name in preferred if name in subjects), view.subjects[0])
-        for view, subjects in zip(views, by_name, strict=True)
-    )
-    return first, second
+    by_name = ({subject.name: subject for subject in run.subjects} for run in runs)
+    return [next((of[name] for name in preferred if name in of), next(iter(of.values()))) for of in by_name]
 
 
 def _settings(view: ProfileRun, subject: Subject, name: str) -> Settings:
@@ -242,18 +238,15 @@ def _predictions(subject: Subject, only: str | None, *, shared: int) -> dict[str
     measurement of which only the mean was kept is one unit: no interval, no claim.
     """
 
-    def prediction(profile: Profile, sample: Sample | None) -> TheoryProfile:
+    def prediction(entry: MeasuredKind | TheoryProfile, otherwise: Sample | None) -> TheoryProfile:
+        sample = otherwise if entry.per_prompt is None else Sample.of(entry.per_prompt)
         if sample is not None and 1 < shared == len(sample.units):
-            return TheoryProfile(profile, sample.units)
-        return TheoryProfile(profile, sample=sample)
+            return TheoryProfile(entry.profile, sample.units)
+        return TheoryProfile(entry.profile, sample=sample)
 
-    theories = {
-        name: prediction(entry.profile, None if entry.per_prompt is None else Sample.of(entry.per_prompt))
-        for name, entry in subject.theories.items()
-    }
+    theories = {name: prediction(entry, None) for name, entry in subject.theories.items()}
     measured = {
-        name: prediction(entry.profile, entry.sample or Sample(entry.profile.influence[None]))
-        for name, entry in subject.measured.items()
+        name: prediction(entry, Sample(entry.profile.influence[None])) for name, entry in subject.measured.items()
     }
     if only is None:
         return theories or measured

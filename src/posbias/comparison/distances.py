@@ -54,16 +54,12 @@ class Sample:
     once, a ratio that is formed anew on every draw. None: all count the same."""
 
     @classmethod
-    def of(cls, values: Units, scales: Float64[np.ndarray, "n_scales"] | None = None) -> "Sample":
+    def of(cls, values: Units, scales: Float64[np.ndarray, "n_units"] | None = None) -> "Sample":
         """Normalise raw influence per unit to profiles."""
         totals = values.sum(axis=-1)
         bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
         if bad.size:
             raise UsageError(f"prompt {bad[0]} has no profile: its influence must be finite, >= 0 and not all zero")
-        if scales is not None and len(scales) != len(values):
-            raise UsageError(f"{len(scales)} scales for {len(values)} prompts; one is needed for each")
-        if scales is not None and not np.all(np.isfinite(scales) & (scales > 0)):
-            raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
         return cls(values / totals[:, None], scales)
 
     @property
@@ -71,8 +67,7 @@ class Sample:
         """The profile of the sample: the mean over its units."""
         if self.scales is None:
             return np.asarray(self.units.mean(axis=0))
-        count = len(self.units)
-        return np.asarray(self.averages(np.full((1, count), 1 / count))[0])
+        return np.asarray(self.averages(leave_one_out(len(self.units))[:1])[0])
 
     def averages(self, weights: Weights) -> Averages:
         """Averages with the units weighted by rows that sum to 1."""
@@ -133,7 +128,6 @@ def compare_with_prompts(
     measured: Sample | Units,
     *,
     generator: np.random.Generator,
-    draws: int = DRAWS,
 ) -> PromptComparison:
     """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
 
@@ -142,7 +136,6 @@ def compare_with_prompts(
             over prompts of its own, drawn independently of the measurement's.
         measured: Influence per prompt, raw or normalised.
         generator: Source of halvings and resamples.
-        draws: Bootstrap draws of the medians over prompts.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     count, n_positions = sample.units.shape
@@ -159,17 +152,17 @@ def compare_with_prompts(
         parts = blocks(leave_one_out(count), n_positions)
         left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
         gaps = _gap_intervals(np.concatenate(left_out, axis=1))
-    medians = _medians(rows, sample, generator=generator, draws=draws)
+    medians = _medians(rows, sample, generator)
     noise = split_half_noise(sample, generator=generator)
     return PromptComparison(*gaps, n_units, noise, *medians)
 
 
-def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
+def split_half_noise(sample: Sample, *, generator: np.random.Generator) -> SplitHalf:
     """W1 between the averages of random halves of the units."""
     units = sample.units
     if len(units) < 2:
         return SplitHalf(float("nan"), float("nan"), float("nan"))
-    first, n_first = halves(len(units), generator=generator, draws=halvings), len(units) // 2
+    first, n_first = halves(len(units), generator=generator, draws=HALVINGS), len(units) // 2
     contrast = sample.scaled(first / n_first) - sample.scaled((1 - first) / (len(units) - n_first))
     zero = np.zeros((1, units.shape[1]))
     values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
@@ -218,12 +211,10 @@ def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, In
     )
 
 
-def _medians(
-    predicted: Units, sample: Sample, *, generator: np.random.Generator, draws: int
-) -> tuple[Interval, Interval]:
+def _medians(predicted: Units, sample: Sample, generator: np.random.Generator) -> tuple[Interval, Interval]:
     """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
     units, n_units = sample.units, len(sample.units)
-    weights = draw_weights(n_units, generator=generator, draws=draws)
+    weights = draw_weights(n_units, generator=generator, draws=DRAWS)
     flat = Profile.uniform(units.shape[1]).influence[None]
     first, second = (
         percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
@@ -252,14 +243,14 @@ def distances(predicted: Profile, measured: Profile) -> tuple[dict[str, float], 
 Values = Float64[np.ndarray, "rows"]
 
 
-def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> dict[str, Interval]:
+def summarise(sample: Sample, *, generator: np.random.Generator) -> dict[str, Interval]:
     """Every registered statistic of the average profile, with its interval; those that jump are resampled."""
     n_units = len(sample.units)
     return {
         name: percentile_interval(values[0], values[1:], n_units)
         if name in RESAMPLED
         else jackknife(values).interval(least=-1.0 if name in SIGNED else 0.0, most=1.0)
-        for name, values in _statistics_of(sample, generator=generator, draws=draws).items()
+        for name, values in _statistics_of(sample, generator, DRAWS).items()
     }
 
 
@@ -276,29 +267,21 @@ class Contrast(BesideFlat):
     """First minus second, per registered statistic; the two samples are independent."""
 
 
-def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
+def contrast(first: Sample, second: Sample, *, generator: np.random.Generator) -> Contrast:
     """Statistics of `first` minus those of `second`, and the distance between them, with intervals."""
-    gaps = gaps_between(first, second)
-    n_units = min(len(first.units), len(second.units))
-    draws = draws if n_units > 1 else 0
-    first_statistics, second_statistics = (
-        _statistics_of(sample, generator=generator, draws=draws) for sample in (first, second)
-    )
-    statistics = {}
-    for name, first_values in first_statistics.items():
-        second_values = second_statistics[name]
-        if name in RESAMPLED:
-            statistics[name] = percentile_interval(
-                first_values[0] - second_values[0], first_values[1:] - second_values[1:], n_units
-            )
-        else:
-            statistics[name] = jackknife(first_values - second_values[0], first_values[0] - second_values).interval(
-                least=-1.0, most=1.0
-            )
+    gaps, n_units = gaps_between(first, second), min(len(first.units), len(second.units))
+    draws = DRAWS if n_units > 1 else 0
+    one, other = (_statistics_of(sample, generator, draws) for sample in (first, second))
+    statistics = {
+        name: percentile_interval(one[name][0] - other[name][0], one[name][1:] - other[name][1:], n_units)
+        if name in RESAMPLED
+        else jackknife(one[name] - other[name][0], one[name][0] - other[name]).interval(least=-1.0, most=1.0)
+        for name in one
+    }
     return Contrast(*gaps, n_units, statistics)
 
 
-def _statistics_of(sample: Sample, *, generator: np.random.Generator, draws: int) -> dict[str, Values]:
+def _statistics_of(sample: Sample, generator: np.random.Generator, draws: int) -> dict[str, Values]:
     """Every statistic of the average, then of averages without a unit, or of resampled units if it jumps."""
     n_units, n_positions = sample.units.shape
     left_out, resampled = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)

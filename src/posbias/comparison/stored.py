@@ -17,8 +17,7 @@ exist):
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
 interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [sentence],
-`details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
-interval}, what a theory finds beside its profile. An interval is {value, low, high}, None if infinite or undefined.
+`details`: {KIND: {NAME: [one per prompt]}}. An interval is {value, low, high}, None if infinite or undefined.
 `resolved` may hold `title`, `command` and the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what
 each curve of several was computed for, by which they are named. Records of predictions have
 no `subjects`: `profile/influence`, or `theories/NAME/influence`.
@@ -26,6 +25,7 @@ no `subjects`: `profile/influence`, or `theories/NAME/influence`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -59,6 +59,7 @@ from posbias.results.naming import THEORIES as THEORY_NAMES
 from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import Shown
+from posbias.runs.parts import below
 from posbias.statistics import CONFIDENCE, Interval, StoredNumber
 
 
@@ -196,7 +197,9 @@ DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
 THEORIES, MEASURED = "theories/", "measured/"
 """What the names of a run's curves begin with: predictions, and what they are compared to."""
-Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
+WORDS = {**THEORY_NAMES, **KINDS}
+"""What a curve that stands alone is called; a kind may be compared like a theory."""
+Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth)
 Run = TypeVar("Run", bound="ProfileRun")
 
 
@@ -219,18 +222,15 @@ class ProfileRun(Result):
     details: Mapping[str, Mapping[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
     """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}; of a model below float32, what
     rounding costs on the prompts that were measured again."""
-    found: Mapping[str, Interval] = field(default_factory=dict)
-    """Numbers that a theory gives beside its profile."""
 
     @classmethod
     def from_record(cls: type[Run], record: Record) -> Run:
         """The profiles of a run; none if it failed. One that finished without any is refused."""
         if record.status != "done":
             return cls(record, record.title, ())
-        settings = record.resolved.get("measurement") or {}
+        settings, scalars = record.resolved.get("measurement") or {}, record.scalars
         if settings.get("averaging", "profiles") != "profiles" or settings.get("confidence", CONFIDENCE) != CONFIDENCE:
             raise UsageError(f"the {record.verb} run {record.run_id} has settings that left posbias; run it again")
-        scalars = record.scalars
         subjects = tuple(_subject(record, name, stored) for name, stored in (scalars.get("subjects") or {}).items())
         subjects = subjects or (_bare_subject(record),)
         if not any(subject.n_positions for subject in subjects):
@@ -246,7 +246,6 @@ class ProfileRun(Result):
                 kind: {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
                 for kind, numbers in scalars.get("details", {}).items()
             },
-            found={name: Interval.of_record(stored) for name, stored in scalars.get("found", {}).items()},
         )
 
     @property
@@ -258,6 +257,16 @@ class ProfileRun(Result):
     def n_positions(self) -> int:
         """Positions of the profiles."""
         return self.subject.n_positions
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Names of the predictions if there are several, and of the measurements likewise, by group and name."""
+        names: dict[str, str] = {}
+        for predicted in (True, False):
+            keys = [key for key, settings in self.curves.items() if ("theory" in settings) == predicted]
+            if len(keys) > 1:
+                names |= zip(keys, names_beside([self.curves[key] for key in keys]), strict=True)
+        return names
 
     def shown(self) -> Shown:
         """The longest profiles; in the picture each subject's first measured kind stands for the others, if any has."""
@@ -315,12 +324,10 @@ def store_subjects(
     record.scalars["subjects"] = {}
     for subject in subjects:
         groups: dict[str, Mapping[str, Any]] = {
-            "measured": subject.measured,
-            "theories": subject.theories,
-            "mixing": subject.mixing,
-            "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
+            name: vars(subject)[name] for name in ("measured", "theories", "mixing")
         }
-        for group, entries in groups.items():
+        depth = {} if subject.depth is None else {DEPTH_KIND: subject.depth}
+        for group, entries in {**groups, "depth": depth}.items():
             for name, entry in entries.items():
                 if "/" in name or "/" in subject.name:
                     raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
@@ -328,7 +335,7 @@ def store_subjects(
                 arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
                 record.arrays |= {f"{subject.name}/{group}/{name}/{part}": array for part, array in arrays.items()}
         record.scalars["subjects"][subject.name] = {
-            **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
+            **{group: list(entries) for group, entries in groups.items()},
             "summaries": as_stored(subject.summaries),
             "comparisons": as_stored(subject.comparisons),
         }
@@ -362,41 +369,42 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
     return theories | {MEASURED + kind: {"kind": kind, **shared} for kind in subject.measured}
 
 
-def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
+def _subject(record: Record, name: str, stored: Mapping[str, Any]) -> Subject:
     def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
-        return {key: _entry(record, f"{name}/{group}/{key}", sort) for key in scalars[group]}
+        return {key: _entry(record, f"{name}/{group}/{key}/", sort) for key in stored[group]}
 
-    depth = f"{name}/depth/{DEPTH_KIND}"
+    depth = f"{name}/depth/{DEPTH_KIND}/"
     return Subject(
         name=name,
         measured=entries("measured", MeasuredKind),
         theories=entries("theories", TheoryProfile),
         mixing=entries("mixing", Mixing),
-        depth=_entry(record, depth, Depth) if f"{depth}/layers" in record.arrays else None,
+        depth=_entry(record, depth, Depth) if f"{depth}layers" in record.arrays else None,
         summaries={
-            kind: {statistic: Interval.of_record(stored) for statistic, stored in summary.items()}
-            for kind, summary in scalars["summaries"].items()
+            kind: {statistic: Interval.of_record(interval) for statistic, interval in summary.items()}
+            for kind, summary in stored["summaries"].items()
         },
-        comparisons=tuple(from_stored(KindComparison, block) for block in scalars["comparisons"]),
+        comparisons=tuple(from_stored(KindComparison, block) for block in stored["comparisons"]),
     )
 
 
 def _bare_subject(record: Record) -> Subject:
     """The predictions of a record that holds nothing else."""
-    stems = {str(name).removeprefix(THEORIES): str(name) for name in record.resolved.get("curves") or ()}
+    stems = {str(name).removeprefix(THEORIES): f"{name}/" for name in record.resolved.get("curves") or ()}
     if "profile/influence" in record.arrays:
-        stems = {str(record.resolved.get("theory") or "prediction"): "profile"}
+        stems = {str(record.resolved.get("theory") or "prediction"): "profile/"}
     return Subject(record.verb, theories={name: _entry(record, stem, TheoryProfile) for name, stem in stems.items()})
 
 
 def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
-    """A dataclass of the arrays below a stem, among them those of its profile; the first one is needed."""
-    names = [field.name for field in fields(sort)]
-    if "profile" not in names and f"{stem}/{names[0]}" not in record.arrays:
-        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{names[0]}")
-    parts: dict[str, Any] = {name: record.arrays.get(f"{stem}/{name}") for name in names}
+    """A dataclass of the arrays below a stem, among them those of its profile."""
+    arrays, names = below(record.arrays, stem), [entry.name for entry in fields(sort)]
+    needed = "influence" if "profile" in names else names[0]
+    if needed not in arrays:
+        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}{needed}")
+    parts: dict[str, Any] = {name: array for name, array in arrays.items() if name in names}
     if "profile" in names:
-        parts["profile"] = _entry(record, stem, Profile)
+        parts["profile"] = Profile(**{name: arrays[name] for name in ("influence", "low", "high") if name in arrays})
     return sort(**parts)
 
 
@@ -413,21 +421,12 @@ def is_measured(view: ProfileRun, kind: str) -> bool:
 
 def theory_name(view: ProfileRun, name: str) -> str:
     """The name of a theory's curve in a report of its run."""
-    if among_several := _names(view).get(THEORIES + name):
-        return among_several
-    words = {**THEORY_NAMES, **KINDS}  # a kind may be compared like a theory
-    chosen_by_name = name not in words and THEORIES + name in view.curves
-    return name if chosen_by_name else label(words, name)
+    return view.names.get(THEORIES + name) or label(WORDS, name)
 
 
 def kind_name(view: ProfileRun, kind: str) -> str:
     """The name, in a report of its run, of the curve that others are compared to."""
-    return _names(view).get(MEASURED + kind) or label(KINDS if is_measured(view, kind) else THEORY_NAMES, kind)
-
-
-def predicted_curves(view: ProfileRun) -> dict[str, Settings]:
-    """The settings of a run's predictions by their names in the record."""
-    return {name: settings for name, settings in view.curves.items() if "theory" in settings}
+    return view.names.get(MEASURED + kind) or label(WORDS, kind)
 
 
 def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
@@ -447,20 +446,7 @@ def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
 
 def settings_table(view: ProfileRun) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Each of several predictions of architectures by name, and its settings as text."""
-    curves = predicted_curves(view)
-    names = _names(view)
-    if len(curves) < 2 or not any("mask" in settings for settings in curves.values()):
-        return
-    for key, settings in curves.items():
-        yield names[key], {name: setting_text(value) for name, value in worded(settings).items()}
-
-
-def _names(view: ProfileRun) -> dict[str, str]:
-    """Names of the predictions if there are several, and of the measurements if there are several."""
-    predicted = predicted_curves(view)
-    measured = {name: settings for name, settings in view.curves.items() if name not in predicted}
-    names: dict[str, str] = {}
-    for curves in (predicted, measured):
-        if len(curves) > 1:
-            names |= zip(curves, names_beside(list(curves.values())), strict=True)
-    return names
+    predicted = {key: settings for key, settings in view.curves.items() if "theory" in settings and key in view.names}
+    if any("mask" in settings for settings in predicted.values()):
+        for key, settings in predicted.items():
+            yield view.names[key], {name: setting_text(value) for name, value in worded(settings).items()}

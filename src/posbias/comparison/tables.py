@@ -56,7 +56,6 @@ def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
         _contrast_table(views),
         _depth_table(views),
         _detail_table(views),
-        _found_table(views),
     ]
     return [table for table in tables if table.cells]
 
@@ -177,14 +176,6 @@ def _detail_table(views: Sequence[ProfileRun]) -> Table:
             ends = [f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max())]
             cells.append([run.label, label(KINDS, kind), name.replace("_", " "), *ends])
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
-
-
-def _found_table(views: Sequence[ProfileRun]) -> Table:
-    """Numbers that theories give beside their profiles, with intervals if they have them."""
-    cells = [
-        [view.label, name.replace("_", " "), interval.text()] for view in views for name, interval in view.found.items()
-    ]
-    return Table("What does the theory find beside the profile?", ["prediction", "found", "value [95 %]"], cells)
 
 
 def _metric_table(view: ProfileRun) -> Table:

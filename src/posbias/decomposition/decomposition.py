@@ -5,10 +5,9 @@ what cannot be done is kept with its reason. Nothing here says what a model trai
 Shifts are those of the first, middle and last mass, which are linear in a profile: a shift is the mean over prompts of
 the shift of each, with and without the ingredient, and so is a theory's.
 
-Sources of a profile are the model itself and two theories. `rollout_content` knows an architecture with measured mixing
-and content; `power_rollout_rerun` reads the activations of the changed model, for the first kind alone. All give one
-profile per prompt. Each is a piece that is computed once and found again on resuming; a source that does not apply
-leaves its reason.
+Sources of a profile are the model itself and `power_rollout_rerun`, which reads the activations of the changed model,
+for the first kind alone. Both give one profile per prompt. Each is a piece that is computed once and found again on
+resuming; a source that does not apply leaves its reason.
 
 The record, of verb "decompose" (`posbias.decomposition.page` draws it). Scalars: `count`, `kinds` (names),
 `sources`, `left_out` {source: why}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
@@ -19,7 +18,7 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,17 +30,14 @@ from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 from torch import nn
 
-from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.comparison.distances import decided
 from posbias.comparison.metrics import STATISTICS
 from posbias.decomposition.options import DecomposeOptions
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.attention import statistics_of
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.options import AttentionOptions
-from posbias.measurement.prompt import check_prompts, measure_prompt, mixing_of_layers
+from posbias.measurement.prompt import check_prompts, measure_prompt
 from posbias.measurement.units import check_passes
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -56,9 +52,8 @@ from posbias.results.showing import Shown
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.running import run_directory
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
-from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, power_rollout_prompt
-from posbias.theory.power_rollout.trace import TARGETS
+from posbias.theory.power_rollout.rollout import TARGETS
 
 MEASURED = "measured"
 
@@ -80,23 +75,6 @@ class Examiner:
     kinds: tuple[Kind, ...]
     seed: int
     store: PartStore
-
-    @cached_property
-    def setting(self) -> Arrays:
-        """Of the unchanged model: `mixing` [count layers], the mean over tokens of |a| / (|x| + |a|), and `content`
-        [count layers heads], diagonal less off-diagonal content logits, if attention can be seen."""
-
-        def read() -> Arrays:
-            ids = enumerate(self.prompts.token_ids)
-            rows = [mixing_of_layers(self.model, token_ids, prompt=index) for index, token_ids in ids]
-            arrays = {"mixing": np.stack([row["token_mean"] for row in rows])}
-            with suppress(UsageError):  # attention cannot be seen
-                options = AttentionOptions(mean_content=False)
-                arrays["content"] = statistics_of(self.model, self.prompts, options).content.difference.per_prompt
-            return arrays
-
-        arrays: Arrays = self.store.get("setting", read)
-        return arrays
 
     @contextmanager
     def changed(self, intervention: Intervention | None) -> Iterator[HuggingFaceModel]:
@@ -165,20 +143,6 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
     return {kind: np.stack(profiles) for kind, profiles in rows.items()}
 
 
-def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The residual rollout with each prompt's own mixing and content; the same for every kind."""
-    if "content" not in case.setting:
-        raise UsageError("content logits need attention that can be seen")
-    rows = []
-    for mixing, content in zip(case.setting["mixing"], case.setting["content"], strict=True):
-        architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
-        if intervention is not None:
-            architecture = intervention.in_architecture(architecture)
-        forecast = predict(architecture, case.prompts.n_positions, theory="rollout_content")
-        rows.append(forecast.profile.influence)
-    return {kind.name: np.stack(rows) for kind in case.kinds}
-
-
 def power_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The power rollout of the changed model, for the first kind alone: a pull costs as much as the measurement."""
     kind = case.kinds[0].name
@@ -192,7 +156,6 @@ def power_profiles(case: Examiner, intervention: Intervention | None) -> dict[st
 Source = Callable[[Examiner, Intervention | None], dict[str, Profiles]]
 SOURCES: dict[str, Source] = {
     MEASURED: measured_profiles,
-    "rollout_content": architecture_profiles,
     "power_rollout_rerun": power_profiles,
 }
 """By name, the measurement first."""
@@ -473,10 +436,13 @@ def decompose(
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
             raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
-        of_pieces: dict[str, Any] = {  # which interventions do not touch
+        described: dict[str, Any] = {
+            "kinds": [str(kind) for kind in kinds],
             "model": subject.describe(),
             "prompts": prompts.describe(),
-            "kinds": [str(kind) for kind in kinds],
+        }
+        of_pieces: dict[str, Any] = {  # which interventions do not touch
+            **described,
             "seed": options.seed,
             "verb": "decompose",
             "threads": torch.get_num_threads(),
@@ -488,24 +454,25 @@ def decompose(
             decomposition = Decomposition.from_record(finished)
         else:
             check_passes(subject, prompts.n_positions)
-            examiner = Examiner(subject, prompts, kinds, options.seed, PartStore(options.directory, of_pieces))
-            resolved = {
-                "title": str(settings["model"].get("source", "model")),
-                "command": "",
-                **{name: settings[name] for name in ("interventions", "kinds", "model", "prompts")},
-                "fingerprint": fingerprint(settings),
-            }
+            title, changes = str(described["model"].get("source", "model")), settings["interventions"]
+            resolved = {"title": title, "command": "", "interventions": changes, **described}
+            resolved["fingerprint"] = fingerprint(settings)
             record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
+            examiner = Examiner(subject, prompts, kinds, options.seed, PartStore(options.directory, of_pieces))
             decomposition = store_decomposition(_decomposed(examiner, interventions, record))
-            if not any(item.profiles for item in decomposition.counterfactuals):
-                if options.directory is not None and not options.resume:  # resumed, earlier pieces may be there
-                    clear_parts(options.directory)
-                reasons = [
-                    f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals
-                ]
-                raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
+            _check_possible(decomposition, options)
         run.finish(decomposition.record)
     return decomposition
+
+
+def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> None:
+    """Refuse a decomposition of nothing."""
+    if any(item.profiles for item in decomposition.counterfactuals):
+        return
+    if options.directory is not None and not options.resume:  # resumed, earlier pieces may be there
+        clear_parts(options.directory)
+    reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals]
+    raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
 
 
 def _decomposed(examiner: Examiner, interventions: Sequence[Intervention], record: Record) -> Decomposition:

@@ -196,8 +196,6 @@ def _by_mean_field(
         )
     check_drawn(model)
     born, base = Initialisation(model, seed=seed), Architecture.from_model(model, mixing=1.0)
-    if len(born.spec.layers) != base.depth:
-        raise UsageError("mean field and the architecture see different layers of this model")
     if max(lengths) > born.reach:
         raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
     free = SlopedGammaKeys() if SlopedGammaKeys.name in names else GammaKeys(MODEL_ALPHA)

@@ -84,7 +84,7 @@ def _statements(run: Design) -> list[str]:
     if run.theory == "rollout":
         said.append(f"The residual stream alone leaves {run.residual:.3g} on the last position; no design goes below.")
     return said + [
-        f"Measured at {networks.n_positions} positions on {len(networks.designed)} fresh initialisations: W1 to the "
+        f"Measured at {networks.n_positions} positions on {len(networks.networks)} fresh initialisations: W1 to the "
         f"target {networks.distance.text('.4f')}, before {networks.before.text('.4f')}; between halves "
         f"{networks.noise:.4f}."
         for networks in run.measured

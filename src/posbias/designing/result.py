@@ -5,7 +5,7 @@ P0 = prod_l (1 - m_l), which no bias takes away. A given profile is the whole pr
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Interval as Range
 from jaxtyping import Float64
+from pydantic import InstanceOf
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.metrics import wasserstein
@@ -22,10 +23,10 @@ from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.results.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
-from posbias.results.result import RESULTS, Result
+from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import INFLUENCE, Series, Shown
-from posbias.runs.parts import below
-from posbias.statistics import Interval
+from posbias.runs.parts import below, flat
+from posbias.statistics import StoredInterval
 
 TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]
@@ -154,23 +155,21 @@ def resolve_target(target: Any) -> Target:
     """
     if isinstance(target, Target):
         return target
-    if isinstance(target, Profile):
-        return Given(target.influence)
-    if isinstance(target, str | Path) and str(target).endswith(".csv"):
-        return Given(_read_csv(Path(target)))
-    if isinstance(target, Path) or (isinstance(target, str) and "(" not in target and target not in TARGETS):
+    if isinstance(target, str | Path):
         directory, _, chosen = str(target).partition(":")
-        if isinstance(target, Path) or "/" in directory or Path(directory).exists():
+        if directory.endswith(".csv"):
+            return Given(_read_csv(Path(target)))
+        if isinstance(target, Path) or ("(" not in target and ("/" in directory or Path(directory).exists())):
             return Given(_read_run(Path(directory), chosen))
-    if isinstance(target, str):
         return TARGETS.parse(target)
-    if isinstance(target, Sequence | np.ndarray):
-        try:
-            weights = np.asarray(target, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise UsageError("a target needs numbers, one per position") from None
-        return Given(weights)
-    raise UsageError(f"{target!r} is no target; known: {', '.join(TARGETS)}, a Profile, weights, a run, or a .csv file")
+    try:
+        weights = np.asarray(target.influence if isinstance(target, Profile) else target, dtype=np.float64)
+    except (TypeError, ValueError):
+        known = ", ".join(TARGETS)
+        raise UsageError(
+            f"{target!r} is no target; known: {known}, a Profile, weights, a run, or a .csv file"
+        ) from None
+    return Given(weights)
 
 
 def _read_csv(path: Path) -> Vector:
@@ -216,18 +215,19 @@ OFF_MIXING = 0.002
 """A free mixing below this is at the lower end of what is searched: attention is off."""
 STORED = ("exact", "parameters", "residual")
 """Fields that a record holds as they are."""
-Profiles = Float64[np.ndarray, "networks n_positions"]
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredNetworks:
     """Jacobian profiles at initialisation at one length; each row a network of its own on a prompt of its own."""
 
-    designed: Profiles
-    undesigned: Profiles
-    distance: Interval
+    networks: InstanceOf[np.ndarray]
+    """[networks n_positions]; rows sum to 1."""
+    networks_before: InstanceOf[np.ndarray]
+    """The same networks without the design."""
+    distance: StoredInterval
     """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks."""
-    before: Interval
+    before: StoredInterval
     """W1 to the target without the design."""
     noise: float
     """W1 of one half of the designed networks to the other, on average: the distance of a perfect design."""
@@ -235,12 +235,12 @@ class MeasuredNetworks:
     @property
     def n_positions(self) -> int:
         """Length of the prompts."""
-        return int(self.designed.shape[1])
+        return int(self.networks.shape[1])
 
     @property
     def profile(self) -> Profile:
         """Mean of the designed networks, with its interval."""
-        return Profile.mean_of(self.designed)
+        return Profile.mean_of(self.networks)
 
 
 @RESULTS.register("design")
@@ -288,10 +288,11 @@ class Design(Result):
         of_stems = (below(arrays, stem) for stem in ("profile/", "before/", "target/"))
         # A file sorts names as text, so 16 stands before 8.
         profiles, before, targets = ({n: of_stem[str(n)] for n in sorted(map(int, of_stem))} for of_stem in of_stems)
-        target = None if scalars["whole"] else TARGETS.parse(resolved["target"])
-        if target is None:  # a profile, which is among them unless it was given at a length of its own
+        if scalars["whole"]:  # a profile, which is among them unless it was given at a length of its own
             given = [Given(values) for values in targets.values()]
-            target = next((profile for profile in given if str(profile) == resolved["target"]), given[-1])
+            target: Target = next((each for each in given if str(each) == resolved["target"]), given[-1])
+        else:
+            target = TARGETS.parse(resolved["target"])
         return cls(
             target=target,
             over=tuple(resolved["over"]),
@@ -305,7 +306,10 @@ class Design(Result):
             targets=targets,
             seed=record.seeds["design"],
             model=resolved["model"],
-            measured=tuple(_networks_of(entry, arrays) for entry in scalars.get("measured", ())),
+            measured=tuple(
+                from_stored(MeasuredNetworks, {**entry, **below(arrays, f"measured/{entry['n_positions']}/")})
+                for entry in scalars.get("measured", ())
+            ),
         ).with_record(record)
 
     @cached_property
@@ -335,18 +339,12 @@ class Design(Result):
             arrays |= {f"profile/{n}": profile.influence, f"before/{n}": self.before[n].influence}
             arrays[f"target/{n}"] = self.targets[n]
         for networks in self.measured:
-            scalars.setdefault("measured", []).append(
-                {
-                    "n_positions": networks.n_positions,
-                    "networks": len(networks.designed),
-                    "distance": networks.distance.as_record(),
-                    "before": networks.before.as_record(),
-                    "noise": networks.noise,
-                }
-            )
-            rows = {"networks": networks.designed, "networks_before": networks.undesigned}
-            named = {**vars(networks.profile), **rows}
-            arrays |= {f"measured/{networks.n_positions}/{name}": values for name, values in named.items()}
+            numbers = {
+                name: as_stored(getattr(networks, name)) for name in ("n_positions", "distance", "before", "noise")
+            }
+            scalars.setdefault("measured", []).append(numbers)
+            rows = {"networks": networks.networks, "networks_before": networks.networks_before}
+            arrays |= flat({**vars(networks.profile), **rows}, f"measured/{networks.n_positions}")
         return Record("design", {}, resolved, scalars, arrays, seeds={"design": self.seed})
 
     @property
@@ -405,12 +403,6 @@ class Design(Result):
         target = Series("target", self.targets[n] / self.targets[n].sum())
         curves = (self.profiles[n].series("designed"), self.before[n].series("before"), target)
         return Shown(title, curves, facts=self.facts())
-
-
-def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> MeasuredNetworks:
-    rows = below(arrays, f"measured/{entry['n_positions']}/")
-    distance, before = (Interval.of_record(entry[name]) for name in ("distance", "before"))
-    return MeasuredNetworks(rows["networks"], rows["networks_before"], distance, before, noise=entry["noise"])
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

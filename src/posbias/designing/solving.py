@@ -57,10 +57,16 @@ class Free(ABC):
     name: ClassVar[str]
     logarithmic: ClassVar[bool] = True
     """True if the search moves in the logarithms of the values."""
+    by_head: ClassVar[bool] = False
+    """True for a value of every head, the same in all layers; otherwise of every layer, the same for all heads."""
+    least: float
+    most: float
+    """The ends of the range that a search tries."""
 
-    @abstractmethod
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """The least and the largest value of every parameter that a search tries, in its coordinates."""
+        """The least and the largest value of every parameter, in the coordinates of the search."""
+        ends = np.array([self.least, self.most])
+        return np.tile(np.log(ends) if self.logarithmic else ends, (base.heads if self.by_head else base.depth, 1))
 
     def plain(self, values: Vector) -> list[Any]:
         """The parameters as a user would write them."""
@@ -86,14 +92,10 @@ class Free(ABC):
 @FREE.register("gamma_key")
 @dataclass(frozen=True)
 class GammaKeys(Free):
-    """alpha of every layer, the same for all heads; in logarithms."""
+    """alpha of every layer; from 95 % of a row on the first key to all of it on the query's own."""
 
-    greatest: float = MAX_ALPHA
-    """Largest exponent that is tried; such a layer attends to the query's own position alone."""
-
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """From 95 % of a row on the first key to all of it on the query's own."""
-        return np.tile(np.log([LEAST_ALPHA, self.greatest]), (base.depth, 1))
+    most: float = MAX_ALPHA
+    least = LEAST_ALPHA
 
     def starts(self, base: Architecture) -> list[Vector]:
         """No bias, one exponent for all, and exponents that fall or rise with depth."""
@@ -127,11 +129,10 @@ class GammaKeys(Free):
 @FREE.register("alibi")
 @dataclass(frozen=True)
 class AlibiSlopes(Free):
-    """The slope of every head, the same in all layers; in logarithms."""
+    """The slope of every head; from no bias over any context to a third of the weight lost per position."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """From no bias over any context to a third of the weight lost per position."""
-        return np.tile(np.log([1e-9, STEEPEST]), (base.heads, 1))
+    by_head = True
+    least, most = 1e-9, STEEPEST
 
     def starts(self, base: Architecture) -> list[Vector]:
         """Nearly none, the published slopes, and a wide spread."""
@@ -178,13 +179,10 @@ class SlopedGammaKeys(Free):
 @FREE.register("mixing")
 @dataclass(frozen=True)
 class Mixings(Free):
-    """m_l of every layer."""
+    """m_l of every layer: none is switched off, none drowns the residual stream."""
 
     logarithmic = False
-
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """No layer is switched off, none drowns the residual stream."""
-        return np.tile([1e-3, 0.999], (base.depth, 1))
+    least, most = 1e-3, 0.999
 
     def starts(self, base: Architecture) -> list[Vector]:
         """The architecture's mixing, less of it, more of it."""
@@ -204,9 +202,7 @@ class Mixings(Free):
 class Windows(Free):
     """Positions that attention sees in every layer, the query's own included; whole numbers, searched in logarithms."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Two positions to 65,536."""
-        return np.tile(np.log([2.0, 65536.0]), (base.depth, 1))
+    least, most = 2.0, 65536.0
 
     def plain(self, values: Vector) -> list[Any]:
         """Whole numbers."""
@@ -284,19 +280,19 @@ class Problem:
             round(self.misfit(start), 9): start for start in (np.clip(values, *bounds.T) for values in candidates)
         }
         ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)][:starts]
-        if any(isinstance(sort, Windows) for sort in self.free):
-            around = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
-            search: dict[str, Any] = {"fun": self.misfit, "method": "COBYQA", "options": around}
-            ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked]
-            return np.asarray(min(ends, key=lambda end: float(end.fun)).x)
-        search = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "bounds": bounds}
-        if self.profile is not None:
-            ends = [minimize(x0=start, **search, options={**ROUGH, "ftol": 1e-8}) for start in ranked]
-            return np.asarray(min(ends, key=lambda end: float(end.fun)).x)
-        ends = [minimize(x0=start, **search, options=ROUGH) for start in ranked]
-        best = minimize(x0=min(ends, key=lambda end: float(end.fun)).x, **search, options=FINE)
-        if not best.success:
-            announce(f"the search ended early: {best.message}")
+        search: dict[str, Any] = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "bounds": bounds}
+        whole, options = any(isinstance(sort, Windows) for sort in self.free), ROUGH
+        if whole:
+            search = {"fun": self.misfit, "method": "COBYQA", "bounds": bounds}
+            options = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
+        elif self.profile is not None:
+            options = {**ROUGH, "ftol": 1e-8}
+        ends = [minimize(x0=start, **search, options=options) for start in ranked]
+        best = min(ends, key=lambda end: float(end.fun))
+        if not whole and self.profile is None:
+            best = minimize(x0=best.x, **search, options=FINE)
+            if not best.success:
+                announce(f"the search ended early: {best.message}")
         return np.asarray(best.x)
 
     @property

@@ -1,8 +1,8 @@
 """An intervention: one ingredient of position bias replaced, in a model that runs and in the theory that describes it.
 
-Three faces of the same change. `change` alters the network while a context is open; `description` is the model as a
-theory that reads its weights should see it; `in_architecture` is the change in the rollout's terms. An intervened
-model is off its training distribution: what it shows is how it computes, not what it would have learned.
+Two faces of the same change. `change` alters the network while a context is open; `description` is the model as a
+theory that reads its weights should see it. An intervened model is off its training distribution: what it shows is how
+it computes, not what it would have learned.
 
 Calls of attention come from the one place where it is changed (`models.attention`), with the positions of their tokens.
 Queries and keys arrive rotated, keys and values with everything that is cached, so caches, batches with padding,
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.hooks import RemovableHandle
 
-from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.attention import Attended as Attended
@@ -65,14 +64,6 @@ class Intervention(ABC):
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """The model, changed, as theories of its weights and activations should read it: by default as it is."""
         return model
-
-    @abstractmethod
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """The architecture with the ingredient replaced.
-
-        Raises:
-            UsageError: an architecture has no such ingredient; the message says why.
-        """
 
     def __str__(self) -> str:
         return INTERVENTIONS.spell(self)

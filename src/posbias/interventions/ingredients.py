@@ -7,19 +7,18 @@ stream are caught where a block adds them (`models.attention.branches`).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from posbias.architecture import ENCODINGS, MASKS, Architecture, Encoding, Full, Mask, NoEncoding, Rope, SlidingWindow
+from posbias.architecture import Full, Mask, SlidingWindow
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
@@ -35,7 +34,6 @@ from posbias.models.attention import (
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AttentionParts, Block, Layout, Linear, Norm, changing_kinds, scaled
-from posbias.registry import Registry
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -100,10 +98,6 @@ class Bidirectional(Visibility):
         """Full masks; theories that read causal attention refuse them."""
         return described(model, lambda _: {"mask": lambda config, layer: Full()})
 
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Mask `full` in every layer and head."""
-        return replace(architecture, mask=Full())
-
 
 @INTERVENTIONS.register("window")
 @dataclass(frozen=True)
@@ -120,10 +114,6 @@ class Window(Visibility):
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Windows in place of longer masks."""
         return described(model, lambda of: {"mask": lambda config, layer: self._narrowed(of.mask(config, layer))})
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Windows in place of longer masks, head by head."""
-        return replace(architecture, mask=replaced(architecture.mask, MASKS, self._narrowed))
 
     def _narrowed(self, mask: Mask) -> Mask:
         """A mask that does not look forwards, cut to the window."""
@@ -153,10 +143,6 @@ class SinkMasked(Visibility):
         visible = before.clone()
         visible[..., self.positions :, : self.positions] = False
         return visible
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: nothing to hide."""
-        raise UsageError("an architecture without content has no sinks on its positions, so there is nothing to hide")
 
 
 @INTERVENTIONS.register("no_rope")
@@ -206,29 +192,6 @@ class NoRope(Intervention):
         """No layer turns anything."""
         return described(model, lambda _: {"rotates": lambda attention, config: False})
 
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Encoding `none` in place of `rope`."""
-        found: list[Encoding] = []
-
-        def still(encoding: Encoding) -> Encoding:
-            found.extend([encoding] if isinstance(encoding, Rope) else [])
-            return NoEncoding() if isinstance(encoding, Rope) else encoding
-
-        encodings = replaced(architecture.encoding, ENCODINGS, still)
-        if not found:
-            raise UsageError(
-                f"{self}: the architecture has no rope to take out (rotary positions of a model add no logit of their "
-                "own without content and read as none)"
-            )
-        return replace(architecture, encoding=encodings)
-
-
-def replaced(variants: Any, registry: Registry[Any], change: Callable[[Any], Any]) -> Any:
-    """A variant of an architecture, its spelling, or lists of them, with a change of each."""
-    if isinstance(variants, list | tuple):
-        return [replaced(item, registry, change) for item in variants]
-    return change(registry.parse(variants) if isinstance(variants, str) else variants)
-
 
 @INTERVENTIONS.register("attention_scaled")
 @dataclass(frozen=True)
@@ -271,12 +234,6 @@ class AttentionScaled(Intervention):
 
         return described(model, answers)
 
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Keep masks and encodings under the new mixing, 0 with factor 0."""
-        branch = self.factor * architecture.layer_mixing
-        total = 1 - architecture.layer_mixing + branch
-        return replace(architecture, mixing=np.divide(branch, total, out=np.zeros_like(branch), where=total > 0))
-
 
 @INTERVENTIONS.register("no_residual")
 @dataclass(frozen=True)
@@ -299,10 +256,6 @@ class NoResidual(Intervention):
         """Mark the changed network's own activations as a misfit."""
         misfit = "its attention branches have no residual"
         return model.described_by(model.family, misfit=misfit) if model.described else model
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Attention alone."""
-        return replace(architecture, mixing=1.0)
 
 
 @INTERVENTIONS.register("no_content")
@@ -337,10 +290,6 @@ class NoContent(Intervention):
             return {"attention_parts": lambda block, config: replace(family.attention_parts(block, config), scale=0.0)}
 
         return described(model, parts)
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """No content offset in any head."""
-        return replace(architecture, content=0.0)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, NoEncoding
+from posbias.architecture import ENCODINGS, Encoding, KeyEncoding, NoEncoding
 from posbias.errors import UsageError
 from posbias.interventions.base import (
     INTERVENTIONS,
@@ -114,13 +114,6 @@ class KeyBiased(Intervention):
         return described(
             model, lambda of: {"encoding": lambda config, layer: added_to(of.encoding(config, layer), biases[layer])}
         )
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """The key bias in place of encoding `none`."""
-        encodings = {group.encoding for groups in architecture.head_groups for group in groups}
-        if any(not isinstance(encoding, NoEncoding) for encoding in encodings):
-            raise UsageError("key_biased: an architecture holds one encoding per head; only none can be replaced")
-        return replace(architecture, encoding=self.layers(architecture.depth))
 
 
 Logits = Callable[[int, int], Float[Tensor, "heads n"]]

@@ -66,10 +66,6 @@ class Prediction(Result):
     """All parameters as resolved; none for theories of architectures."""
     per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
     """Each prompt's own profile, if the theory reads prompts; rows sum to 1."""
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Arrays beside the profile, by slash-separated name."""
     caveats: tuple[str, ...] = ()
     """Bounds of the trust in this prediction, a sentence each."""
     seed: int = 0
@@ -87,8 +83,7 @@ class Prediction(Result):
 
     def shown(self) -> Shown:
         """Its profile, by the theory's name."""
-        facts = {name: f"{value:.4g}" for name, value in self.numbers.items()}
-        facts |= {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+        facts = {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
         shared = shared_settings({**self.about, "architecture": self.described}, self.n_positions)
         (name,) = names_beside([{"theory": self.theory, **self.parameters, **shared}])
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
@@ -111,8 +106,6 @@ class Prediction(Result):
             spelled=resolved["title"].partition(" of ")[0] if parameters else "",
             parameters=parameters,
             per_prompt=per_prompt,
-            numbers={name: float(stored["value"]) for name, stored in record.scalars.get("found", {}).items()},
-            arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
             caveats=tuple(map(str, record.scalars.get("caveats", ()))),
             seed=record.seeds.get("theory", 0),
             about={name: resolved[name] for name in ("model", "prompts") if name in resolved},
@@ -132,20 +125,15 @@ class Prediction(Result):
             "prompts": self.about.get("prompts"),
             "command": "",
         }
-        record = Record("predict", {"theory": spelled, "n_positions": self.n_positions}, resolved)
-        alone = {"low": None, "high": None}
-        scalars = {
-            "sink_share": self.sink_share,
-            "found": {name: {"value": value, **alone} for name, value in self.numbers.items()},
-            "caveats": list(self.caveats),
-        }
-        record.scalars |= {name: value for name, value in scalars.items() if value not in ({}, [])}
-        record.seeds |= {"theory": self.seed} if self.parameters else {}
-        for name, array in {**vars(self.profile), "per_prompt": self.per_prompt}.items():
-            if array is not None and np.any(np.isfinite(array)):
-                record.arrays[PROFILE + name] = array
-        record.arrays.update(self.arrays)
-        return record
+        found = {**vars(self.profile), "per_prompt": self.per_prompt}
+        return Record(
+            "predict",
+            {"theory": spelled, "n_positions": self.n_positions},
+            resolved,
+            {"sink_share": self.sink_share, **({"caveats": list(self.caveats)} if self.caveats else {})},
+            {PROFILE + name: array for name, array in found.items() if array is not None and np.isfinite(array).any()},
+            seeds={"theory": self.seed} if self.parameters else {},
+        )
 
 
 def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str, Any], *, command: str = "") -> Record:
@@ -386,15 +374,12 @@ def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:
 def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     """The architecture that was given, or a model's own, with its mixing known or measured on the prompts.
 
-    `attention_only` leaves the mixing out. Diagonal content is that of a reference model without content attention; 0
-    for theories that ignore it.
+    `attention_only` leaves the mixing out; diagonal content is known of no model.
 
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
         RunError: norms of stream and branch are not finite, or both vanish.
     """
-    from posbias.models.reference.network import ReferenceTransformer
-
     if isinstance(subject, Architecture):
         return subject
     if not hasattr(subject, "architecture_traits"):
@@ -402,22 +387,18 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
             f"theory {theory} needs an Architecture or a model (one of load_model or transformers, a hub id or a "
             f"path), got {type(subject).__name__}"
         )
-    content: Any = 0.0
     if theory == "rollout_content":
-        if not isinstance(subject, ReferenceTransformer) or subject.config.attention != "positional":
-            raise UsageError(
-                "theory rollout_content needs the diagonal content of attention, which a model's configuration does "
-                "not give; give an Architecture with content=..."
-            )
-        content = subject.config.architecture.layer_content
+        raise UsageError(
+            "theory rollout_content needs the diagonal content of attention, which a model's configuration does not "
+            "give; give an Architecture with content=..."
+        )
     if theory == "attention_only":
         return Architecture.from_model(subject)
+    mixing = known_mixing(subject)
     if prompts is not None:
         # As arXiv 2602.16837 defines it in its code: the mean over tokens, then over prompts.
         norms = (subject.branch_norms(subject.token_tensor([row.tolist()])) for row in prompts.token_ids)
         mixing = np.mean([of_prompt.share().mean(axis=1) for of_prompt in norms], axis=0)
-        return Architecture.from_model(subject, mixing=mixing, content=content)
-    mixing = known_mixing(subject)
     if mixing is None:
         raise UsageError(f"theory {theory} of a model measures its residual share: give prompts=load_prompts(...)")
-    return Architecture.from_model(subject, mixing=mixing, content=content)
+    return Architecture.from_model(subject, mixing=mixing)

@@ -253,10 +253,9 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
         resume=options.resume,
         overwrite=options.overwrite,
     ) as run:
-        members, earlier = planned(study, options)
-        if earlier is not None:
-            result = earlier
-        else:
+        members = study.members()
+        result = finished_training(members, study.schedule, options)
+        if result is None:
             trained, directory = train_members(members, study.schedule, options=options), options.directory
             if directory is not None:
                 remove_record(directory)  # of an earlier study, whose models are about to be replaced
@@ -264,14 +263,6 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
             result = StudyRun(record_of(study, trained, models), trained, models, directory)
         run.finish(result.record)
     return result
-
-
-def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun | None]:
-    """The members of a study, and its run if the directory holds it finished. Errors as `train`, before training."""
-    members = study.members()
-    if options.directory is None or not options.resume:
-        return members, None
-    return members, finished_training(members, study.schedule, options.directory)
 
 
 def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path | None:
@@ -292,17 +283,19 @@ def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path |
     return place
 
 
-def finished_training(members: Sequence[Member], schedule: TrainingSchedule, directory: Path) -> StudyRun | None:
-    """The run that trained these members before into a directory, with their parameters to the last bit.
+def finished_training(members: Sequence[Member], schedule: TrainingSchedule, options: TrainOptions) -> StudyRun | None:
+    """The run to resume that trained these members before, with their parameters to the last bit.
 
-    None if there is no whole record of just these members and schedule, if no member ended well, or if a model is
-    missing or damaged.
+    None if none is resumed, if there is no whole record of just these members and schedule, if no member ended well, or
+    if a model is missing or damaged.
     """
+    if options.directory is None or not options.resume:
+        return None
     try:
-        record = read_record(directory)
+        record = read_record(options.directory)
         if record.verb != "train" or record.status != "done":
             return None
-        run = StudyRun.from_record(record).in_directory(directory)
+        run = StudyRun.from_record(record).in_directory(options.directory)
         recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
         if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
             return None

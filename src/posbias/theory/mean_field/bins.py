@@ -13,7 +13,6 @@ F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt
 relu and its square by the arc-cosine kernels.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
@@ -163,18 +162,19 @@ def from_mass(mass: Matrix, bins: Bins) -> Kernel:
     return smooth(mass if bins.exact else mass / bins.sizes[:, None] / bins.sizes[None, :])
 
 
-class Operator(ABC):
+class Operator:
     """A matrix C (query, key) between bins whose rows sum to 1."""
 
-    matrix: Float64[np.ndarray, "query key"]
+    def __init__(self, matrix: Float64[np.ndarray, "query key"]) -> None:
+        self.matrix = matrix
 
-    @abstractmethod
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
         """C X: the attention average over keys."""
+        return np.asarray(self.matrix @ x)
 
-    @abstractmethod
     def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
         """C' X: gradients flow from queries to keys."""
+        return np.asarray(self.matrix.T @ x)
 
     def average(self, x: Float64[np.ndarray, "key key"]) -> Float64[np.ndarray, "query query"]:
         """C X C' for symmetric X."""
@@ -185,31 +185,26 @@ class Operator(ABC):
         return self.pull(self.pull(x).T)
 
 
-@dataclass(frozen=True, eq=False)
 class CausalMean(Operator):
     """Causal attention on unit bins, C_ij = w_j r^(i - j) normalised: S_i = w_i x_i + r S_{i-1}, r = exp(-slope)."""
 
-    weights: Float64[np.ndarray, "key"]
-    """w, of a key bias; all 1 without."""
-    slope: float = 0.0
-
-    @cached_property
-    def totals(self) -> Float64[np.ndarray, "query 1"]:
-        """Sum of the weights of each row before they are normalised."""
-        return self._recursion(self.weights[:, None])
+    def __init__(self, weights: Float64[np.ndarray, "key"], slope: float = 0.0) -> None:
+        """`weights` are those of a key bias, all 1 without."""
+        self.weights, self.slope = weights[:, None], slope
+        self.totals = self._recursion(self.weights)
 
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
         """The recursion down the rows."""
-        return np.asarray(self._recursion(self.weights[:, None] * x) / self.totals)
+        return np.asarray(self._recursion(self.weights * x) / self.totals)
 
     def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
         """The recursion up the rows."""
-        return np.asarray(self.weights[:, None] * self._recursion((x / self.totals)[::-1])[::-1])
+        return np.asarray(self.weights * self._recursion((x / self.totals)[::-1])[::-1])
 
     @property
     def matrix(self) -> Float64[np.ndarray, "query key"]:  # type: ignore[override]
         """Every row of C."""
-        return self.left(np.eye(self.weights.size))
+        return self.left(np.eye(len(self.weights)))
 
     def _recursion(self, x: Float64[np.ndarray, "row any"]) -> Float64[np.ndarray, "row any"]:
         if self.slope == 0:
@@ -217,21 +212,6 @@ class CausalMean(Operator):
         from scipy.signal import lfilter  # half a second that nothing else needs
 
         return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
-
-
-@dataclass(frozen=True, eq=False)
-class DenseOperator(Operator):
-    """Any attention matrix between bins."""
-
-    matrix: Float64[np.ndarray, "query key"]
-
-    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
-        """C X."""
-        return np.asarray(self.matrix @ x)
-
-    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
-        """C' X."""
-        return np.asarray(self.matrix.T @ x)
 
 
 def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
@@ -264,7 +244,7 @@ def _group_operators(
         if not bins.exact:
             raise UsageError(f"mean field with {encoding} takes at most {MOST_BINS} positions, got {n}")
         group = HeadGroup(mask, encoding, chosen, n_heads, np.array(content), np.full(len(heads), -np.inf))
-        return tuple((share, DenseOperator(matrix)) for matrix in dense_heads(group, n))
+        return tuple((share, Operator(matrix)) for matrix in dense_heads(group, n))
     bias, slopes = (part[chosen] for part in parts)
     if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
         raise UsageError(
@@ -315,7 +295,7 @@ def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, b
     distance = np.maximum(bins.starts[:, None] - ends[None, :], 0)
     rows = np.tril(carried_mean[:, None] * of_bin[None, :] * np.exp(-slope * distance), -1)
     np.fill_diagonal(rows, 1 - carried_mean * before)
-    return DenseOperator(rows)
+    return Operator(rows)
 
 
 def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
@@ -333,7 +313,7 @@ def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins:
         low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
         visible = below[np.maximum(high, low)] - below[low]
         rows[a] = (visible / (below[newest + 1] - below[oldest])).mean(axis=0)
-    return DenseOperator(rows)
+    return Operator(rows)
 
 
 MAX_TERMS = 64

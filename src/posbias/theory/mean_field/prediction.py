@@ -4,7 +4,7 @@ The prediction is a mean over endlessly many heads. A network has a few per laye
 attends to keys of its own choice. Networks with as many heads as the model, and endless width, show by how much.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +12,8 @@ from jaxtyping import Float64
 
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
-from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
@@ -67,28 +66,19 @@ class MeanFieldTheory(ModelTheory):
             LEVELS.parse(self.level)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
-        """The root mean square over initialisations; if heads are drawn, also the distance of a single one from it.
-
-        The subject may also be a Hugging Face configuration, for which weights are drawn.
-        """
-        model = subject
-        if hasattr(subject, "model_type") and not isinstance(subject, Model):
-            origin = Origin(f"config:{subject.model_type}", init_seed=0)
-            model = HuggingFaceModel(random_network(subject, seed=0), origin=origin)
-        if not isinstance(model, Model | MeanFieldSpec):
+        """The root mean square over initialisations; if heads are drawn, also the distance of a single one from it."""
+        if not isinstance(subject, Model | MeanFieldSpec):
             raise UsageError(
-                "theory mean_field needs a model (one of load_model or transformers, a hub id or a path) or a "
-                f"Hugging Face configuration, got {type(subject).__name__}"
+                "theory mean_field needs a model (one of load_model or transformers, a hub id, a path, or "
+                f"config:PATH for a configuration), got {type(subject).__name__}"
             )
-        prediction = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
-        found = Prediction(prediction.profile, architecture=None, n_positions=n_positions, **self.labels(seed))
-        if not isinstance(prediction.level, SampledHeads):
-            return found
-        spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
-        networks = network_profiles(spec, n_positions, prompts=prompts, seed=seed)
-        largest, distance = float(prediction.logit_variance.max()), scatter(networks)
-        numbers = {"largest_logit_variance": largest, "distance_of_one_initialisation": distance}
-        return replace(found, numbers=numbers, arrays={"networks": networks}, caveats=(scatter_caveat(networks),))
+        prediction = mean_field(subject, n_positions, prompts=prompts, level=self.level, seed=seed)
+        caveats: tuple[str, ...] = ()
+        if isinstance(prediction.level, SampledHeads):
+            spec = subject if isinstance(subject, MeanFieldSpec) else spec_of(subject)
+            caveats = (scatter_caveat(network_profiles(spec, n_positions, prompts=prompts, seed=seed)),)
+        labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
+        return Prediction(prediction.profile, caveats=caveats, **labels)
 
 
 @dataclass(frozen=True, eq=False)

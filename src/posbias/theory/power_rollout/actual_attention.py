@@ -2,65 +2,40 @@
 
 One forward pass is kept as the arguments of every attention module (layers x positions x features numbers, no attention
 matrix), and the size of each branch beside the stream. Then the last row of T_{L-1} ... T_0 is pulled block by block
-from the top layer down; all variants come from one look at each layer's attention (docs/theory, section 1). Any
-decoder; a rollout that reads weights needs a family of the table.
+from the top layer down; all rollouts come from one look at each layer's attention (docs/theory, section 1).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64
+from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
 from posbias.architecture.spec import resolve_mixing
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import beyond_attention, watch_branches
-from posbias.models.attention_blocks import (
-    AttentionBlock,
-    AttentionState,
-    KeptAttention,
-    elements_at_once,
-    kept_attention,
-    query_blocks,
-    seen_layers,
-)
+from posbias.models.attention_blocks import AttentionState, KeptAttention, kept_attention, query_blocks, seen_layers
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Norm
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.rollout import Trace
 
 Row = Float64[np.ndarray, "n_positions"]
-Shares = Float[Tensor, "query key"]
-
-
-@dataclass(frozen=True)
-class AttentionTraceLayer:
-    """One layer on one prompt."""
-
-    kept: KeptAttention
-    dtype: torch.dtype
-    """Type that attention is formed in."""
-    parts: AttentionParts | None = None
-    """The maps of attention; None if they cannot be read."""
-    after: Norm | None = None
-    """The norm between the output projection and the stream; None if there is none."""
-
-    def state(self) -> AttentionState:
-        """The layer's attention before its softmax."""
-        return self.kept.again().state(self.dtype)
+SeenAgain = Callable[[], AttentionState]
+"""Forms one layer's attention before its softmax again, from what its module read."""
+ROLLOUTS = ("rollout", "attention_only")
+"""By the mean over heads: beside a share 1 - m that stands still, m the measured mixing; and by attention alone."""
 
 
 @torch.no_grad()
 def trace_attention(
     model: Model, token_ids: Int[Tensor, "position"]
-) -> tuple[list[AttentionTraceLayer], Float64[Tensor, "layers"]]:
+) -> tuple[list[SeenAgain], Float64[np.ndarray, "layers"]]:
     """Run one prompt forward; keep what each attention module reads, and the mean over tokens of |a| / (|x| + |a|).
 
     Raises:
@@ -80,77 +55,11 @@ def trace_attention(
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
     with kept_attention(model.network) as kept, watch_branches(model.network) as watch:
         model.logits(token_ids[None], [len(token_ids) - 1])
-    share = torch.from_numpy(watch.norms().share())
-    traced = [AttentionTraceLayer(layer, dtype) for layer in kept]
-    with suppress(UsageError):  # the layout is not known, or the maps cannot be read
-        family = model.family
-        traced = [
-            replace(
-                layer,
-                parts=family.attention_parts(block, model.config),
-                after=None if block.attention_post_norm is None else family.norm(block.attention_post_norm),
-            )
-            for layer, block in zip(traced, family.blocks(model.network), strict=True)
-        ]
-    return traced, share.mean(1)
+    return [partial(_again, layer, dtype) for layer in kept], watch.norms().share().mean(axis=1)
 
 
-def norm_weighted(traced: AttentionTraceLayer, state: AttentionState) -> Callable[[AttentionBlock], Shares]:
-    """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)), by blocks.
-
-    `gain` is that of a norm after the branch, whose divisor cancels in a row. The output bias belongs to no position.
-    Norms of sums over heads come from the heads' inner products at every key, f_h(x_j) . f_h'(x_j): no vector is formed
-    twice.
-
-    Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
-    """
-    parts = traced.parts
-    assert parts is not None, "rules that read weights are left out without a row of the table"
-    shared = len(state.value) // parts.key_heads  # Falcon repeats its values for every head
-    value = state.value[::shared, :, : parts.value_dim]  # without what a key bias fills up
-    output = parts.output.weight.to(value)
-    if traced.after is not None:
-        output = output * traced.after.gain.to(value).reshape(-1, 1)
-    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
-    rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
-    vectors = (torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1))
-    gram = torch.cat([some @ some.transpose(1, 2) for some in vectors]).permute(1, 2, 0).contiguous()
-
-    def transition(block: AttentionBlock) -> Shares:
-        squared = squares_by_pair if block.weights.is_cpu else squares_by_key
-        squares = squared(block.weights.flatten(0, 1), gram[..., block.keys])
-        lengths = squares.clamp_min(0).sqrt()
-        total: Tensor = lengths.sum(-1, keepdim=True)
-        return torch.where(total > 0, lengths / total, block.weights.mean((0, 1)))
-
-    return transition
-
-
-def squares_by_pair(
-    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
-) -> Float[Tensor, "query key"]:
-    """sum_hh' A_h A_h' f_h.f_h' of every query and key, each pair of heads once: ten times faster on a CPU."""
-    squares = torch.zeros_like(weights[0])
-    for head, of_head in enumerate(products):
-        along = weights[head] * of_head[head]
-        for earlier in range(head):
-            along.addcmul_(weights[earlier], of_head[earlier], value=2)
-        squares.addcmul_(along, weights[head])
-    return squares
-
-
-def squares_by_key(
-    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
-) -> Float[Tensor, "query key"]:
-    """The same by a product of small matrices for every key: three launches on an accelerator."""
-    by_key = weights.permute(2, 1, 0)
-    squares: Tensor = ((by_key @ products.permute(2, 0, 1)) * by_key).sum(-1).T
-    return squares
-
-
-ROLLOUTS = ("rollout", "attention_only", "norm_weighted")
-"""By the mean over heads, twice, and by norms. The first and the last stand still with the share 1 - m, m the layer's
-measured mixing."""
+def _again(kept: KeptAttention, dtype: torch.dtype) -> AttentionState:
+    return kept.again().state(dtype)
 
 
 @checked
@@ -172,22 +81,15 @@ def attention_rollouts(
         RunError: activations are not finite.
 
     Source: `rollout`: arXiv 2602.16837, section 3, with the prompt's own attention; `attention_only`: Abnar and Zuidema
-        (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
-        their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing.
+        (arXiv 2005.00928) without their fixed residual half.
     """
     if isinstance(model, HuggingFaceModel) and beyond_attention(model.network):
         return {}, ("rollouts of attention: in some layers linear layers mix positions too, or nothing does",)
-    rows: dict[str, list[Row]] = {}
-    left_out: tuple[str, ...] = ()
+    rows = []
     for ids in track(prompts.token_ids, "rollouts of attention"):
-        layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        names = list(ROLLOUTS)
-        if any(traced.parts is None for traced in layers):
-            names.remove("norm_weighted")
-            left_out = ("norm_weighted: it reads weights, of the families in the table of layouts",)
-        for name, row in _pull(layers, names, measured.tolist()).items():
-            rows.setdefault(name, []).append(row)
-    return {name: np.stack(by_prompt) for name, by_prompt in rows.items()}, left_out
+        layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
+        rows.append(_pull(layers, np.stack([mixing, np.ones_like(mixing)], axis=1)))
+    return dict(zip(ROLLOUTS, np.stack(rows, axis=1), strict=True)), ()
 
 
 def attention_rollout_prompt(
@@ -205,49 +107,40 @@ def attention_rollout_prompt(
     Raises:
         UsageError: attention cannot be seen, or mixing outside [0, 1] or of the wrong length.
 
-    Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
+    Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel; without
+        residual stream arXiv 2005.00928.
     """
     layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
+    return _with_mixing(layers, mixing)
 
 
-def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:
+def attention_rollout_of(trace: Trace, mixing: Sequence[float] | float) -> Row:
     """The rollout of a prompt that was traced before, without a pass of its own."""
-    dtype = trace.description.dtype
-    layers = [AttentionTraceLayer(caught.kept, dtype) for caught in trace.layers if caught.kept is not None]
-    return _pull(layers, ["rollout"], resolve_mixing(mixing, len(layers)))["rollout"]
+    return _with_mixing([partial(_again, caught.kept, trace.description.dtype) for caught in trace.layers], mixing)
 
 
-def pull_layer(
-    traced: AttentionTraceLayer, rows: Mapping[str, Float64[Tensor, "position"]], *, mixing: float
-) -> dict[str, Float64[Tensor, "position"]]:
-    """Rows by names of ROLLOUTS pulled through one layer, all by one look at its attention; rows sum to 1."""
-    state = traced.state()
-    by_norms = norm_weighted(traced, state) if "norm_weighted" in rows else None
-    reached = {name: torch.zeros_like(row) for name, row in rows.items()}
-    for block in query_blocks(state):
-        mean = in_float64(block.weights.mean((0, 1)))
-        for name, row in rows.items():
-            matrix = in_float64(by_norms(block)) if by_norms and name == "norm_weighted" else mean
-            reached[name][block.keys] += row[block.queries] @ matrix
-    shares = {name: 1.0 if name == "attention_only" else mixing for name in rows}
-    pulled = {name: (1 - shares[name]) * row + shares[name] * reached[name] for name, row in rows.items()}
-    return {name: row / row.sum() for name, row in pulled.items()}
+def _with_mixing(layers: Sequence[SeenAgain], mixing: Sequence[float] | float) -> Row:
+    return np.asarray(_pull(layers, np.array(resolve_mixing(mixing, len(layers)))[:, None])[0])
 
 
 @torch.no_grad()
-def _pull(layers: Sequence[AttentionTraceLayer], names: Sequence[str], mixing: Sequence[float]) -> dict[str, Row]:
-    """The last row of each product, normalised."""
-    read = layers[0].kept.read
-    last = torch.zeros(len(read), dtype=torch.float64, device=float64_device(read.device))
-    last[-1] = 1
-    rows = dict.fromkeys(names, last)
-    for traced, share in zip(reversed(layers), reversed(mixing), strict=True):
-        rows = pull_layer(traced, rows, mixing=share)
-    profiles = {name: np.asarray(row.cpu().numpy()) for name, row in rows.items()}
-    for name, values in profiles.items():
-        if not np.all(np.isfinite(values)):
-            raise RunError(
-                f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
-            )
-    return {name: values / values.sum() for name, values in profiles.items()}
+def _pull(
+    layers: Sequence[SeenAgain], mixing: Float64[np.ndarray, "layers rollouts"]
+) -> Float64[np.ndarray, "rollouts n_positions"]:
+    """The last row of the product of (1 - m) I + m A for each column of m, normalised."""
+    rows = torch.empty(0)
+    for seen_again, share in zip(reversed(layers), reversed(torch.from_numpy(mixing)), strict=True):
+        state = seen_again()
+        if not len(rows):
+            place = float64_device(state.key.device)
+            rows = torch.zeros(len(share), state.key.shape[1], dtype=torch.float64, device=place)
+            rows[:, -1] = 1
+        reached, moved = torch.zeros_like(rows), share[:, None].to(rows)
+        for block in query_blocks(state):
+            reached[:, block.keys] += rows[:, block.queries] @ in_float64(block.weights.mean((0, 1)))
+        rows = (1 - moved) * rows + moved * reached
+        rows = rows / rows.sum(-1, keepdim=True)
+    profiles = np.asarray(rows.cpu().numpy())
+    if not np.all(np.isfinite(profiles)):
+        raise RunError("a rollout of the model's attention is not finite; load it in a wider type (float32, float64)")
+    return np.asarray(profiles / profiles.sum(axis=1, keepdims=True))

@@ -9,17 +9,16 @@ exists at any time. Besides the value path it is reached through the softmax: mo
 query that sees it ("key path").
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from posbias.models.attention_blocks import AttentionBlock, AttentionState, query_blocks
-from posbias.models.layout import AttentionParts, Linear, MlpParts, Norm, turned_by
-from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
+from posbias.models.attention_blocks import AttentionState, KeptAttention, query_blocks
+from posbias.models.layout import AttentionParts, Linear, MlpParts, Norm
 
 Power = Literal[1, 2]
 """1: signed maps, back-propagation; 2: their elementwise squares, energies."""
@@ -42,7 +41,39 @@ THEORY = Walk()
 BACK_PROPAGATION = Walk(power=1, query=True)
 """The exact gradient: signed maps along values, keys and queries."""
 
-Hidden = Float[Tensor, "position hidden"]
+
+@dataclass(frozen=True)
+class LayerDescription:
+    """One block's maps and facts."""
+
+    parts: AttentionParts
+    mlp: MlpParts
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    attention_post_norm: Norm | None = None
+    mlp_post_norm: Norm | None = None
+    parallel: bool = False
+    """Both branches read the block's input."""
+    angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None = None
+    """Rotary cosines and sines [*heads position rotary], from the named arguments of its attention module; None if
+    nothing is rotated."""
+    inputs: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """Activations of one block for one prompt, in the theory's floating type."""
+
+    stream: Float[Tensor, "position feature"]
+    """The block's input."""
+    middle: Float[Tensor, "position feature"]
+    """Input of the MLP branch: the stream after the attention branch was added, or `stream` in parallel blocks."""
+    kept: KeptAttention
+    """What the attention module read."""
+    attention_branch: Float[Tensor, "position feature"] | None = None
+    mlp_branch: Float[Tensor, "position feature"] | None = None
+    """The branches before their post-norms; None if the family has none."""
 
 
 def affine(values: Float[Tensor, "*rows in"], of: Linear) -> Float[Tensor, "*rows out"]:
@@ -120,34 +151,6 @@ def rotary_pull(
     return torch.cat([turned * cosine.pow(power) + swapped, unturned], -1)
 
 
-def hidden_pull(
-    parts: MlpParts,
-    up: Hidden,
-    gate: Hidden | None,
-    hidden: Float[Tensor, "*batch position hidden"],
-    power: Power,
-) -> Energy:
-    """Pull from the hidden layer to the MLP's input: the transpose of the map into it.
-
-    Plain, with a = act'(up): the map is a W_u. Gated, with a = act'(gate) up and b = act(gate): it is a W_g + b W_u,
-    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). `up` and `gate` are the
-    outputs of these maps, before any activation; None without a gate.
-    """
-    up_weight = parts.up.weight.to(hidden.dtype)
-    if parts.gate is None or gate is None:
-        _, slope = value_and_slope(parts.activation, up)
-        return (hidden * slope.pow(power)) @ up_weight.pow(power)
-    gate_weight = parts.gate.weight.to(hidden.dtype)
-    value, slope = value_and_slope(parts.activation, gate)
-    slope = slope * up
-    pulled = (hidden * slope.pow(power)) @ gate_weight.pow(power)
-    pulled = pulled + (hidden * value.pow(power)) @ up_weight.pow(power)
-    if power == 1:
-        return pulled
-    pulled = pulled + (2 * hidden * slope * value) @ (gate_weight * up_weight)
-    return pulled.clamp_min(0)  # a sum of squares; the cross term may round below 0
-
-
 def value_and_slope(
     activation: Callable[[Tensor], Tensor], before: Float[Tensor, "*rows hidden"]
 ) -> tuple[Float[Tensor, "*rows hidden"], Float[Tensor, "*rows hidden"]]:
@@ -163,15 +166,24 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     """Pull through the MLP branch alone (the stream's own identity path is the caller's).
 
     It leads from the branch's output, where it is added to the stream, to its input: the stream after attention, or the
-    block's input if the branches are parallel.
+    block's input if the branches are parallel. The map into the hidden layer is plain a W_u with a = act'(up); gated,
+    with a = act'(gate) up and b = act(gate), it is a W_g + b W_u, whose square keeps the cross term:
+    (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u).
     """
-    power = walk.power
+    power, parts = walk.power, layer.mlp
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power)
-    parts, read = layer.mlp, norm_forward(layer.mlp_norm, trace.middle)
-    assert parts is not None
-    up = affine(read, parts.up)
-    gate = None if parts.gate is None else affine(read, parts.gate)
-    pulled = hidden_pull(parts, up, gate, energy @ parts.down.weight.to(energy.dtype).pow(power), power)
+    hidden, read = energy @ parts.down.weight.to(energy.dtype).pow(power), norm_forward(layer.mlp_norm, trace.middle)
+    up, up_weight = affine(read, parts.up), parts.up.weight.to(energy.dtype)
+    if parts.gate is None:
+        _, slope = value_and_slope(parts.activation, up)
+        pulled = (hidden * slope.pow(power)) @ up_weight.pow(power)
+    else:
+        value, slope = value_and_slope(parts.activation, affine(read, parts.gate))
+        slope, gate_weight = slope * up, parts.gate.weight.to(energy.dtype)
+        pulled = (hidden * slope.pow(power)) @ gate_weight.pow(power)
+        pulled = pulled + (hidden * value.pow(power)) @ up_weight.pow(power)
+        if power == 2:  # a sum of squares; the cross term may round below 0
+            pulled = (pulled + (2 * hidden * slope * value) @ (gate_weight * up_weight)).clamp_min(0)
     return norm_pull(layer.mlp_norm, trace.middle, pulled, power)
 
 
@@ -194,14 +206,10 @@ class LayerAttention:
 
 def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
     """The attention of a layer as the dot product sees it, with an intervention that lasts."""
-    parts, seen = layer.parts, None if trace.kept is None else trace.kept.again()
+    parts, seen = layer.parts, trace.kept.again()
     cosine = sine = None
     if layer.angles is not None:
-        named = {} if seen is None else seen.arguments[1]
-        cosine, sine = (part.to(trace.stream) for part in layer.angles(named))
-    if seen is None or trace.kept is None:
-        read = norm_forward(layer.attention_norm, trace.stream)
-        return LayerAttention(_of_maps(parts, read, cosine, sine), cosine, sine, read)
+        cosine, sine = (part.to(trace.stream) for part in layer.angles(seen.arguments[1]))
     state = seen.state(trace.stream.dtype)
     shared = len(state.key) // parts.key_heads  # Falcon repeats its keys for every head
     state = replace(
@@ -211,33 +219,6 @@ def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
         value=state.value[::shared, :, : parts.value_dim],
     )
     return LayerAttention(state, cosine, sine, trace.kept.read.to(trace.stream))
-
-
-def _of_maps(
-    parts: AttentionParts, read: Float[Tensor, "position feature"], cosine: Tensor | None, sine: Tensor | None
-) -> AttentionState:
-    """A reference model's attention, from the maps of its block."""
-
-    def heads(of: Linear) -> Float[Tensor, "head position feature"]:
-        return affine(read, of).reshape(len(read), parts.heads, -1).transpose(0, 1)
-
-    query, key = heads(parts.query), heads(parts.key)
-    if cosine is not None and sine is not None:
-        pairs = cosine.shape[-1] // 2
-        query, key = (turned_by(side, cosine[..., :pairs], sine[..., :pairs]) for side in (query, key))
-    value, first = heads(parts.value), torch.zeros(len(read), dtype=torch.int64)
-    return AttentionState(query[:, None], key, value, parts.scale, first)
-
-
-def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:
-    """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
-    if layer.bias is None:
-        yield from query_blocks(state)
-        return
-    logits = (state.query * state.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
-    everything = slice(0, state.key.shape[1])
-    weights = torch.softmax(logits.reshape(layer.bias.shape) + layer.bias, dim=-1)
-    yield AttentionBlock(everything, everything, weights)
 
 
 def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
@@ -275,7 +256,7 @@ def _pull_blocks(
     query, key = state.query[..., :head_dim] * scale, state.key[..., :head_dim] * scale
     values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
     keys, queries = (zeros.new_zeros(*zeros.shape[:-1], head_dim) for zeros in (values, received))
-    for block in attention_blocks(layer, state):
+    for block in query_blocks(state):
         weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
         values[..., block.keys, :] += first.transpose(-1, -2) @ rows

@@ -1,15 +1,19 @@
 """The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations (docs/theory, section 5).
+An energy per position and residual channel is pulled from the last position down: e <- e + MLP'(e),
+e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the elementwise square of
+its exact local Jacobian and the stream's identity kept as it is (docs/theory, section 5). With power 1 the very same
+walk is back-propagation.
 
-It is an energy per position and residual channel, pulled from the last position down:
-e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
-elementwise square of its exact local Jacobian and the stream's identity kept as it is. With power 1 the very same walk
-is back-propagation.
+A model of transformers is supported when its family has a row in the table. Kept of one forward pass, per layer: the
+stream before attention and before the MLP, the branches before a post-norm, and what the attention module read. Hidden
+layers, queries, keys, values and attention are seen again when a pull comes to them, layer by layer, so nothing of size
+layers x heads x positions x positions ever exists.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -17,47 +21,65 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.checks import OneOf
 from posbias.errors import RunError, UsageError
+from posbias.models.attention_blocks import kept_attention, seen_layers
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import Block, Norm
 from posbias.models.model import Model
-from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.weights import REDUCED
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.theory.power_rollout.local_maps import (
     Energy,
-    Power,
+    LayerDescription,
+    LayerTrace,
     Walk,
     attention_pull,
     mlp_pull,
     norm_pull,
 )
-from posbias.theory.power_rollout.trace import (
-    TARGETS,
-    Description,
-    Factor,
-    Trace,
-    describe_model,
-    describe_reference,
-    trace_prompt,
-    trace_reference,
-    tracing,
-)
 from posbias.theory.predict import THEORIES, ModelTheory, Prediction
 
+TARGETS = ("jacobian", "probability", "logprob")
+"""Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
 
 
 @dataclass(frozen=True)
-class PromptTrace(Trace):
-    """A model's forward pass on one prompt, and the steps of a walk through it."""
+class Description:
+    """A whole model, taken apart."""
+
+    layers: list[LayerDescription]
+    final_norm: Norm
+    embedding_norm: Norm | None
+    """Between the vectors entering the network and the first block (BLOOM)."""
+    dtype: torch.dtype
+    """Type that the theory computes in: float64 for float64 models, float32 otherwise."""
+    reduced: bool = False
+    """True if the model's own type is below float32."""
+    input_scale: float = 1.0
+    """Factor by which the network multiplies the vectors entering it (Granite)."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Activations kept from one forward pass on one prompt, and the steps of a walk through it."""
 
     description: Description
-    """The model, taken apart."""
+    embeddings: Float[Tensor, "position width"]
+    """The vectors entering the network."""
+    layers: list[LayerTrace]
+    final_stream: Float[Tensor, "feature"]
+    """The last position's stream, which the final norm reads."""
+    state: Float[Tensor, "state"]
+    """The last position's final state, which the unembedding reads."""
+    score_gradient: Float[Tensor, "state"] | None
+    """Gradient of the target's score by the last position's final state; None for the target "jacobian"."""
 
     def pull(self, covector: Covectors, walk: Walk) -> Float[Tensor, "*batch position width"]:
         """From the final state to the vectors entering the network: gradients, or energies for power 2."""
@@ -78,21 +100,15 @@ class PromptTrace(Trace):
     def pull_block(self, block: int, energy: Energy, walk: Walk) -> Energy:
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
         layer, trace = self.description.layers[block], self.layers[block]
-        power = walk.power
-        above = energy
-        if layer.mlp is not None:
-            energy = _times(layer.mlp_stream_factor, energy, power) + mlp_pull(layer, trace, energy, walk)
-        if layer.parallel:
-            return energy + attention_pull(layer, trace, above, walk)
-        added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
-        return _times(layer.stream_factor, energy, power) + added
+        above = energy + mlp_pull(layer, trace, energy, walk)
+        return above + attention_pull(layer, trace, energy if layer.parallel else above, walk)
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
         """The last step of `pull`: through the embedding norm and the scale of the input."""
         maps, power = self.description, walk.power
         if maps.embedding_norm is not None:
             energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power)
-        return _times(maps.input_scale, energy, power)
+        return energy if maps.input_scale == 1 else energy * maps.input_scale**power
 
     @torch.no_grad()
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
@@ -101,49 +117,109 @@ class PromptTrace(Trace):
         return in_float64(self.pull(gradient.to(self.state.dtype).square(), walk)).sum(-1).sqrt()
 
 
-def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
-    return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
-
-
-def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> PromptTrace:
-    """Run one prompt through a model for walks.
+def describe_model(model: Model, n_positions: int) -> Description:
+    """Take a Hugging Face model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: undescribed family or a prompt too long for the model.
+        UsageError: it is no dense decoder of the table, attention cannot be seen, a layer is not causal, the
+            model does not take so many tokens, or its weights lie on several devices.
+    """
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(
+            f"the power rollout has no local maps for {type(model).__name__}; give a Hugging Face model, or take the "
+            "rollout, or mean_field before training"
+        )
+    family, network = model.family, model.network
+    if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
+        raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")
+    places = sorted({str(parameter.device) for parameter in network.parameters()})
+    if len(places) > 1:
+        raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
+    embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
+
+    def describe(block: Block) -> LayerDescription:
+        names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+        modules = {name: getattr(block, name) for name in names}
+        norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
+        parallel = family.parallel(model.config)
+        inputs: dict[str, nn.Module | None] = {
+            "stream": block.module,
+            "attention_branch": block.attention_post_norm,
+            "mlp_branch": block.mlp_post_norm,
+            "middle": None if parallel else block.mlp_norm or block.mlp,
+        }
+        return LayerDescription(
+            parts=family.attention_parts(block, model.config),
+            angles=partial(family.angles, block.attention) if family.rotates(block.attention, model.config) else None,
+            mlp=family.mlp_parts(block, model.config),
+            parallel=parallel,
+            inputs={name: module for name, module in inputs.items() if module is not None},
+            **norms,
+        )
+
+    seen_layers(model, n_positions=n_positions)
+    return Description(
+        layers=[describe(block) for block in family.blocks(network)],
+        final_norm=family.norm(network.get_submodule(family.final_norm)),
+        embedding_norm=embedding,
+        dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
+        reduced=model.dtype in REDUCED,
+        input_scale=family.input_scale(model.config),
+    )
+
+
+def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> Trace:
+    """Run one prompt through a model and keep the activations that walks need.
+
+    A score's gradient by the final state is exact and needs no pass back through the blocks.
+
+    Raises:
+        UsageError: as `describe_model`.
         RunError: an activation is not finite.
     """
-    (ids,) = model.token_tensor([token_ids.tolist()])
-    if isinstance(model, ReferenceTransformer):
-        description = describe_reference(model, n_positions=len(token_ids))
-        trace = trace_reference(model, description, ids, target=target)
-    else:
-        description = describe_model(model, n_positions=len(token_ids))
-        assert isinstance(model, HuggingFaceModel)
-        trace = trace_prompt(model, description, ids, target=target)
-    return PromptTrace(**vars(trace), description=description)
-
-
-@contextmanager
-def traced_beside(model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Iterator[Callable[[], PromptTrace]]:
-    """Within the context, keep the first pass of a prompt that is measured, so that its walks need none of their own.
-
-    What is yielded gives the trace, and raises as `trace_model` does.
-    """
-    own = partial(trace_model, model, token_ids)
-    try:
-        description = describe_model(model, n_positions=len(token_ids))
-    except UsageError:  # no dense decoder, as `trace_model` will tell
-        yield own
-        return
+    description = describe_model(model, len(token_ids))
     assert isinstance(model, HuggingFaceModel)
-    (ids,) = model.token_tensor([token_ids.tolist()])
-    with tracing(model, description, ids) as traced:
+    network, dtype, scored = model.network, description.dtype, target != "jacobian"
+    caught: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    final: dict[str, Tensor] = {}
 
-        def seen() -> PromptTrace:
-            trace = traced()
-            return own() if trace is None else PromptTrace(**vars(trace), description=description)
+    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        # OPT flattens batch and position before its MLP.
+        caught[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
 
-        yield seen
+    def keep_stream(_: nn.Module, args: tuple[Any, ...]) -> None:
+        final["stream"] = args[0][0, -1].detach().to(dtype)
+
+    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        final["state"] = args[0].detach().requires_grad_(scored)  # of a new graph
+        return (final["state"],)
+
+    with ExitStack() as hooks:
+        for index, layer in enumerate(description.layers):
+            for name, module in layer.inputs.items():
+                hook = partial(keep_input, index, name)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        attention = hooks.enter_context(kept_attention(network))
+        final_norm, unembedding = network.get_submodule(model.family.final_norm), network.get_output_embeddings()  # type: ignore[operator]
+        hooks.enter_context(final_norm.register_forward_pre_hook(keep_stream))
+        hooks.enter_context(unembedding.register_forward_pre_hook(keep_state))
+        embeddings = model.embed(model.token_tensor([token_ids.tolist()])).detach()
+        with torch.set_grad_enabled(scored):
+            output = model.last(embeddings)
+    if not bool(torch.isfinite(output.logits).all()):
+        raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
+    layers = [
+        LayerTrace(**{"middle": caught[index]["stream"], **caught[index]}, kept=kept)
+        for index, kept in enumerate(attention)
+    ]
+    state, gradient = final["state"], None
+    if scored:
+        score = output.logits[0].to(state.dtype).log_softmax(-1).max()
+        (by_state,) = torch.autograd.grad(score if target == "logprob" else score.exp(), state)
+        gradient = by_state[0, -1]
+    last = state[0, -1].detach().to(dtype)
+    return Trace(description, embeddings[0].to(dtype), layers, final["stream"], last, gradient)
 
 
 @THEORIES.register("power_rollout")
@@ -173,7 +249,7 @@ class PowerRollout(ModelTheory):
         labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
         return Prediction(Profile.mean_of(np.stack(rows)), per_prompt=np.stack(rows), **labels)
 
-    def profile_of(self, trace: PromptTrace) -> Row:
+    def profile_of(self, trace: Trace) -> Row:
         """The profile of a prompt that was traced for this theory's target.
 
         Raises:
