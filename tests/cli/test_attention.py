@@ -16,7 +16,7 @@ from posbias.statistics import Interval
 from posbias.theory.power_rollout import attention_rollouts
 from tiny_families import HYBRIDS, VOCABULARY, shaken_model
 
-ROLLOUTS = {"rollout", "attention_only"}
+ROLLOUTS = {"rollout", "attention_only", "norm_weighted"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
                      "--out", run)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Attention of tiny-llama, 3 prompts of 24 tokens" in result.stdout
-    assert "rollout, measured mixing" in result.stdout
+    assert "norm-weighted" in result.stdout
     loaded = pb.load_record(run)
     record = loaded.record
     statistics, rollouts = library
@@ -41,7 +41,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "distance/low": statistics.distance.low,
         "content/diagonal/per_prompt": statistics.content.diagonal.per_prompt,
         "sinks/high": statistics.sinks.high,
-        "rollouts/attention_only/per_prompt": rollouts["attention_only"],
+        "rollouts/norm_weighted/per_prompt": rollouts["norm_weighted"],
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts["rollout"]).high,
     }
     for name, values in expected.items():

@@ -292,13 +292,14 @@ BEYOND_THE_TABLE = "apertus codegen deepseek_v3 gemma4_text gptj llama4_text mim
 
 
 @pytest.mark.parametrize("kind", BEYOND_THE_TABLE.split())
-def test_families_without_a_layout_have_all_statistics_and_rollouts(kind):
+def test_families_without_a_layout_have_all_statistics_and_the_rollouts_that_read_no_weights(kind):
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts)
     np.testing.assert_allclose(found.kernels, _dense(model, prompts).mean((0, 2)), atol=TOLERANCE)
     assert found.mixing is not None
     assert list(found.rollouts) == ["rollout", "attention_only"]
-    assert not found.left_out
+    (left_out,) = found.left_out
+    assert left_out.startswith("norm_weighted: it reads weights")
 
 
 def test_blocks_that_add_no_two_branches_have_no_mixing():

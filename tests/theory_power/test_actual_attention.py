@@ -1,4 +1,6 @@
-"""Rollouts of a model's own attention equal products of its dense attention matrices."""
+"""Rollouts of a model's own attention equal products of its dense attention matrices, weighted as they say."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout_prompt, attention_rollouts
+from posbias.theory.power_rollout.actual_attention import squares_by_key, squares_by_pair
 from tiny_families import VOCABULARY, shaken_model
 
 N_POSITIONS, COUNT = 17, 3
@@ -25,6 +28,42 @@ def _model(kind: str) -> HuggingFaceModel:
     return shaken_model(kind, implementation="eager")
 
 
+@torch.no_grad()
+def _forward(model: HuggingFaceModel, ids: np.ndarray) -> dict[str, Any]:
+    """The model's own attention [layer head query key], and what each module read."""
+    read: list[np.ndarray] = []
+
+    def catch(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read.append((args[0] if args else kwargs["hidden_states"])[0].numpy())
+
+    blocks = model.family.blocks(model.network)
+    handles = [block.attention.register_forward_pre_hook(catch, with_kwargs=True) for block in blocks]
+    attentions = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
+    for handle in handles:
+        handle.remove()
+    return {"attention": torch.cat(attentions).numpy(), "read": read}
+
+
+def _transitions(model: HuggingFaceModel, seen: dict[str, Any]) -> list[np.ndarray]:
+    """Norm-weighted transitions of every layer, from vectors and matrices written out."""
+    found = []
+    for layer, block in enumerate(model.family.blocks(model.network)):
+        parts = model.family.attention_parts(block, model.config)
+        value = seen["read"][layer] @ parts.value.weight.numpy().T
+        value = value if parts.value.bias is None else value + parts.value.bias.numpy()
+        output, post_norm = parts.output.weight.numpy(), block.attention_post_norm
+        output = output if post_norm is None else output * model.family.norm(post_norm).gain.numpy()[:, None]
+        vectors = np.zeros((N_POSITIONS, N_POSITIONS, len(output)))
+        for head, weights in enumerate(seen["attention"][layer]):
+            size = parts.head_dim
+            group = head * parts.key_heads // parts.heads
+            own, shared = slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
+            vectors += weights[:, :, None] * (value[:, shared] @ output[:, own].T)
+        lengths = np.linalg.norm(vectors, axis=-1)
+        found.append(lengths / lengths.sum(-1, keepdims=True))
+    return found
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     model, prompts = _model(kind), _prompts(2)
@@ -33,17 +72,28 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     assert list(found) == list(ROLLOUTS)
     identity = np.eye(N_POSITIONS)
     for index, ids in enumerate(prompts.token_ids):
-        with torch.no_grad():
-            attention = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
-        mean = list(torch.cat(attention).numpy().mean(1))
+        seen = _forward(model, ids)
         mixing = mixing_of_layers(model, ids, prompt=index)["token_mean"]
+        mean = list(seen["attention"].mean(1))
+        weighted = _transitions(model, seen)
         transitions = {
             "rollout": [(1 - m) * identity + m * a for m, a in zip(mixing, mean, strict=True)],
             "attention_only": mean,
+            "norm_weighted": [(1 - m) * identity + m * a for m, a in zip(mixing, weighted, strict=True)],
         }
         for name, layers in transitions.items():
             row = np.linalg.multi_dot(layers[::-1])[-1]
             np.testing.assert_allclose(found[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
+
+
+def test_lengths_of_sums_over_heads_are_equal_by_pairs_of_heads_and_by_keys() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(5, 7, 11, generator=generator)
+    vectors = torch.randn(5, 11, 3, generator=generator)
+    products = torch.einsum("hjc,gjc->hgj", vectors, vectors)
+    expected = torch.einsum("hij,hjc->ijc", weights, vectors).square().sum(-1)
+    torch.testing.assert_close(squares_by_pair(weights, products), expected)
+    torch.testing.assert_close(squares_by_key(weights, products), expected)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "gpt2"])

@@ -7,7 +7,7 @@ field.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -23,7 +23,7 @@ from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, attention_rollout_prompt
-from posbias.theory.power_rollout.rollout import trace_model
+from posbias.theory.power_rollout.rollout import Trace, trace_model
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
@@ -38,6 +38,7 @@ def prompt_theories(
     mixing: Float64[np.ndarray, "layers"] | None,
     *,
     initialisation: int | None = None,
+    traced: Callable[[], Trace] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Predictions that read the prompt, the rollouts from one forward pass.
 
@@ -45,13 +46,14 @@ def prompt_theories(
         model: In the state that is measured.
         token_ids: The prompt.
         mixing: Measured on this prompt (mean over tokens); None without a family description.
+        traced: The prompt's pass, if it was kept (`traced_beside`).
         initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
     Returns:
         A profile [n_positions] of each theory by name, of mean field [network n_positions], of which it is the mean,
         with a single row where it draws no heads; and why each other theory does not apply.
     """
-    traced = cache(lambda: trace_model(model, token_ids))
+    traced = cache(traced or partial(trace_model, model, token_ids))
     shares = [] if mixing is None else mixing.tolist()
 
     def attention_rollout() -> np.ndarray:
@@ -118,10 +120,11 @@ def with_theories(
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
     initialisation: int | None,
+    traced: Callable[[], Trace] | None,
 ) -> PromptMeasurement:
     """A prompt's measurement with the theories that read the prompt; as `prompt_theories`."""
     mixing = measured.mixing.get("token_mean")
-    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=initialisation)
+    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=initialisation, traced=traced)
     return replace(
         measured,
         theories={name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},

@@ -8,6 +8,7 @@ a process on a CPU instead, so there one formula of the passes is held against w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from posbias.models.weights import network_sha256
 from posbias.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, collect
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
+from posbias.theory.power_rollout.rollout import traced_beside
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,17 @@ class UnitWork:
             model = reinitialise(prepared, batch[0].init_seed)
         keys = [(self.seed, chosen.prompt) for chosen in batch]
         token_ids = self.token_ids[[chosen.prompt for chosen in batch]]
-        measured = measure_together(model, token_ids, kinds=self.kinds, keys=keys, options=self.passes)
+        # The first pass is then the prompt's, read at its end; checkpointing is there to keep nothing of it.
+        watched: Any = nullcontext()
+        if self.theories and len(batch) == 1 and shares_passes(self.kinds) and not self.passes.checkpointing:
+            watched = traced_beside(model, token_ids[0]) if str(self.passes.output) == "last" else watched
+        with watched as traced:
+            measured = measure_together(model, token_ids, kinds=self.kinds, keys=keys, options=self.passes)
         if self.theories:
             from posbias.measurement.theories import with_theories  # needs much that `measure` does not
 
             measured = [
-                with_theories(each, model, ids, None if chosen.init_seed is None else chosen.prompt)
+                with_theories(each, model, ids, None if chosen.init_seed is None else chosen.prompt, traced)
                 for each, ids, chosen in zip(measured, token_ids, batch, strict=True)
             ]
         return packed(measured)

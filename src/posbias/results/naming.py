@@ -35,6 +35,7 @@ THEORIES = {
 ATTENTION_ROLLOUTS = {
     "rollout": "rollout, measured mixing",
     "attention_only": "attention only",
+    "norm_weighted": "norm-weighted",
 }
 
 MIXINGS = {

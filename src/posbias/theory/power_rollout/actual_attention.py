@@ -7,19 +7,29 @@ from the top layer down; all rollouts come from one look at each layer's attenti
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Int64
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from posbias.architecture.spec import resolve_mixing
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import beyond_attention, watch_branches
-from posbias.models.attention_blocks import AttentionState, KeptAttention, kept_attention, query_blocks, seen_layers
+from posbias.models.attention_blocks import (
+    AttentionBlock,
+    AttentionState,
+    KeptAttention,
+    elements_at_once,
+    kept_attention,
+    query_blocks,
+    seen_layers,
+)
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.layout import AttentionParts, Norm
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
@@ -28,8 +38,17 @@ from posbias.theory.power_rollout.rollout import Trace
 Row = Float64[np.ndarray, "n_positions"]
 SeenAgain = Callable[[], AttentionState]
 """Forms one layer's attention before its softmax again, from what its module read."""
-ROLLOUTS = ("rollout", "attention_only")
-"""By the mean over heads: beside a share 1 - m that stands still, m the measured mixing; and by attention alone."""
+ROLLOUTS = ("rollout", "attention_only", "norm_weighted")
+"""By the mean over heads, twice, and by norms. The first and the last stand still with the share 1 - m, m the layer's
+measured mixing."""
+
+
+class OutputMaps(NamedTuple):
+    """What a layer makes of the values that attention mixes."""
+
+    parts: AttentionParts
+    after: Norm | None
+    """The norm between the output projection and the stream; None if there is none."""
 
 
 @torch.no_grad()
@@ -58,6 +77,73 @@ def trace_attention(
     return [partial(_again, layer, dtype) for layer in kept], watch.norms().share().mean(axis=1)
 
 
+def output_maps(model: HuggingFaceModel) -> list[OutputMaps]:
+    """Those of every layer.
+
+    Raises:
+        UsageError: the layout is not known, or the maps cannot be read.
+    """
+    family = model.family
+    return [
+        OutputMaps(
+            family.attention_parts(block, model.config),
+            None if block.attention_post_norm is None else family.norm(block.attention_post_norm),
+        )
+        for block in family.blocks(model.network)
+    ]
+
+
+def norm_weighted(maps: OutputMaps, state: AttentionState) -> Callable[[AttentionBlock], Float[Tensor, "query key"]]:
+    """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)), by blocks.
+
+    `gain` is that of a norm after the branch, whose divisor cancels in a row. The output bias belongs to no position.
+    Norms of sums over heads come from the heads' inner products at every key, f_h(x_j) . f_h'(x_j): no vector is formed
+    twice.
+
+    Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
+    """
+    parts = maps.parts
+    shared = len(state.value) // parts.key_heads  # Falcon repeats its values for every head
+    value = state.value[::shared, :, : parts.value_dim]  # without what a key bias fills up
+    output = parts.output.weight.to(value)
+    if maps.after is not None:
+        output = output * maps.after.gain.to(value).reshape(-1, 1)
+    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
+    rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
+    vectors = (torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1))
+    gram = torch.cat([some @ some.transpose(1, 2) for some in vectors]).permute(1, 2, 0).contiguous()
+
+    def transition(block: AttentionBlock) -> Float[Tensor, "query key"]:
+        squared = squares_by_pair if block.weights.is_cpu else squares_by_key
+        lengths = squared(block.weights.flatten(0, 1), gram[..., block.keys]).clamp_min(0).sqrt()
+        total: Tensor = lengths.sum(-1, keepdim=True)
+        return torch.where(total > 0, lengths / total, block.weights.mean((0, 1)))
+
+    return transition
+
+
+def squares_by_pair(
+    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
+) -> Float[Tensor, "query key"]:
+    """sum_hh' A_h A_h' f_h.f_h' of every query and key, each pair of heads once: ten times faster on a CPU."""
+    squares = torch.zeros_like(weights[0])
+    for head, of_head in enumerate(products):
+        along = weights[head] * of_head[head]
+        for earlier in range(head):
+            along.addcmul_(weights[earlier], of_head[earlier], value=2)
+        squares.addcmul_(along, weights[head])
+    return squares
+
+
+def squares_by_key(
+    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
+) -> Float[Tensor, "query key"]:
+    """The same by a product of small matrices for every key: three launches on an accelerator."""
+    by_key = weights.permute(2, 1, 0)
+    squares: Tensor = ((by_key @ products.permute(2, 0, 1)) * by_key).sum(-1).T
+    return squares
+
+
 def _again(kept: KeptAttention, dtype: torch.dtype) -> AttentionState:
     return kept.again().state(dtype)
 
@@ -81,15 +167,23 @@ def attention_rollouts(
         RunError: activations are not finite.
 
     Source: `rollout`: arXiv 2602.16837, section 3, with the prompt's own attention; `attention_only`: Abnar and Zuidema
-        (arXiv 2005.00928) without their fixed residual half.
+        (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
+        their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing.
     """
     if isinstance(model, HuggingFaceModel) and beyond_attention(model.network):
         return {}, ("rollouts of attention: in some layers linear layers mix positions too, or nothing does",)
-    rows = []
+    maps: list[OutputMaps] = []
+    rows: list[Float64[np.ndarray, "rollouts n_positions"]] = []
+    left_out: tuple[str, ...] = ()
+    try:
+        maps = output_maps(model) if isinstance(model, HuggingFaceModel) else []
+    except UsageError:
+        left_out = ("norm_weighted: it reads weights, of the families in the table of layouts",)
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        rows.append(_pull(layers, np.stack([mixing, np.ones_like(mixing)], axis=1)))
-    return dict(zip(ROLLOUTS, np.stack(rows, axis=1), strict=True)), ()
+        shares = [mixing, np.ones_like(mixing), *([mixing] if maps else [])]
+        rows.append(_pull(layers, np.stack(shares, axis=1), maps))
+    return dict(zip(ROLLOUTS, np.stack(rows, axis=1), strict=False)), left_out
 
 
 def attention_rollout_prompt(
@@ -125,19 +219,26 @@ def _with_mixing(layers: Sequence[SeenAgain], mixing: Sequence[float] | float) -
 
 @torch.no_grad()
 def _pull(
-    layers: Sequence[SeenAgain], mixing: Float64[np.ndarray, "layers rollouts"]
+    layers: Sequence[SeenAgain], mixing: Float64[np.ndarray, "layers rollouts"], maps: Sequence[OutputMaps] = ()
 ) -> Float64[np.ndarray, "rollouts n_positions"]:
-    """The last row of the product of (1 - m) I + m A for each column of m, normalised."""
+    """The last row of the product of (1 - m) I + m A for each column of m, normalised.
+
+    A is the mean over heads; with `maps`, the last column's is by norms.
+    """
     rows = torch.empty(0)
-    for seen_again, share in zip(reversed(layers), reversed(torch.from_numpy(mixing)), strict=True):
-        state = seen_again()
+    for layer in reversed(range(len(layers))):
+        state, share = layers[layer](), torch.from_numpy(mixing[layer])
+        by_norms = norm_weighted(maps[layer], state) if maps else None
         if not len(rows):
             place = float64_device(state.key.device)
             rows = torch.zeros(len(share), state.key.shape[1], dtype=torch.float64, device=place)
             rows[:, -1] = 1
         reached, moved = torch.zeros_like(rows), share[:, None].to(rows)
         for block in query_blocks(state):
-            reached[:, block.keys] += rows[:, block.queries] @ in_float64(block.weights.mean((0, 1)))
+            by_mean = rows if by_norms is None else rows[:-1]
+            reached[: len(by_mean), block.keys] += by_mean[:, block.queries] @ in_float64(block.weights.mean((0, 1)))
+            if by_norms is not None:
+                reached[-1, block.keys] += rows[-1, block.queries] @ in_float64(by_norms(block))
         rows = (1 - moved) * rows + moved * reached
         rows = rows / rows.sum(-1, keepdim=True)
     profiles = np.asarray(rows.cpu().numpy())

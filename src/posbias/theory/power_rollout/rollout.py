@@ -12,9 +12,9 @@ layers x heads x positions x positions ever exists.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -168,6 +168,66 @@ def describe_model(model: Model, n_positions: int) -> Description:
     )
 
 
+@contextmanager
+def tracing(
+    model: HuggingFaceModel, description: Description, token_ids: Int64[np.ndarray, "n_positions"]
+) -> Iterator[Callable[[], Trace | None]]:
+    """Within the context, keep what walks need of the network's first pass, which is the prompt's, detached.
+
+    Later passes are another's. What is yielded gives the trace, None before such a pass.
+    """
+    network, dtype = model.network, description.dtype
+    caught: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    final: dict[str, Tensor] = {}
+
+    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        # OPT flattens batch and position before its MLP.
+        caught[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
+
+    def keep_last(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        final[name] = args[0][0, -1].detach().to(dtype)
+
+    def trace() -> Trace | None:
+        if "state" not in final:
+            return None
+        layers = [
+            LayerTrace(**{"middle": caught[index]["stream"], **caught[index]}, kept=kept)
+            for index, kept in enumerate(attention)
+        ]
+        embeddings = model.embed(model.token_tensor([token_ids.tolist()]))[0].detach().to(dtype)
+        return Trace(description, embeddings, layers, final["stream"], final["state"], None)
+
+    with ExitStack() as hooks:
+        for index, layer in enumerate(description.layers):
+            for name, module in layer.inputs.items():
+                hook = partial(keep_input, index, name)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        attention = hooks.enter_context(kept_attention(network))
+        ends = {"stream": network.get_submodule(model.family.final_norm), "state": network.get_output_embeddings()}  # type: ignore[operator]
+        for name, module in ends.items():
+            hooks.callback(module.register_forward_pre_hook(partial(keep_last, name)).remove)
+        hooks.callback(network.register_forward_hook(lambda *_: hooks.close()).remove)
+        yield trace
+
+
+@contextmanager
+def traced_beside(model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Iterator[Callable[[], Trace]]:
+    """Within the context, keep the first pass of a prompt that is measured, so that its walks need none of their own.
+
+    What is yielded gives the trace, and raises as `trace_model` does.
+    """
+    own = partial(trace_model, model, token_ids)
+    try:
+        description = describe_model(model, len(token_ids))
+    except UsageError:  # no dense decoder, as `trace_model` will tell
+        yield own
+        return
+    assert isinstance(model, HuggingFaceModel)
+    with tracing(model, description, token_ids) as traced:
+        yield lambda: traced() or own()
+
+
 def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> Trace:
     """Run one prompt through a model and keep the activations that walks need.
 
@@ -179,47 +239,25 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
     """
     description = describe_model(model, len(token_ids))
     assert isinstance(model, HuggingFaceModel)
-    network, dtype, scored = model.network, description.dtype, target != "jacobian"
-    caught: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-    final: dict[str, Tensor] = {}
+    scored, leaves = target != "jacobian", []
 
-    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = args[0] if args else kwargs["hidden_states"]
-        # OPT flattens batch and position before its MLP.
-        caught[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
+    def keep_leaf(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        leaves.append(args[0].detach().requires_grad_(scored))  # of a new graph
+        return (leaves[-1],)
 
-    def keep_stream(_: nn.Module, args: tuple[Any, ...]) -> None:
-        final["stream"] = args[0][0, -1].detach().to(dtype)
-
-    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        final["state"] = args[0].detach().requires_grad_(scored)  # of a new graph
-        return (final["state"],)
-
-    with ExitStack() as hooks:
-        for index, layer in enumerate(description.layers):
-            for name, module in layer.inputs.items():
-                hook = partial(keep_input, index, name)
-                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        attention = hooks.enter_context(kept_attention(network))
-        final_norm, unembedding = network.get_submodule(model.family.final_norm), network.get_output_embeddings()  # type: ignore[operator]
-        hooks.enter_context(final_norm.register_forward_pre_hook(keep_stream))
-        hooks.enter_context(unembedding.register_forward_pre_hook(keep_state))
-        embeddings = model.embed(model.token_tensor([token_ids.tolist()])).detach()
+    unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
+    with tracing(model, description, token_ids) as traced, unembedding.register_forward_pre_hook(keep_leaf):
         with torch.set_grad_enabled(scored):
-            output = model.last(embeddings)
+            output = model.last(model.embed(model.token_tensor([token_ids.tolist()])).detach())
+        trace = traced()
+    assert trace is not None  # of the pass now
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
-    layers = [
-        LayerTrace(**{"middle": caught[index]["stream"], **caught[index]}, kept=kept)
-        for index, kept in enumerate(attention)
-    ]
-    state, gradient = final["state"], None
-    if scored:
-        score = output.logits[0].to(state.dtype).log_softmax(-1).max()
-        (by_state,) = torch.autograd.grad(score if target == "logprob" else score.exp(), state)
-        gradient = by_state[0, -1]
-    last = state[0, -1].detach().to(dtype)
-    return Trace(description, embeddings[0].to(dtype), layers, final["stream"], last, gradient)
+    if not scored:
+        return trace
+    score = output.logits[0].to(leaves[0].dtype).log_softmax(-1).max()
+    (by_state,) = torch.autograd.grad(score if target == "logprob" else score.exp(), leaves[0])
+    return replace(trace, score_gradient=by_state[0, -1])
 
 
 @THEORIES.register("power_rollout")
