@@ -39,7 +39,6 @@ from posbias.results.figures import (
     Curve,
     Figure,
     Stroke,
-    profiles_figure,
     theory_strokes,
 )
 from posbias.results.naming import THEORIES, label
@@ -364,22 +363,20 @@ def stroked(
     title: str, profiles: Mapping[str, pb.Profile], *, measured: Mapping[str, pb.Profile] | None = None
 ) -> Figure:
     """Profiles of one theory under several settings."""
-    theories = {name: (profile, stroke) for (name, profile), stroke in zip(profiles.items(), RAMP, strict=False)}
-    return profiles_figure("panel", title, theories, measured=measured)
+    theories = [profile.curve(name, stroke) for (name, profile), stroke in zip(profiles.items(), RAMP, strict=False)]
+    measurements = [profile.curve(name) for name, profile in (measured or {}).items()]
+    return profile_figure("panel", title, theories, measured=measurements)
 
 
 def beside(subject: Subject, title: str, names: Sequence[str]) -> Figure:
     """The measured Jacobian profile of a subject with some of its theories, each with its distance."""
     measured = subject.measured["jacobian"].profile
     strokes = theory_strokes(list(names))
-    theories = {
-        with_distance(label(THEORIES, name), subject.theories[name].profile, measured): (
-            pb.Profile(subject.theories[name].profile.influence),
-            strokes[name],
-        )
-        for name in names
-    }
-    figure = profiles_figure("panel", title, theories, measured={"measured (Jacobian)": measured})
+    theories = [
+        pb.Profile(profile.influence).curve(with_distance(label(THEORIES, name), profile, measured), strokes[name])
+        for name, profile in ((name, subject.theories[name].profile) for name in names)
+    ]
+    figure = profile_figure("panel", title, theories, measured=[measured.curve("measured (Jacobian)")])
     flat = pb.compare(pb.Profile.uniform(measured.n_positions), measured).wasserstein
     curves = (*figure.curves[:-1], replace(figure.curves[-1], name=f"flat line, W1 {flat:.3f}"))
     return replace(figure, curves=curves)

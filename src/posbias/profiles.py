@@ -10,7 +10,8 @@ from jaxtyping import Float64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.results.showing import Series, Showing, Shown
+from posbias.results.figures import NEXT, Curve, Stroke
+from posbias.results.showing import Showing, Shown
 from posbias.statistics import mean_ends
 
 SUM_TOLERANCE = 1e-8
@@ -57,15 +58,15 @@ class Profile(Showing):
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
         return cls(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
 
-    def series(self, name: str, *, drawn: bool = True) -> Series:
+    def curve(self, name: str, stroke: Stroke = NEXT, *, drawn: bool = True) -> Curve:
         """The profile as a named curve."""
-        return Series(name, self.influence, self.low, self.high, drawn)
+        return Curve(name, np.arange(self.n_positions), self.influence, stroke, self.low, self.high, drawn)
 
     def shown(self) -> Shown:
         """Its single curve."""
         first, middle, last = self.influence[[0, self.n_positions // 2, -1]] * self.n_positions
         title = f"{self.n_positions} positions; flat line = 1: first {first:.3g}, middle {middle:.3g}, last {last:.3g}"
-        return Shown(title, (self.series("profile"),))
+        return Shown(title, (self.curve("profile"),))
 
     @property
     def n_positions(self) -> int:

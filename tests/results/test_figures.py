@@ -14,8 +14,7 @@ from posbias.results.figures import (
     Curve,
     Figure,
     HeatMap,
-    profile_curve,
-    profiles_figure,
+    profile_figure,
 )
 
 
@@ -58,7 +57,7 @@ def titles_of(fragment: str) -> list[str]:
 
 def test_a_profile_tells_every_place_with_its_interval() -> None:
     values = np.full(8, 1 / 8)
-    figure = profiles_figure("slug", "title", {}, measured={"measured": Profile(values, values / 2, values * 2)})
+    figure = profile_figure("slug", "title", [Profile(values, values / 2, values * 2).curve("measured")])
     fragment = fragment_of(figure, anchor="here", switched=True)
     assert "fill-opacity:0.16" in fragment, "a band lets what is below it be seen"
     told = titles_of(fragment)
@@ -75,7 +74,7 @@ def test_rows_keep_their_names_and_intervals() -> None:
 
 def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
     long, short = (
-        profiles_figure("slug", "title", {"theory": (Profile.normalised(np.linspace(1.0, 3.0, n)), MEASURED)})
+        profile_figure("slug", "title", [Profile.normalised(np.linspace(1.0, 3.0, n)).curve("theory")])
         for n in (LONG_CONTEXT, LONG_CONTEXT - 1)
     )
     fragments = [fragment_of(figure, anchor="here", switched=True) for figure in (long, short)]
@@ -86,7 +85,7 @@ def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
 
 
 def test_a_long_curve_keeps_both_ends_whatever_is_left_out_between_them() -> None:
-    long, short = (profile_curve("a", Profile.normalised(np.linspace(1, 2, n)), MEASURED) for n in (100_000, 90))
+    long, short = (Profile.normalised(np.linspace(1, 2, n)).curve("a") for n in (100_000, 90))
     drawn = long.thinned()
     assert drawn.y.size <= DRAWN_POINTS
     assert (drawn.x[0], drawn.x[-1], drawn.x[1], drawn.x[-2]) == (0, 99_999, 1, 99_998)

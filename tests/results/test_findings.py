@@ -84,26 +84,24 @@ def leaning(share: float, spread: float) -> ProfileRun:
     return replace(run, subjects=(replace(subject, measured={"jacobian": measured}),))
 
 
-def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
-    said = verdict_of(leaning(0.08, 0.1))
-    assert said[2].startswith("It favours the end, by 8 percentage points [")
-    turned = leaning(0.08, 0.1)
-    rows = turned.subjects[0].measured["jacobian"].per_prompt
+def turned(run: ProfileRun) -> MeasuredKind:
+    """What was measured, from the other end."""
+    rows = run.subjects[0].measured["jacobian"].per_prompt
     assert rows is not None
-    measured = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
-    turned = replace(turned, subjects=(replace(turned.subjects[0], measured={"jacobian": measured}),))
-    assert verdict_of(turned)[2].startswith("It favours the beginning, by 8 percentage points [")
+    return MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
+
+
+def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
+    """Answers may be best where influence is not; the second line says how to find out, on the reader's own file."""
+    run = leaning(0.08, 0.1)
+    said = verdict_of(run)
+    assert said[1].startswith("Influence is not use: place nothing by it before you have tested answers")
+    assert "`posbias evaluate demo --task \"documents(file='questions.jsonl')\"`" in said[1]
+    assert said[2].startswith("It favours the end, by 8 percentage points [")
+    other_way = replace(run, subjects=(replace(run.subjects[0], measured={"jacobian": turned(run)}),))
+    assert verdict_of(other_way)[2].startswith("It favours the beginning, by 8 percentage points [")
     noisy = verdict_of(leaning(0.002, 30.0))
     assert noisy[2].startswith("Which end it favours is not decided: ")
-
-
-def test_no_end_is_advised_from_influence_alone() -> None:
-    """Answers may be best where influence is not; the second line says how to find out, on the reader's own file."""
-    for lean in (0.08, -0.08):
-        lines = verdict_of(leaning(lean, 0.1))
-        assert lines[1].startswith("Influence is not use: place nothing by it before you have tested answers")
-        assert "`posbias evaluate demo --task \"documents(file='questions.jsonl')\"`" in lines[1]
-        assert not any(" near the " in line for line in lines)
 
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
@@ -116,10 +114,7 @@ def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
 
 
 def test_the_verdict_says_which_end_random_weights_favour() -> None:
-    trained, start = leaning(0.08, 0.1), leaning(0.08, 0.1).subjects[0].measured["jacobian"]
-    rows = start.per_prompt
-    assert rows is not None
-    turned = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
+    trained = leaning(0.08, 0.1)
 
     def beside(measured: MeasuredKind) -> str:
         first = trained.subjects[0]
@@ -127,8 +122,8 @@ def test_the_verdict_says_which_end_random_weights_favour() -> None:
         return verdict_of(replace(trained, subjects=(first, second)))[3]
 
     lead = "Before training, with random weights, it favoured the"
-    assert beside(start).startswith(f"{lead} end, too, by 8 percentage points [")
-    assert beside(turned).startswith(f"{lead} beginning by 8 percentage points [")
+    assert beside(trained.subjects[0].measured["jacobian"]).startswith(f"{lead} end, too, by 8 percentage points [")
+    assert beside(turned(trained)).startswith(f"{lead} beginning by 8 percentage points [")
     noise = leaning(0.002, 30.0).subjects[0].measured["jacobian"]
     assert "training" not in beside(noise)
 
@@ -148,10 +143,12 @@ def test_the_verdict_states_the_last_position_before_training_where_it_has_more_
 
 def test_a_comparison_says_what_its_paired_interval_decides() -> None:
     for interval, words in {
-        (-0.05, -0.06, -0.04): "The published residual rollout is closer to the measurement than a flat line",
-        (0.05, 0.04, 0.06): "The published residual rollout is farther from the measurement than a flat line",
-        (-0.01, -0.03, 0.01): "The published residual rollout: whether it is closer than a flat line is not decided",
+        (-0.05, -0.06, -0.04): "closer than a flat line",
+        (0.05, 0.04, 0.06): "farther than a flat line",
+        (-0.01, -0.03, 0.01): "not decided",
     }.items():
         run = view(prompts=distances(Interval(*interval)))
         run = replace(run, subjects=(replace(run.subjects[0], name="comparison"),))
-        assert verdict_of(run) == (f"{words} (W1 0.050 [0.040, 0.060] against 0.100).",)
+        assert verdict_of(run) == (
+            f"Published residual rollout: W1 0.050 [0.040, 0.060] to Jacobian, a flat line 0.000; {words}.",
+        )

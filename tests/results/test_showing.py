@@ -79,11 +79,11 @@ def test_the_picture_is_drawn_on_the_axes_given_with_every_drawn_curve(name, res
     result, axes = results[name], Figure().subplots()
     assert result.plot(axes) is axes
     shown = result.shown()
-    drawn = [series for series in shown.series if series.drawn]
+    drawn = [curve for curve in shown.curves if curve.drawn]
     assert drawn
-    for series in drawn:
-        line = next(line for line in axes.get_lines() if line.get_label() == series.name)
-        np.testing.assert_allclose(line.get_ydata(), series.values * shown.scale)
+    for curve in drawn:
+        line = next(line for line in axes.get_lines() if line.get_label() == curve.name)
+        np.testing.assert_allclose(line.get_ydata(), curve.y * shown.scale)
     labels = [line.get_label() for line in axes.get_lines()]
     assert ("flat line" in labels) == (shown.quantity == "influence")
 
@@ -92,14 +92,14 @@ def test_the_picture_is_drawn_on_the_axes_given_with_every_drawn_curve(name, res
 def test_table_and_csv_hold_every_curve_with_its_interval(name, results, tmp_path):
     result = results[name]
     shown, table = result.shown(), result.to_pandas()
-    many = len(shown.series) > 1
+    many = len(shown.curves) > 1
     assert list(table.columns) == [*(["curve"] if many else []), shown.axis, shown.quantity, "low", "high"]
     assert shown.axis == {"attention": "layer", "training": "step"}.get(name, "position")
-    for series in shown.series:
-        rows = table[table["curve"] == series.name] if many else table
-        np.testing.assert_array_equal(rows[shown.quantity], series.values)
+    for curve in shown.curves:
+        rows = table[table["curve"] == curve.name] if many else table
+        np.testing.assert_array_equal(rows[shown.quantity], curve.y)
         np.testing.assert_array_equal(rows[shown.axis], shown.x)
-        np.testing.assert_array_equal(rows["low"], series.ends[0])
+        np.testing.assert_array_equal(rows["low"], curve.ends[0])
     with result.to_csv(tmp_path / "table.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
     values = [float(row[shown.quantity] or "nan") for row in written]
@@ -181,7 +181,7 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
     assert loaded.as_json()["arrays"] == result.as_run().as_json()["arrays"]
     again = result_of(loaded)
     assert result.verdict == again.verdict != ()
-    assert [series.name for series in again.shown().series] == [series.name for series in result.shown().series]
+    assert [curve.name for curve in again.shown().curves] == [curve.name for curve in result.shown().curves]
 
 
 def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes(
@@ -213,7 +213,7 @@ def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_init
     assert results[name].verdict == record.verdict == verdict(record)
     places = [html.index(text) for text in (record.verdict[0][:20], "logit gradient, as", "logit gradient, at", "<img")]
     assert places == sorted(places)
-    names = [series.name for series in results[name].shown().series]
+    names = [curve.name for curve in results[name].shown().curves]
     assert names[0] == "logit gradient, as trained"
     assert names == sorted(names, key=lambda each: ("at initialisation" in each, "logit" not in each))
 
@@ -230,10 +230,10 @@ def test_a_failed_run_shows_why_and_has_no_verdict():
 def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_beside_its_models_alone(tmp_path):
     study = study_of(STUDY, name="copies")
     run = train(study, options=TrainOptions(directory=tmp_path / "run"))
-    first, second = run.shown().series
+    first, second = run.shown().curves
     assert (first.name, second.name) == ("target=0", "target=2")
     losses = [outcome.losses for outcome in run.trained.members]
-    np.testing.assert_allclose(second.values, np.mean(losses[2:], axis=0))
+    np.testing.assert_allclose(second.y, np.mean(losses[2:], axis=0))
     assert repr(run) == "StudyRun(copies, 4 members: 4 done)"
     assert "position_copy" in study._repr_html_()
     assert repr(study) == "Study(copies: 4 members, 2 seeds of each point of the grid)"

@@ -67,8 +67,8 @@ def test_a_loaded_run_has_the_members_of_the_fresh_one_but_their_parameters(fini
     for stored, fresh in zip(loaded.trained.members, done.trained.members, strict=True):
         assert stored.member.describe() == fresh.member.describe()
         assert_same(stored, replace(fresh, parameters=None))
-    for own, same in zip(loaded.shown().series, done.shown().series, strict=True):
-        np.testing.assert_array_equal(own.values, same.values)
+    for own, same in zip(loaded.shown().curves, done.shown().curves, strict=True):
+        np.testing.assert_array_equal(own.y, same.y)
     assert verdict(loaded)[0].startswith("8 members in ")
     del loaded.record.scalars["members"][0]["status"]
     with pytest.raises(UsageError, match=r"is damaged: KeyError 'status'"):

@@ -103,8 +103,8 @@ class ComparisonRun(ProfileRun):
         for block in self.subject.comparisons:
             others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
             facts.setdefault(others, str(block.prompts.distance if block.prompts else block.metrics["wasserstein"]))
-        series = tuple(replace(profile.series(name), drawn=name in names) for name, profile in self.profiles.items())
-        return Shown(f"{first} beside {second}: W1 {distance}, of the flat line {flat}", series, facts=facts)
+        curves = tuple(profile.curve(name, drawn=name in names) for name, profile in self.profiles.items())
+        return Shown(f"{first} beside {second}: W1 {distance}, of the flat line {flat}", curves, facts=facts)
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, then every distance and the differences of shares."""

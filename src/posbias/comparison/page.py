@@ -10,7 +10,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 
@@ -18,14 +17,13 @@ from posbias.comparison.distances import UNITS_FOR_CLAIM, decided, point_statist
 from posbias.comparison.metrics import STATISTICS
 from posbias.comparison.stored import (
     THEORIES,
+    WORDS,
     Depth,
     KindComparison,
     ProfileRun,
     Subject,
     is_measured,
-    kind_name,
     state_of,
-    theory_name,
     told_apart,
 )
 from posbias.comparison.tables import OF_HALVES, OF_ONE, TENTHS, detailed_tables, overview_tables, shown_rows
@@ -36,13 +34,11 @@ from posbias.results.figures import (
     Curve,
     Figure,
     Stroke,
-    profile_curve,
     profile_figure,
     ramp,
     theory_strokes,
 )
-from posbias.results.naming import KINDS, MIXINGS, SUBJECTS, label, names_beside
-from posbias.results.naming import THEORIES as NAMED
+from posbias.results.naming import MIXINGS, SUBJECTS, label, names_beside
 from posbias.results.page import Report, Section
 from posbias.results.result import Result
 from posbias.results.tables import capital
@@ -163,13 +159,13 @@ def picture_of(view: ProfileRun) -> list[Figure]:
     panels = []
     for subject in view.subjects:
         profile, size = subject.measured[kind].profile, subject.n_positions
-        curves = [profile_curve("measured", profile, MEASURED)]
+        theories = []
         if (nearest := _nearest(subject, kind)) is not None:
             name = nearest.theory
-            theory = subject.theories[name].profile
-            curves.append(profile_curve(theory_name(view, name), theory, theory_strokes([name])[name]))
+            stroke = theory_strokes([name])[name]
+            theories = [subject.theories[name].profile.curve(view.called("theories", name), stroke)]
         title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
-        panel = profile_figure(f"{subject.name}-{kind}-best", title, curves, measured=curves[:1])
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, theories, measured=[profile.curve("measured")])
         # A position is a cell around its number.
         tenths = tuple(
             (start * size - 0.5, (start + FLAT_TENTH) * size - 0.5, percent(_share(profile, name)))
@@ -197,37 +193,30 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     one of the predictions alone if nothing was measured. Profiles of several lengths are drawn over fractions."""
     figures = []
     kinds = list(dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured))
+    predicted = _predictions(views)
     for kind in kinds or [""]:
-        entries = [
-            (
+        curves = [
+            subject.measured[kind].profile.curve(
                 state_of(view, subject),
-                subject.measured[kind].profile,
                 Stroke(RUNS[number % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3]),
             )
             for number, view in enumerate(views)
             for state, subject in enumerate(view.subjects)
             if kind in subject.measured
         ]
-        measured = all(is_measured(view, kind) for view in views)
-        predicted = _predictions(views, [stroke for *_, stroke in entries])
-        what = f"{len(entries) + len(predicted)} curves"
-        if measured:
-            what = "measured beside predicted" if predicted else f"{len(entries)} measurements"
-        title = f"{capital(label(KINDS if measured else NAMED, kind))} influence, {what}, side by side"
-        title = title if kind else f"{len(predicted)} predictions, side by side"
-        if measured and predicted and len(entries) == 1:
-            entries = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in entries]
-        entries += predicted
-        if len(entries) > 1:
-            relative = len({profile.n_positions for _, profile, _ in entries}) > 1
-            drawn = [profile_curve(name, profile, stroke, relative=relative) for name, profile, stroke in entries]
-            where = "position as a fraction of the context" if relative else "position in the context"
-            figures.append(profile_figure(f"runs-{kind or 'predicted'}", title, drawn, x_label=where))
+        if predicted and len(curves) == 1 and all(is_measured(view, kind) for view in views):
+            curves = [replace(curve, name=f"measured: {curve.name}", stroke=MEASURED) for curve in curves]
+        curves += predicted
+        what = (
+            f"{capital(label(WORDS, kind))} influence, {len(curves)} curves" if kind else f"{len(curves)} predictions"
+        )
+        if len(curves) > 1:
+            figures.append(profile_figure(f"runs-{kind or 'predicted'}", f"{what}, side by side", curves))
     return figures
 
 
-def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[tuple[str, Profile, Stroke]]:
-    """Predictions of runs without measurement, in strokes that no measurement has."""
+def _predictions(views: Sequence[ProfileRun]) -> list[Curve]:
+    """Predictions of runs without measurement."""
     found = [
         (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
         for view in views
@@ -236,25 +225,24 @@ def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[tu
         for name, theory in subject.theories.items()
     ]
     names = names_beside([settings for settings, _ in found])
-    free = cycle(stroke for stroke in RUNS if stroke not in used)
-    return [(name, profile, stroke) for name, (_, profile), stroke in zip(names, found, free, strict=False)]
+    return [profile.curve(name) for name, (_, profile) in zip(names, found, strict=True)]
 
 
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     """The theories beside each measured kind; alone if nothing was measured."""
     theories = {name: theory.profile for name, theory in subject.theories.items()}
     strokes = theory_strokes(list(theories))
-    curves = [profile_curve(theory_name(view, name), profile, strokes[name]) for name, profile in theories.items()]
+    curves = [profile.curve(view.called("theories", name), strokes[name]) for name, profile in theories.items()]
     title = state_of(view, subject)
     for kind, measured in subject.measured.items():
-        name = kind_name(view, kind)
+        name = view.called("measured", kind)
         if is_measured(view, kind):
             shares = shares_sentence(measured.profile, f" of the {name} influence")
             legend, heading = f"measured ({name})", f"{title}: {shares}"
         else:
             legend, heading = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
-        measurement = profile_curve(legend, measured.profile, MEASURED)
-        yield profile_figure(f"{subject.name}-{kind}", heading, [measurement, *curves], measured=[measurement])
+        measurement = measured.profile.curve(legend)
+        yield profile_figure(f"{subject.name}-{kind}", heading, curves, measured=[measurement])
     if not subject.measured and theories:
         (first, *further) = theories.values()
         heading = f"{title}: {'how much each position weighs' if further else shares_sentence(first, PREDICTED)}"
@@ -268,7 +256,7 @@ def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
     for row, stroke in zip(rows, ramp(len(rows)), strict=True):
         low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
         profile = Profile(depth.influence[row], low, high)
-        curves.append(profile_curve(f"after layer {int(depth.layers[row])}", profile, stroke))
+        curves.append(profile.curve(f"after layer {int(depth.layers[row])}", stroke))
     return profile_figure(f"{subject.name}-depth", f"{state_of(view, subject)}: how the profile forms", curves)
 
 
@@ -315,7 +303,7 @@ def verdict_of(view: ProfileRun) -> tuple[str, ...]:
         lines.append("No theory is shown to be nearer to the profile than a flat line.")
         if nearest is not None and nearest.prompts is not None and nearest.prompts.decides < 0:
             distance, flat = nearest.prompts.distance, nearest.prompts.flat.value
-            name = theory_name(view, nearest.theory)
+            name = view.called("theories", nearest.theory)
             lines[-1] = f"Nearest theory: {name}, at W1 {distance}; a flat line is at {flat:.3f}."
     return tuple(lines)
 
@@ -328,8 +316,7 @@ def named_verdict(view: ProfileRun) -> str:
         return f"Predicted, {title}: {_predicted(view, of='')[0]}."
     if subject.name in SUBJECTS:
         return _middle(subject, kind, about=title)
-    sentence = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
-    return f"{title}: {sentence[0].lower()}{sentence[1:]}"
+    return f"{title}: {_compared(view, subject)[0].replace(': ', ', ')}"
 
 
 def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
@@ -339,7 +326,7 @@ def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
 def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
-        theory_name(view, name): theory.profile
+        view.called("theories", name): theory.profile
         for subject in view.subjects
         for name, theory in subject.theories.items()
     }
@@ -427,29 +414,18 @@ def _decides(block: KindComparison) -> int:
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     """The nearest of what was compared, and how the others fare."""
-    blocks = sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
-    if not blocks:
-        return ("Nothing was compared.",)
-    best = blocks[0]
-    name = theory_name(view, best.theory)
-    theory = f"The {name}" if best.theory in NAMED else capital(name)
-    if best.prompts is None:
-        distance, flat = best.metrics["wasserstein"], best.flat["wasserstein"]
-        numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
-        first = f"{capital(name)}: {numbers}; no claim without single prompts."
-    else:
-        numbers = f"(W1 {best.prompts.distance} against {best.prompts.flat.value:.3f})"
-        first = {
-            -1: f"{theory} is closer to the measurement than a flat line {numbers}.",
-            0: f"{theory}: whether it is closer than a flat line is not decided {numbers}.",
-            1: f"{theory} is farther from the measurement than a flat line {numbers}.",
-        }[best.prompts.decides]
-    if len(blocks) == 1:
-        return (first,)
-    decides = Counter(map(_decides, blocks))
-    words = {-1: "closer than a flat line", 1: "farther", 0: "undecided"}
-    counted = ", ".join(f"{decides[sign]} {said}" for sign, said in words.items() if decides[sign])
-    return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
+    words = {-1: "closer than a flat line", 1: "farther than a flat line", 0: "not decided"}
+    decides = Counter(map(_decides, subject.comparisons))
+    best = min(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
+    distance = f"{best.metrics['wasserstein']:.3f}" if best.prompts is None else str(best.prompts.distance)
+    kind = view.called("measured", best.kind)
+    numbers = f"W1 {distance} to {kind}, a flat line {best.flat['wasserstein']:.3f}"
+    said = "no claim without single prompts" if best.prompts is None else words[_decides(best)]
+    name = view.called("theories", best.theory)
+    if len(subject.comparisons) == 1:
+        return (f"{capital(name)}: {numbers}; {said}.",)
+    counted = ", ".join(f"{decides[sign]} {told}" for sign, told in words.items() if decides[sign])
+    return (f"Nearest is {name}: {numbers}; {said}.", f"Of all {len(subject.comparisons)} comparisons: {counted}.")
 
 
 def percent(share: Interval | float) -> str:

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from pydantic import InstanceOf
 
 from posbias.comparison.distances import (
     Contrast,
@@ -60,7 +61,7 @@ from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import Shown
 from posbias.runs.parts import below
-from posbias.statistics import CONFIDENCE, Interval, StoredNumber
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, StoredNumber
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,11 +145,11 @@ class Subject:
 
     name: str
     """"trained", "initialised", or what the run was about."""
-    measured: Mapping[str, MeasuredKind] = field(default_factory=dict)
-    theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
-    mixing: Mapping[str, Mixing] = field(default_factory=dict)
-    depth: Depth | None = None
-    summaries: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    measured: Mapping[str, InstanceOf[MeasuredKind]] = field(default_factory=dict)
+    theories: Mapping[str, InstanceOf[TheoryProfile]] = field(default_factory=dict)
+    mixing: Mapping[str, InstanceOf[Mixing]] = field(default_factory=dict)
+    depth: InstanceOf[Depth] | None = None
+    summaries: Mapping[str, Mapping[str, StoredInterval]] = field(default_factory=dict)
     """Per measured kind, every statistic (shares, minimum ...) with its interval."""
     comparisons: tuple[KindComparison, ...] = ()
 
@@ -268,24 +269,26 @@ class ProfileRun(Result):
                 names |= zip(keys, names_beside([self.curves[key] for key in keys]), strict=True)
         return names
 
+    def called(self, group: str, name: str) -> str:
+        """What a report of the run calls a curve of the group "theories" or "measured" (what those are compared to)."""
+        return self.names.get(f"{group}/{name}") or label(WORDS, name)
+
     def shown(self) -> Shown:
         """The longest profiles; in the picture each subject's first measured kind stands for the others, if any has."""
         entries: list[tuple[Settings, Profile, bool]] = []
         only_measured = any(subject.measured for subject in self.subjects)
         for subject in self.subjects:
-            about = {"model": self.label, "state": subject.name}
-            for kind, measured in subject.measured.items():
-                settings = self.curves.get(MEASURED + kind, {"kind": kind, **about})
-                entries.append((settings, measured.profile, kind == next(iter(subject.measured))))
-            for name, theory in subject.theories.items():
-                settings = self.curves.get(THEORIES + name, {"theory": name, **about})
-                entries.append((settings, theory.profile, not only_measured))
+            groups: Mapping[tuple[str, str], Mapping[str, MeasuredKind | TheoryProfile]]
+            groups = {(MEASURED, "kind"): subject.measured, (THEORIES, "theory"): subject.theories}
+            for (group, sort), found in groups.items():
+                for number, (name, entry) in enumerate(found.items()):
+                    about = {sort: name, "model": self.label, "state": subject.name}
+                    drawn = number == 0 if group == MEASURED else not only_measured
+                    entries.append((self.curves.get(group + name, about), entry.profile, drawn))
         longest = max((profile.n_positions for _, profile, _ in entries), default=0)
         entries = [entry for entry in entries if entry[1].n_positions == longest]
-        names = names_beside([settings for settings, _, _ in entries])
-        curves = zip(names, entries, strict=True)
-        series = [profile.series(name, drawn=drawn) for name, (_, profile, drawn) in curves]
-        return Shown(self.record.line, tuple(series))
+        curves = zip(names_beside([settings for settings, _, _ in entries]), entries, strict=True)
+        return Shown(self.record.line, tuple(profile.curve(name, drawn=drawn) for name, (_, profile, drawn) in curves))
 
 
 @RESULTS.register("audit")
@@ -374,18 +377,14 @@ def _subject(record: Record, name: str, stored: Mapping[str, Any]) -> Subject:
         return {key: _entry(record, f"{name}/{group}/{key}/", sort) for key in stored[group]}
 
     depth = f"{name}/depth/{DEPTH_KIND}/"
-    return Subject(
-        name=name,
-        measured=entries("measured", MeasuredKind),
-        theories=entries("theories", TheoryProfile),
-        mixing=entries("mixing", Mixing),
-        depth=_entry(record, depth, Depth) if f"{depth}layers" in record.arrays else None,
-        summaries={
-            kind: {statistic: Interval.of_record(interval) for statistic, interval in summary.items()}
-            for kind, summary in stored["summaries"].items()
-        },
-        comparisons=tuple(from_stored(KindComparison, block) for block in stored["comparisons"]),
-    )
+    parts: dict[str, Any] = {
+        "measured": entries("measured", MeasuredKind),
+        "theories": entries("theories", TheoryProfile),
+        "mixing": entries("mixing", Mixing),
+        "depth": _entry(record, depth, Depth) if f"{depth}layers" in record.arrays else None,
+    }
+    parts |= {part: stored[part] for part in ("summaries", "comparisons")}
+    return from_stored(Subject, {"name": name, **parts})
 
 
 def _bare_subject(record: Record) -> Subject:
@@ -417,16 +416,6 @@ def is_measured(view: ProfileRun, kind: str) -> bool:
     """True if the curve that others are compared to was measured; a comparison of predictions has none that was."""
     settings = view.curves.get(MEASURED + kind)
     return kind not in THEORY_NAMES if settings is None else "theory" not in settings
-
-
-def theory_name(view: ProfileRun, name: str) -> str:
-    """The name of a theory's curve in a report of its run."""
-    return view.names.get(THEORIES + name) or label(WORDS, name)
-
-
-def kind_name(view: ProfileRun, kind: str) -> str:
-    """The name, in a report of its run, of the curve that others are compared to."""
-    return view.names.get(MEASURED + kind) or label(WORDS, kind)
 
 
 def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:

@@ -13,10 +13,8 @@ from posbias.comparison.stored import (
     ProfileRun,
     Subject,
     is_measured,
-    kind_name,
     settings_table,
     state_of,
-    theory_name,
 )
 from posbias.profiles import Profile
 from posbias.results.naming import KINDS, SUBJECTS, label
@@ -80,7 +78,7 @@ def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, 
     """Every theory beside every measured kind, the nearest first, after what each of the three is called."""
 
     return [
-        ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
+        ([state, view.called("measured", block.kind), view.called("theories", block.theory)], subject, block)
         for view, state, subject in _states(views)
         for kind in subject.measured
         for block in sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
@@ -139,14 +137,14 @@ def _share_table(title: str, views: Sequence[ProfileRun], names: Sequence[str]) 
 
     for view, state, subject in _states(views):
         for kind, measured in subject.measured.items():
-            add(state, kind_name(view, kind), subject.summaries.get(kind) or point_statistics(measured.profile))
+            add(state, view.called("measured", kind), subject.summaries.get(kind) or point_statistics(measured.profile))
         for name, theory in subject.theories.items():
             # Beside a measurement intervals are given of distances, not of a theory's own shares.
             if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
                 generator = np.random.default_rng(BOOTSTRAP_SEED)
-                add(state, theory_name(view, name), summarise(Sample.of(theory.per_prompt), generator=generator))
+                add(state, view.called("theories", name), summarise(Sample.of(theory.per_prompt), generator=generator))
             else:
-                add(state, theory_name(view, name), point_statistics(theory.profile))
+                add(state, view.called("theories", name), point_statistics(theory.profile))
     return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 

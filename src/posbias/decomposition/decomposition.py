@@ -278,7 +278,7 @@ class Decomposition(Result):
         cases = {"as it is": self.baseline, **{item.name: item.profiles for item in self.counterfactuals}}
         curves = {name: Profile.mean_of(profiles[measured]) for name, profiles in cases.items() if measured in profiles}
         title = f"{measured[1]} of {self.count} prompts under {', '.join(item.name for item in self.counterfactuals)}"
-        return Shown(title, tuple(profile.series(name) for name, profile in curves.items()))
+        return Shown(title, tuple(profile.curve(name) for name, profile in curves.items()))
 
     @cached_property
     def shifts(self) -> tuple[Shift, ...]:

@@ -10,7 +10,7 @@ from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.comparison.tables import VERDICTS
 from posbias.decomposition.decomposition import MEASURED, Decomposition, Shift
 from posbias.results.figures import MEASURED as BLACK
-from posbias.results.figures import Curve, Figure, interval_curves, theory_strokes
+from posbias.results.figures import Curve, Figure, theory_strokes
 from posbias.results.naming import KINDS, STATISTICS, label
 from posbias.results.page import Report
 from posbias.results.tables import Table
@@ -138,12 +138,12 @@ def _shift_figure(kind: str, shifts: Sequence[Shift]) -> Figure:
     rows = [(name, mass) for name in dict.fromkeys(shift.intervention for shift in shifts) for mass in masses]
     sources = list(dict.fromkeys(shift.source for shift in shifts))
     strokes = {**theory_strokes([name for name in sources if name != MEASURED]), MEASURED: BLACK}
-    curves: list[Curve] = []
+    curves = []
     for source in sources:
         of_source = [shift for shift in shifts if shift.source == source]
         places = [rows.index((shift.intervention, shift.mass)) + 1 for shift in of_source]
         moved = [shift.shift for shift in of_source]
-        curves += interval_curves(label(SOURCES, source), places, moved, strokes[source], unit=0.01)
+        curves.append(Curve.of_intervals(label(SOURCES, source), places, moved, strokes[source]).scaled(100))
     title = f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})"
     named = tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows)
     return Figure(f"shifts-{kind}", title, "", "percentage points", tuple(curves), rows=named)

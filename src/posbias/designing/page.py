@@ -12,7 +12,6 @@ from posbias.results.figures import (
     VERMILION,
     Figure,
     Stroke,
-    profile_curve,
     profile_figure,
 )
 from posbias.results.page import Report
@@ -105,13 +104,13 @@ def _cell(distance: float, spec: str = ".3f") -> str:
 def _figure(run: Design) -> Figure:
     length = max(run.lengths)
     curves = [
-        profile_curve("as it was", run.before[length], BEFORE),
-        profile_curve("designed", run.profiles[length], AFTER),
+        run.before[length].curve("as it was", BEFORE),
+        run.profiles[length].curve("designed", AFTER),
         *(
-            profile_curve("designed, measured at initialisation", networks.profile, MEASURED)
+            networks.profile.curve("designed, measured at initialisation", MEASURED)
             for networks in run.measured
             if networks.n_positions == length
         ),
-        profile_curve("target", Profile.normalised(run.targets[length]), TARGET),  # on top of what meets it
+        Profile.normalised(run.targets[length]).curve("target", TARGET),  # on top of what meets it
     ]
     return profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)

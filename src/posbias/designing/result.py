@@ -24,7 +24,7 @@ from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.results.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
-from posbias.results.showing import INFLUENCE, Series, Shown
+from posbias.results.showing import INFLUENCE, Shown
 from posbias.runs.parts import below, flat
 from posbias.statistics import StoredInterval
 
@@ -400,9 +400,9 @@ class Design(Result):
         met = "met" if self.met else "not met"
         title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {distances}"
         n = max(self.lengths)
-        target = Series("target", self.targets[n] / self.targets[n].sum())
-        curves = (self.profiles[n].series("designed"), self.before[n].series("before"), target)
-        return Shown(title, curves, facts=self.facts())
+        target = Profile.normalised(self.targets[n]).curve("target")
+        curves = (self.profiles[n].curve("designed"), self.before[n].curve("before"), target)
+        return Shown(title, curves)
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

@@ -17,10 +17,11 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import HIGHEST, Contrast, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.results.figures import MEASURED, Curve
 from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
 from posbias.results.result import COMPARISONS, RESULTS, Result
-from posbias.results.showing import Series, Shown
+from posbias.results.showing import Shown
 from posbias.statistics import StoredInterval, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -71,10 +72,11 @@ class EvaluationComparison(Result):
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""
-        series = tuple(Series.of_intervals(entry.name, entry.means) for entry in self.compared)
+        first, *others = (Curve.of_intervals(entry.name, self.positions, entry.means) for entry in self.compared)
+        curves = (replace(first, stroke=MEASURED), *others)
         measure = MEASURES[self.measure]
         title = f"{self.task}: {measure} by position"
-        return Shown(title, series, measure, places=np.array(self.positions), facts=self.facts())
+        return Shown(title, curves, measure)
 
 
 @checked

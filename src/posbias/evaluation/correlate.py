@@ -101,7 +101,7 @@ class InfluenceCorrelation(Result):
 
     def shown(self) -> Shown:
         """Counts of the correlated series and runs."""
-        return Shown(f"{len(self.pooled)} series of influence over {len(self.groups)} runs", facts=self.facts())
+        return Shown(f"{len(self.pooled)} series of influence over {len(self.groups)} runs")
 
 
 @checked

@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.results.showing import Series, Showing, Shown
+from posbias.results.figures import MEASURED, Curve
+from posbias.results.showing import Showing, Shown
 from posbias.statistics import (
     CONFIDENCE,
     POWER,
@@ -297,8 +298,8 @@ class PositionCurve(Showing):
         findings = self.findings
         title = f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples: {findings[0]}"
         facts = {f"finding {number}": text for number, text in enumerate(findings, 1)}
-        series = (Series.of_intervals(self.quantity, self.means),)
-        return Shown(title, series, self.quantity, places=np.array(self.positions), facts=facts)
+        curve = Curve.of_intervals(self.quantity, self.positions, self.means, MEASURED)
+        return Shown(title, (curve,), self.quantity, facts=facts)
 
     @property
     def findings(self) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ class Evaluation(Result):
         if not self.curves:
             return Shown(f"{self.task}: nothing was scored")
         curve = next(iter(self.curves.values())).shown()
-        return replace(curve, title=f"{self.task}; {curve.title}", facts=self.facts())
+        return replace(curve, title=f"{self.task}; {curve.title}")
 
     @cached_property
     def measures(self) -> dict[str, Scores]:

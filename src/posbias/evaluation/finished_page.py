@@ -5,7 +5,7 @@ of passages has its worth, and the curve of the model that it follows.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
-from posbias.results.figures import MEASURED, RUNS, Curve, Figure, interval_curves
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import CONTROL_TOKENS, Report, first_of, quoted
 from posbias.results.tables import Table
@@ -166,12 +165,7 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         for column, place in enumerate(comparison.positions)
         if entry.differences
     ]
-    curves: list[Curve] = []
-    for entry, stroke in zip(comparison.compared, chain([MEASURED], cycle(RUNS)), strict=False):
-        curves += interval_curves(entry.name, comparison.positions, entry.means, stroke)
-    measure = label(MEASURES, comparison.measure)
-    title = f"{comparison.task}: {measure} by position"
-    figure = Figure("evaluations", title, axis_of(comparison.n_items), measure, tuple(curves), markers=True)
+    figure = replace(comparison.shown().figure(), slug="evaluations", x_label=axis_of(comparison.n_items))
     return Report(
         comparison.record.title,
         kicker="posbias · evaluations compared",
@@ -288,13 +282,13 @@ def placement_report(placement: Placement) -> Report:
         }
         for gain in placement.gains
     ]
-    curves = (Curve("the curve that the order follows", np.arange(float(curve.size)), curve, MEASURED),)
     places = f"place among {curve.size} (0 is the first)"
+    figure = replace(placement.shown().figure(), slug="placement", title=title, x_label=places)
     return Report(
         placement.record.title,
         kicker="posbias · where relevant passages should stand",
         verdict=said,
-        picture=[Figure("placement", title, places, f"expected {measure}", curves, markers=True)],
+        picture=[replace(figure, y_label=f"expected {measure}")],
         summary=[Table.of(f"Gain in {measure}, per unit of relevance", rows)],
         record=placement.record,
     )

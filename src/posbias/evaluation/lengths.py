@@ -197,7 +197,7 @@ class LengthEvaluation(Result):
 
     def shown(self) -> Shown:
         """The effective length."""
-        return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens", facts=self.facts())
+        return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens")
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on the effective length, or on the worst cell."""

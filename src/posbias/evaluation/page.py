@@ -3,6 +3,7 @@ several lengths, accuracy by length and depth, and the effective length."""
 
 import shlex
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from posbias.evaluation.finished_page import (
 from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
-from posbias.results.figures import MEASURED, RUNS, Figure, HeatMap, interval_curves
+from posbias.results.figures import Figure, HeatMap
 from posbias.results.naming import label
 from posbias.results.page import Report
 from posbias.results.tables import Table, capital
@@ -299,11 +300,10 @@ def _figures(evaluation: Evaluation) -> list[Figure]:
     """One figure per measure."""
     figures = []
     for name, curve in evaluation.curves.items():
-        words, stroke = label(MEASURES, name), MEASURED if name == "accuracy" else RUNS[0]
-        curves = interval_curves(words, curve.positions, curve.means, stroke)
-        title = f"{evaluation.record.title}, {words}: {curve.findings[0]}"
-        slug = f"behaviour-{name.replace('_', '-')}"
-        figures.append(Figure(slug, title, axis_of(evaluation.n_items), words, curves, markers=True))
+        shown = curve.shown()
+        title = f"{evaluation.record.title}, {shown.quantity}: {curve.findings[0]}"
+        slug, where = f"behaviour-{name.replace('_', '-')}", axis_of(evaluation.n_items)
+        figures.append(replace(shown.figure(), slug=slug, title=title, x_label=where))
     return [figure for figure in figures if figure.curves]
 
 

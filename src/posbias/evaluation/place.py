@@ -24,9 +24,10 @@ from posbias.errors import UsageError, check_most
 from posbias.evaluation.curve import ALPHA, Scores, complete_samples
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.evaluation.options import PlaceOptions
+from posbias.results.figures import MEASURED, Curve
 from posbias.results.records import Record, plain
 from posbias.results.result import RESULTS, Result
-from posbias.results.showing import Series, Shown
+from posbias.results.showing import Shown
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
@@ -114,8 +115,8 @@ class Placement(Result):
     def shown(self) -> Shown:
         """The curve by which the passages were ordered."""
         title = f"order {' '.join(map(str, self.order))}, by {self.measure}"
-        series = (Series("expected use", np.array(self.curve)),)
-        return Shown(title, series, "expected use", "slot", np.arange(len(self.curve)), facts=self.facts())
+        curve = Curve("expected use", np.arange(len(self.curve)), np.array(self.curve), MEASURED)
+        return Shown(title, (curve,), "expected use", "slot")
 
 
 @checked

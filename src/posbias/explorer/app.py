@@ -21,7 +21,7 @@ with app.setup:
     from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
     from posbias.designing.solving import FREE
     from posbias.results.drawing import fragment_of
-    from posbias.results.figures import RUNS, profiles_figure
+    from posbias.results.figures import profile_figure
 
     NONE = "none"
     STACK: dict[str, Any] = {"mask": MASKS, "encoding": ENCODINGS}
@@ -81,11 +81,11 @@ def predicted(stacks: Mapping[str, pb.Architecture], aim: str | None, over: str,
             design = pb.design(aim, over, architecture=stacks[first], options=options)
             profiles[name], targets[name] = design.profiles[n_positions], targets[first]
             found = [mo.accordion({f"{name}: the values": mo.json(design.parameters)})]
-    drawn = profiles_figure(
+    drawn = profile_figure(
         "explore",
         f"Residual rollout of {n_positions:,} positions",
-        {name: (profile, stroke) for (name, profile), stroke in zip(profiles.items(), RUNS, strict=False)},
-        measured={f"target, {aim}": next(iter(targets.values()))} if targets else None,
+        [profile.curve(name) for name, profile in profiles.items()],
+        measured=[next(iter(targets.values())).curve(f"target, {aim}")] if targets else [],
     )
     flat, rows = pb.Profile.uniform(n_positions), []
     for name, profile in profiles.items():

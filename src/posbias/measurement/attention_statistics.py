@@ -17,9 +17,10 @@ from pydantic import ConfigDict
 from posbias.comparison.distances import Sample, compare_with_prompts, summarise
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.results.figures import BLUE, FLAT, Curve, Stroke
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
-from posbias.results.showing import Series, Shown
+from posbias.results.showing import Shown
 from posbias.runs.parts import flat, nested
 from posbias.statistics import Interval, mean_ends, mean_of
 
@@ -264,11 +265,14 @@ class AttentionStatistics(Result):
             f"{self.about.get('title', 'attention')} on {prompts} of {self.n_positions} tokens: attention looks back "
             f"{self.distance.overall.value:.1f} positions on average, even attention {self.even_distance.mean():.1f}"
         )
-        series = (
-            Series("mean over heads", self.distance.value, self.distance.low, self.distance.high),
-            Series("even attention", self.even_distance),
+        layers, mean, blue = np.arange(self.depth), self.distance, Stroke(BLUE, "dot")
+        heads = {"highest head": mean.by_head.max(axis=1), "lowest head": mean.by_head.min(axis=1)}
+        curves = (
+            Curve("mean over heads", layers, mean.value, Stroke(BLUE, "solid"), mean.low, mean.high),
+            *(Curve(name, layers, of_head, blue) for name, of_head in heads.items() if mean.by_head.shape[1] > 1),
+            Curve("even attention", layers, self.even_distance, FLAT),
         )
-        return Shown(title, series, "distance", "layer", np.arange(self.depth), unit="positions", facts=self.facts())
+        return Shown(title, curves, "distance", "layer", unit="positions")
 
     def facts(self) -> Mapping[str, str]:
         """The means over the whole model with their intervals, what was left out, and caveats."""

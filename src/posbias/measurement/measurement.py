@@ -41,10 +41,11 @@ from posbias.models.model import Model
 from posbias.models.weights import REDUCED, converted, dispatched, quantised
 from posbias.profiles import Profile
 from posbias.prompts import Prompts
+from posbias.results.figures import Curve
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, as_stored
-from posbias.results.showing import Series, Showing, Shown
+from posbias.results.showing import Showing, Shown
 from posbias.runs.parts import fingerprint, finished_run
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
@@ -63,19 +64,19 @@ class TokenMap(Showing):
     prompt: int
     texts: tuple[str, ...]
     """Text of every token as it stands in the prompt; "#7" for token 7 of a model without a tokenizer."""
-    series: tuple[Series, ...]
+    curves: tuple[Curve, ...]
     """The measurement, then the theory."""
 
     def shown(self) -> Shown:
         """The curves of the one prompt; without intervals, which are over prompts."""
-        names = " beside ".join(series.name for series in self.series)
-        return Shown(f"prompt {self.prompt}, {len(self.texts)} tokens: {names}", self.series)
+        names = " beside ".join(curve.name for curve in self.curves)
+        return Shown(f"prompt {self.prompt}, {len(self.texts)} tokens: {names}", self.curves)
 
     def _repr_html_(self) -> str:
         size, columns = len(self.texts), ""
-        for series in self.series:
-            columns += f'<div style="{PLAIN}"><p>{escape(series.name)}</p>'
-            for place, (text, times) in enumerate(zip(self.texts, series.values * size, strict=True)):
+        for curve in self.curves:
+            columns += f'<div style="{PLAIN}"><p>{escape(curve.name)}</p>'
+            for place, (text, times) in enumerate(zip(self.texts, curve.y * size, strict=True)):
                 strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
                 colour = f"rgba({MORE if times > 1 else LESS},{strength:.2f})"
                 hint = f"position {place}: {times:.3g} x uniform"
@@ -160,8 +161,8 @@ class Measurement(ProfileRun):
         """The profile of every kind."""
         kinds = ", ".join(label(KINDS, kind) for kind in self.profiles)
         title = f"{kinds} of {self.label} on {self.count} prompts of {self.n_positions} tokens"
-        series = tuple(replace(each, drawn=True) for each in super().shown().series)
-        return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
+        curves = tuple(replace(each, drawn=True) for each in super().shown().curves)
+        return Shown(title, curves, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
 
     def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
         """A prompt's text with every token's influence as a heat map, beside a theory's if one is given.
@@ -180,7 +181,7 @@ class Measurement(ProfileRun):
         prompt = checked_value("prompt", prompt, Annotated[Natural, Lt(self.count)])
         name = next(iter(self.profiles)) if kind is None else kind
         checked_value("kind", name, Annotated[str, OneOf(*self.profiles)])
-        curves = [Profile.normalised(self.per_prompt[name][prompt]).series(label(KINDS, name))]
+        curves = [Profile.normalised(self.per_prompt[name][prompt]).curve(label(KINDS, name))]
         if theory is not None:
             profile: Any = getattr(theory, "profile", theory)
             rows: Any = getattr(theory, "per_prompt", None)
@@ -190,7 +191,7 @@ class Measurement(ProfileRun):
                 )
             paired = rows is not None and len(rows) == self.count
             predicted = Profile.normalised(rows[prompt]) if paired else profile
-            curves.append(predicted.series(label(THEORIES, getattr(theory, "theory", "theory"))))
+            curves.append(predicted.curve(label(THEORIES, getattr(theory, "theory", "theory"))))
         texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
         return TokenMap(prompt, texts, tuple(curves))
 

@@ -1,10 +1,12 @@
 """What attention looks like, in words, tables and figures: the whole model, every layer, and the rollouts."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from posbias.measurement.attention_statistics import AttentionStatistics
 from posbias.profiles import Profile
-from posbias.results.figures import BLUE, FLAT, RUNS, Curve, Figure, HeatMap, Stroke, profiles_figure
+from posbias.results.figures import Curve, Figure, HeatMap, profile_figure
 from posbias.results.naming import ATTENTION_ROLLOUTS, STATISTICS, label
 from posbias.results.page import Report
 from posbias.results.tables import Table, number_text
@@ -49,18 +51,16 @@ def attention_report(run: AttentionStatistics) -> Report:
         verdict.append(f"Attention contributes {share} of a layer's output; the residual stream carries the rest.")
     figures: list[Figure | HeatMap] = [_kernel_map(run), _sink_figure(run)]
     if run.rollouts:
-        theories = {
-            label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), stroke)
-            for (name, rows), stroke in zip(run.rollouts.items(), RUNS, strict=False)
-        }
+        theories = [Profile.mean_of(rows).curve(label(ATTENTION_ROLLOUTS, name)) for name, rows in run.rollouts.items()]
         title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
-        figures.append(profiles_figure("rollouts", title, theories))
+        figures.append(profile_figure("rollouts", title, theories))
+    layers = f"{run.title}: how far attention looks back, layer by layer"
     prompts = f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
     return Report(
         f"{run.title}: {prompts}",
         kicker="posbias · what attention looks like",
         verdict=verdict,
-        picture=[_distance_figure(run)],
+        picture=[replace(run.shown().figure(), slug="distance", title=layers, x_label=LAYER)],
         summary=[_whole_table(run, f"Attention of {run.title}, {prompts}")],
         figures=figures,
         tables=[_layer_table(run), _rollout_table(run)],
@@ -130,18 +130,6 @@ def _rollout_table(run: AttentionStatistics) -> Table:
     return Table.of("Rollouts of its own attention (flat line: 10 % in every tenth)", rows)
 
 
-def _distance_figure(run: AttentionStatistics) -> Figure:
-    """Means of every layer with their intervals, the heads at both ends, and even attention."""
-    distance, heads, layers = run.distance, run.distance.by_head, np.arange(float(run.depth))
-    curves = [Curve("mean over heads", layers, distance.value, Stroke(BLUE, "solid"), distance.low, distance.high)]
-    if heads.shape[1] > 1:
-        curves.append(Curve("highest head", layers, heads.max(axis=1), Stroke(BLUE, "dot")))
-        curves.append(Curve("lowest head", layers, heads.min(axis=1), Stroke(BLUE, "dot")))
-    curves.append(Curve("even attention", layers, run.even_distance, FLAT))
-    title = f"{run.title}: how far attention looks back, layer by layer"
-    return Figure("distance", title, LAYER, "attention distance (positions)", tuple(curves), markers=True)
-
-
 def _kernel_map(run: AttentionStatistics) -> HeatMap:
     kernels = run.kernels.astype(np.float64)
     cells = kernels.shape[-1]
@@ -166,10 +154,8 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
 def _sink_figure(run: AttentionStatistics) -> Figure:
     positions, sinks = np.arange(run.n_positions, dtype=np.float64), run.sinks
     curves = [
-        Curve(f"attention above {threshold:g}", positions, value, stroke, low, high)
-        for threshold, value, low, high, stroke in zip(
-            run.sink_thresholds, sinks.value, sinks.low, sinks.high, RUNS, strict=False
-        )
+        Curve(f"attention above {threshold:g}", positions, value, low=low, high=high)
+        for threshold, value, low, high in zip(run.sink_thresholds, sinks.value, sinks.low, sinks.high, strict=True)
     ]
     inside = max(float(curve.y[1:-10].max(initial=0.0)) for curve in curves)
     return Figure(

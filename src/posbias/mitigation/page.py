@@ -5,6 +5,7 @@ Everything comes from the typed result (`posbias.mitigation.MitigationTrial`).
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import getdoc
 
 import numpy as np
@@ -44,7 +45,7 @@ from posbias.mitigation.judging import (
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, MitigationTrial
-from posbias.results.figures import MEASURED, RUNS, Figure, interval_curves
+from posbias.results.figures import MEASURED, Curve, Figure
 from posbias.results.naming import label
 from posbias.results.page import Report
 from posbias.results.tables import Table, capital, number_text
@@ -212,13 +213,13 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
         return verdict.name != judgement.recommended, -worst
 
     ranked, measure = sorted(judgement.verdicts, key=rank), label(MEASURES, judgement.measure)
-    lines = list(interval_curves("unchanged", judgement.positions, judgement.before, MEASURED))
-    for verdict, stroke in zip(ranked[:MOST_DRAWN], RUNS, strict=False):
-        lines += interval_curves(verdict.name, judgement.positions, verdict.means, stroke)
+    means = {"unchanged": judgement.before, **{verdict.name: verdict.means for verdict in ranked[:MOST_DRAWN]}}
+    before, *after = (Curve.of_intervals(name, judgement.positions, of_arm) for name, of_arm in means.items())
+    lines = (replace(before, stroke=MEASURED), *after)
     n_left = len(ranked) - MOST_DRAWN
     omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left > 0 else ""
     title = f"{trial.task}: {measure} by position, without and with each method{omitted}"
-    return [Figure("before-and-after", title, axis_of(trial.n_items), measure, tuple(lines), markers=True)]
+    return [Figure("before-and-after", title, axis_of(trial.n_items), measure, lines, markers=True)]
 
 
 def recommendation(judgement: Judgement) -> list[str]:

@@ -14,9 +14,10 @@ from pydantic import InstanceOf, SkipValidation
 from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.reading import Reading
 from posbias.mitigation.judging import Judgement, MeasureChoice
+from posbias.results.figures import Curve
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result
-from posbias.results.showing import Series, Shown
+from posbias.results.showing import Shown
 from posbias.statistics import StoredInterval
 
 ORDINARY_TEXT = "ordinary text"
@@ -91,5 +92,5 @@ class MitigationTrial(Result):
         measure, method = self.judgement.measure, self.judgement.recommended
         title = f"{self.model}, {self.task}: {f'apply {method}' if method else 'leave the model as it is'}"
         arms = zip(self.arms, self.curves.get(measure, ()), strict=False)
-        series = tuple(Series.of_intervals(arm.name, means) for arm, means in arms)
-        return Shown(title, series, measure, places=np.array(self.judgement.positions))
+        curves = tuple(Curve.of_intervals(arm.name, self.judgement.positions, means) for arm, means in arms)
+        return Shown(title, curves, measure)

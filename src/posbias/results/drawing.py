@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbias.errors import printable
-from posbias.results.figures import FAINT, FLAT, GRID, INK, MEASURED, Curve, Figure, HeatMap
+from posbias.results.figures import FAINT, FLAT, GRID, INK, MEASURED, NOTE, Curve, Figure, HeatMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +44,6 @@ PANELS, PANEL_HEIGHT = 2, 1.75
 CHARACTERS, ROW_CHARACTERS, TITLE_CHARACTERS = 61, 26, 70
 """Characters that fit the width of a picture, a line of the name of a row or an upright axis, and the title."""
 DOTS_PER_INCH, POINTS_PER_INCH = 200, 72
-NOTE = "#555555"
-"""Colour of words that say how an axis runs."""
 EDGE = 0.04
 """Inches around a picture."""
 MOST_HEIGHT = 700
@@ -66,10 +64,10 @@ STYLE: Any = {
 }
 ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.3}
 COLOURS = {
-    INK: "currentColor",
-    NOTE: "var(--soft, #555555)",
-    FAINT: "var(--soft, #8a8a8a)",
-    GRID: "var(--line, #e6e6e6)",
+    INK.lower(): "currentColor",
+    NOTE.lower(): f"var(--soft, {NOTE})",
+    FAINT.lower(): f"var(--soft, {FAINT})",
+    GRID.lower(): f"var(--line, {GRID})",
 }
 """Colours that follow the page's; any other is mixed with white as much as the page wants."""
 
@@ -162,25 +160,10 @@ def _inlined(svg: str) -> tuple[str, str]:
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
     drawn = re.sub(r' style="[^"]*"', styled, re.sub(r'<g id="[^"]*"', "<g", drawn))
-    drawn = re.sub(r' d="([^"C]*)"', _stepped, drawn)
     drawn = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), drawn)
     drawn = re.sub(r">\s+<", "><", drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
     return drawn, "; ".join(colours)
-
-
-def _stepped(found: re.Match[str]) -> str:
-    """The straight lines of a path as steps in tenths of a point: half the bytes, and no error that adds up."""
-    steps, before = "", (0, 0)
-    for command, *place in re.findall(r"([ML]) (\S+) (\S+)", found[1]):
-        x, y = round(10 * float(place[0])), round(10 * float(place[1]))
-        across, up = (x, y) if command == "M" else (x - before[0], y - before[1])
-        # What follows "l" are further steps; a minus parts numbers, too.
-        steps += command if command == "M" else "l" if steps[-1:] != "" and "l" not in steps.rpartition("M")[2] else " "
-        steps += f"{across / 10:g} {up / 10:g}"
-        before = x, y
-    steps = re.sub(r"\b0\.", ".", steps).replace(" -", "-")
-    return f' d="{steps}{"z" * found[1].rstrip().endswith("z")}"'
 
 
 def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
@@ -207,7 +190,7 @@ def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     # Columns of the legend that fit the width of the picture, for names and the strokes before them.
-    widest = max(min(len(name), CHARACTERS) for name in names) + 7
+    widest = max((min(len(name), CHARACTERS) for name in names), default=0) + 7
     below = 0.34 + INCHES_PER_LINE * (panel.get_xlabel().count("\n") + 1)
     panel.legend(
         panel.get_legend_handles_labels()[0],
@@ -239,9 +222,11 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     by_distance = figure.by_distance and scale == "log"
     for curve in figure.curves:
         x = figure.n_positions - curve.x if by_distance else curve.x
-        if curve.low is not None and curve.high is not None:
-            low = curve.low if figure.log_range is None else np.maximum(curve.low, figure.log_range[0] / 10)
-            panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
+        # An unknown end lies on the line: a band without width cannot be seen.
+        low, high = (np.where(np.isfinite(end), end, curve.y) for end in curve.ends)
+        if np.any(low < high):
+            low = low if figure.log_range is None else np.maximum(low, figure.log_range[0] / 10)
+            panel.fill_between(x, low, high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
         panel.plot(
             x,
             curve.y,
@@ -286,10 +271,11 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
 def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
     offsets = np.linspace(-0.35, 0.35, len(figure.curves)) if len(figure.curves) > 1 else [0.0]  # within a row
     for offset, curve in zip(offsets, figure.curves, strict=True):
+        low, high = curve.ends
         panel.errorbar(
             curve.y,
             curve.x + offset,
-            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
+            xerr=[curve.y - low, high - curve.y],
             label=_literal(curve.name),
             color=curve.stroke.colour,
             linestyle="none",
@@ -378,9 +364,8 @@ def _thinned(figure: Figure | HeatMap) -> Figure | HeatMap:
 
 
 def _told_value(curve: Curve, index: int) -> str:
-    ends = ""
-    if curve.low is not None and curve.high is not None and curve.low[index] < curve.high[index]:
-        ends = f" [{curve.low[index]:.4g}, {curve.high[index]:.4g}]"
+    low, high = (float(end[index]) for end in curve.ends)
+    ends = f" [{low:.4g}, {high:.4g}]" if low < high else ""
     return f"{curve.name}: {curve.y[index]:.4g}{ends}"
 
 

@@ -1,4 +1,4 @@
-"""Figures as data: curves and heat maps, which matplotlib draws (`static.py`) on a page, in files and on a user's axes.
+"""Figures as data: curves and heat maps, which `drawing.py` draws on a page, in files and on a user's axes.
 
 Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
 its dash, for print, in every figure of every report.
@@ -7,14 +7,16 @@ its dash, for print, in every figure of every report.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Real
 
+from posbias.errors import printable
 from posbias.statistics import Interval
 
 INK = "#1a1a1a"
+NOTE = "#555555"
+"""Colour of words that say how an axis runs."""
 FAINT = "#8a8a8a"
 GRID = "#e6e6e6"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
@@ -49,6 +51,8 @@ class Stroke:
 
 MEASURED = Stroke(INK, "solid")
 FLAT = Stroke(FAINT, "dot")
+NEXT = Stroke("", "solid")
+"""The next one of `RUNS` that no other curve of the figure has."""
 _THEORIES = {
     "power_rollout": Stroke(BLUE, "solid"),
     "rollout": Stroke(VERMILION, "dash"),
@@ -82,31 +86,54 @@ def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One line of a figure."""
+    """One named line of a result or a figure, with its pointwise interval, if it has one."""
 
     name: str
-    x: Float64[np.ndarray, "n_points"]
+    x: Real[np.ndarray, "n_points"]
     y: Float64[np.ndarray, "n_points"]
-    stroke: Stroke
+    stroke: Stroke = NEXT
     low: Float64[np.ndarray, "n_points"] | None = None
     high: Float64[np.ndarray, "n_points"] | None = None
+    """An end that is not finite says nothing, nor does the other one there."""
+    drawn: bool = True
+    """False keeps a result's curve out of its picture; it is in tables in any case."""
 
     def __post_init__(self) -> None:
-        if self.low is None or self.high is None:
-            return
-        finite = np.isfinite(self.low) & np.isfinite(self.high)
-        for name, end in (("low", self.low), ("high", self.high)):
-            # An unknown end lies on the line: a band without width cannot be seen.
-            object.__setattr__(self, name, np.where(finite, end, self.y) if finite.any() else None)
+        object.__setattr__(self, "name", printable(self.name))  # it may come from a file
+
+    @classmethod
+    def of_intervals(
+        cls, name: str, places: Sequence[float], intervals: Sequence[Interval], stroke: Stroke = NEXT
+    ) -> "Curve":
+        """Estimates with their ends, over places."""
+        y, low, high = np.array([(each.value, each.low, each.high) for each in intervals], np.float64).reshape(-1, 3).T
+        return cls(name, np.array(places), y, stroke, low, high)
+
+    @property
+    def ends(self) -> tuple[Float64[np.ndarray, "n_points"], Float64[np.ndarray, "n_points"]]:
+        """Both ends of the interval, NaN at places where one of them is unknown."""
+        nothing = np.full_like(self.y, np.nan)
+        low, high = nothing if self.low is None else self.low, nothing if self.high is None else self.high
+        finite = np.isfinite(low) & np.isfinite(high)
+        return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
+
+    def scaled(self, factor: float) -> "Curve":
+        """The curve with its values in another unit."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return replace(self, y=self.y * factor, low=low, high=high)
+
+    def at(self, places: np.ndarray) -> "Curve":
+        """Some of its points: their numbers, or True for every one that stays."""
+        low, high = (None if end is None else end[places] for end in (self.low, self.high))
+        return replace(self, x=self.x[places], y=self.y[places], low=low, high=high)
 
     def thinned(self) -> "Curve":
         """The curve at no more points than a picture shows: of many some evenly, and more at both ends."""
         if self.y.size <= DRAWN_POINTS:
             return self
         even, from_end = np.linspace(0, 1, DRAWN_POINTS // 2), np.geomspace(1, self.y.size, DRAWN_POINTS // 4) - 1
-        at = np.unique(np.concatenate([even * (self.y.size - 1), from_end, self.y.size - 1 - from_end]).astype(int))
-        low, high = (None if end is None else end[at] for end in (self.low, self.high))
-        return replace(self, x=self.x[at], y=self.y[at], low=low, high=high)
+        shown = np.concatenate([even * (self.y.size - 1), from_end, self.y.size - 1 - from_end])
+        return self.at(np.unique(shown.astype(int)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +147,8 @@ class Figure:
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
-    """Curves, in the order in which they are drawn; a solid one that covers an earlier one is dashed."""
+    """Curves, in the order in which they are drawn, at the places where they have a value; a solid one that covers an
+    earlier one is dashed."""
     markers: bool = False
     log_range: tuple[float, float] | None = None
     """Range of the logarithmic axis, in data units, of a figure that has both; None: it has a linear one alone."""
@@ -136,10 +164,14 @@ class Figure:
     """Words for the shaded ranges, which stand beside the name of the axis of x."""
 
     def __post_init__(self) -> None:
-        heights = np.concatenate([np.zeros(0), *(curve.y[np.isfinite(curve.y)] for curve in self.curves)])
+        known = [curve.at(np.isfinite(curve.y)) for curve in self.curves if np.isfinite(curve.y).any()]
+        heights = np.concatenate([np.zeros(0), *(curve.y for curve in known)])
         within = LINE_WIDTH * float(np.ptp(heights)) if heights.size else 0.0
         seen: list[Curve] = []
-        for curve in self.curves:
+        taken = {curve.stroke for curve in known}
+        strokes = cycle([stroke for stroke in RUNS if stroke not in taken] or RUNS)
+        for curve in known:
+            curve = replace(curve, stroke=next(strokes)) if curve.stroke == NEXT else curve
             covered = (below for below in seen if np.array_equal(curve.x, below.x))
             if curve.stroke.dash == "solid" and any(
                 np.abs(curve.y - below.y).max(initial=0.0) <= within for below in covered
@@ -185,29 +217,6 @@ class HeatMap:
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def interval_curves(
-    name: str, places: Sequence[float], intervals: Sequence[Interval], stroke: Stroke, *, unit: float = 1.0
-) -> tuple[Curve, ...]:
-    """Intervals over places, in multiples of `unit`, at places that have a value; no curve if none has one."""
-    known = [(place, each) for place, each in zip(places, intervals, strict=False) if np.isfinite(each.value)]
-    if not known:
-        return ()
-    x, value, low, high = np.array([(place, each.value, each.low, each.high) for place, each in known], np.float64).T
-    return (Curve(name, x, value / unit, stroke, low / unit, high / unit),)
-
-
-def profile_curve(name: str, profile: Any, stroke: Stroke, *, relative: bool = False) -> Curve:
-    """Influence of a `Profile`, a class above this room, in multiples of the flat line.
-
-    `relative`: over positions as fractions of the context.
-    """
-    n_positions = profile.influence.size
-    positions = np.arange(n_positions, dtype=np.float64)
-    x = positions / max(n_positions - 1, 1) if relative else positions
-    low, high = (None if end is None else end * n_positions for end in (profile.low, profile.high))
-    return Curve(name, x, profile.influence * n_positions, stroke, low, high)
-
-
 def profile_figure(
     slug: str,
     title: str,
@@ -216,17 +225,30 @@ def profile_figure(
     measured: Sequence[Curve] = (),
     x_label: str = "position in the context",
 ) -> Figure:
-    """Curves of `profile_curve` beside the flat line, on two axes whose range `measured` (by default all) set.
+    """Influence in multiples of the flat line, beside it, on two axes whose range `measured` (by default all) sets.
 
-    Positions of a long context are shown by distance from the end.
+    Measurements are drawn first, and black. Positions of a long context are shown by distance from the end; profiles of
+    several lengths over fractions of the context.
+
+    Args:
+        slug: Name for files and anchors; what is neither letter nor digit becomes a hyphen.
+        title: A sentence that says what is seen.
+        curves: Of `Profile.curve`: influence over all positions.
+        measured: Likewise.
+        x_label: Name of the axis of positions.
     """
-    main, last = measured or curves, max(curve.x[-1] for curve in curves)
-    by_distance = bool(last + 1 >= LONG_CONTEXT)
+    black = (replace(curve, stroke=MEASURED) for curve in measured)
+    drawn = [curve.scaled(curve.y.size) for curve in (*black, *curves)]
+    if len({curve.y.size for curve in drawn}) > 1:
+        x_label = "position as a fraction of the context"
+        drawn = [replace(curve, x=curve.x / max(curve.y.size - 1, 1)) for curve in drawn]
+    main, last = drawn[: len(measured) or None], float(drawn[0].x[-1])
+    by_distance = last + 1 >= LONG_CONTEXT
     # From zero to above everything between the first and the last position, whose spikes would flatten the rest.
     inside = np.concatenate([curve.y[1:-1] if curve.y.size > 2 else curve.y for curve in main])
     # A range that shows the main curves whole and does not follow theories down to 1e-30.
     values = np.concatenate([curve.y[curve.y > 0] for curve in main])
-    highest, all_highest = float(values.max()), float(np.concatenate([curve.y for curve in curves]).max())
+    highest, all_highest = float(values.max()), float(np.concatenate([curve.y for curve in drawn]).max())
     top = 1.6 * max(highest, min(all_highest, 30 * highest), 1.0)
     bottom = max(float(values.min()) / 2, top * 10 ** -(LOG_DECADES + by_distance))
     return Figure(
@@ -234,21 +256,8 @@ def profile_figure(
         title,
         x_label,
         "influence (flat line = 1)",
-        (*curves, Curve("flat line", np.array([0.0, last]), np.ones(2), FLAT)),
+        (*drawn, Curve("flat line", np.array([0.0, last]), np.ones(2), FLAT)),
         log_range=(min(bottom, 0.5), top),
         linear_range=(0.0, max(1.25 * float(inside.max()), 1.5)),
         by_distance=by_distance,
     )
-
-
-def profiles_figure(
-    slug: str,
-    title: str,
-    theories: Mapping[str, tuple[Any, Stroke]],
-    *,
-    measured: Mapping[str, Any] | None = None,
-) -> Figure:
-    """Theories' profiles by their names in the legend, and measurements in black, which set the range of the axes."""
-    measurements = [profile_curve(name, each, MEASURED) for name, each in (measured or {}).items()]
-    predictions = [profile_curve(name, each, stroke) for name, (each, stroke) in theories.items()]
-    return profile_figure(slug, title, [*measurements, *predictions], measured=measurements)

@@ -84,7 +84,7 @@ class FailedRun(Result):
 
     def shown(self) -> Shown:
         """The run in one line, and why it failed."""
-        return Shown(self.record.line, facts=self.facts())
+        return Shown(self.record.line)
 
 
 def from_stored(kind: type[Kind], stored: Any) -> Kind:

@@ -14,23 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import import_module
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from posbias.errors import UsageError, printable
 from posbias.files import write_file
 from posbias.results.drawing import draw_lines, image_of
 from posbias.results.figures import RUNS, Curve, Figure, profile_figure
-from posbias.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-Values = Float64[np.ndarray, "n_places"]
 INFLUENCE, FLAT_LINE = "influence", "flat line"
 PAPER = "posbias.paper"
 """What makes tables and knows whom to cite; it stands above this room, and is imported when it is asked for."""
@@ -46,45 +44,16 @@ LEFT = 'style="text-align:left;vertical-align:top"'
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
-    """One named curve with its pointwise interval, if it has one; an end that is not finite says nothing."""
-
-    name: str
-    values: Values
-    low: Values | None = None
-    high: Values | None = None
-    drawn: bool = True
-    """False keeps the curve out of the picture; it is in tables in any case."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", printable(self.name))  # it may come from a file
-
-    @classmethod
-    def of_intervals(cls, name: str, intervals: Sequence[Interval]) -> "Series":
-        """A curve of estimates with their ends."""
-        return cls(name, *np.array([(each.value, each.low, each.high) for each in intervals], np.float64).T)
-
-    @property
-    def ends(self) -> tuple[Values, Values]:
-        """Both ends of the interval, NaN at places where one of them is unknown."""
-        nothing = np.full_like(self.values, np.nan)
-        low, high = nothing if self.low is None else self.low, nothing if self.high is None else self.high
-        finite = np.isfinite(low) & np.isfinite(high)
-        return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
-
-
-@dataclass(frozen=True, eq=False)
 class Shown:
     """The content that a result shows: a line, numbers, and curves over the same places."""
 
     title: str
     """One line, without the name of the class."""
-    series: tuple[Series, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    """Over the same places."""
     quantity: str = INFLUENCE
     """The quantity on the vertical axis; influence is drawn in multiples of the flat line, 1 / N."""
     axis: str = "position"
-    places: np.ndarray | None = None
-    """Place of every point; None: 0 ... N - 1."""
     unit: str = ""
     """Unit of the curves' values; "" if they have none."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +65,7 @@ class Shown:
     @property
     def x(self) -> np.ndarray:
         """The places of the points."""
-        return np.arange(len(self.series[0].values)) if self.places is None else self.places
+        return self.curves[0].x
 
     @property
     def scale(self) -> float:
@@ -109,17 +78,12 @@ class Shown:
         unit = "flat line = 1" if self.quantity == INFLUENCE else self.unit
         return f"{self.quantity} ({unit})" if unit else self.quantity
 
-    def figure(self, *, strokes_used: int = 0) -> Figure:
-        """The drawn curves, influence beside the flat line, in strokes after those that are used already."""
-        curves = []
-        for number, series in enumerate((series for series in self.series if series.drawn), start=strokes_used):
-            x = np.asarray(self.x, dtype=np.float64)
-            y, low, high = (values * self.scale for values in (series.values, *series.ends))
-            curves.append(Curve(series.name, x, y, RUNS[number % len(RUNS)], low, high))
+    def figure(self) -> Figure:
+        """The drawn curves, influence beside the flat line."""
+        curves = [curve for curve in self.curves if curve.drawn]
         if self.quantity == INFLUENCE:
             return replace(profile_figure("result", self.title, curves, x_label=self.axis), by_distance=False)
-        markers = self.places is not None
-        return Figure("result", self.title, self.axis, self.label, tuple(curves), markers=markers)
+        return Figure("result", self.title, self.axis, self.label, tuple(curves), markers=True)
 
 
 class Presented(ABC):
@@ -141,7 +105,7 @@ class Presented(ABC):
         parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(view.title)}</p>"]
         if facts:
             parts.append(_rows(list(facts.items())))
-        if view.series:
+        if view.curves:
             picture = base64.b64encode(image_of(view.figure(), titled=False)).decode()
             parts.append(_table(view))
             parts.append(f'<img alt="{escape(view.title)}" src="data:image/png;base64,{picture}">')
@@ -194,7 +158,10 @@ class Showing(Presented):
 
             _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
         lines = ax.get_lines()
-        figure, shown = view.figure(strokes_used=len(lines)), ax.get_ylim()
+        if lines:  # strokes after those that are used already
+            after = zip(view.curves, islice(cycle(RUNS), len(lines), None), strict=False)
+            view = replace(view, curves=tuple(replace(curve, stroke=stroke) for curve, stroke in after))
+        figure, shown = view.figure(), ax.get_ylim()
         # Another result may have drawn it; a prediction that is called so has a point for every position.
         if any(line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in lines):
             figure = replace(figure, curves=figure.curves[:-1])
@@ -263,34 +230,34 @@ class Showing(Presented):
 
     def _with_curves(self) -> Shown:
         view = self.shown()
-        if not view.series:
+        if not view.curves:
             raise UsageError(f"{type(self).__name__}({view.title}) holds no curves over positions")
         return view
 
 
 def _columns(view: Shown) -> dict[str, Any]:
     """One row per curve and point, by column."""
-    low, high = (np.concatenate(ends) for ends in zip(*(series.ends for series in view.series), strict=True))
+    low, high = (np.concatenate(ends) for ends in zip(*(curve.ends for curve in view.curves), strict=True))
     points = {
-        view.axis: np.tile(view.x, len(view.series)),
-        view.quantity: np.concatenate([series.values for series in view.series]),
+        view.axis: np.tile(view.x, len(view.curves)),
+        view.quantity: np.concatenate([curve.y for curve in view.curves]),
         "low": low,
         "high": high,
     }
-    names = np.repeat([series.name for series in view.series], len(view.x))
-    return points if len(view.series) == 1 else {"curve": names, **points}
+    names = np.repeat([curve.name for curve in view.curves], len(view.x))
+    return points if len(view.curves) == 1 else {"curve": names, **points}
 
 
 def _table(view: Shown) -> str:
     """Every curve at the first, the middle and the last place."""
     places = sorted({0, len(view.x) // 2, len(view.x) - 1})
     head = [view.label, *(f"{view.axis} {view.x[place]}" for place in places)]
-    rows = [[series.name, *(_text(series, place, view.scale) for place in places)] for series in view.series]
+    rows = [[curve.name, *(_text(curve, place, view.scale) for place in places)] for curve in view.curves]
     return _rows(rows, head)
 
 
-def _text(series: Series, place: int, scale: float) -> str:
-    value, low, high = (float(part[place]) * scale for part in (series.values, *series.ends))
+def _text(curve: Curve, place: int, scale: float) -> str:
+    value, low, high = (float(part[place]) * scale for part in (curve.y, *curve.ends))
     return f"{value:.3g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
 
 

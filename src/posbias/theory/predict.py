@@ -87,7 +87,7 @@ class Prediction(Result):
         shared = shared_settings({**self.about, "architecture": self.described}, self.n_positions)
         (name,) = names_beside([{"theory": self.theory, **self.parameters, **shared}])
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        return Shown(title, (self.profile.series(name),), facts=facts)
+        return Shown(title, (self.profile.curve(name),), facts=facts)
 
     @classmethod
     def from_record(cls, record: Record) -> Result:  # type: ignore[override]

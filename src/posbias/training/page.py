@@ -28,8 +28,8 @@ def training_report(run: StudyRun) -> Report:
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
     stacks = f"{trained.n_stacks} stack{'' if trained.n_stacks == 1 else 's'}"
     shown = run.shown()
-    drawn = sum(series.drawn for series in shown.series)
-    first = f" (the first {drawn} of {len(shown.series)} points of the grid)" if drawn < len(shown.series) else ""
+    drawn = sum(curve.drawn for curve in shown.curves)
+    first = f" (the first {drawn} of {len(shown.curves)} points of the grid)" if drawn < len(shown.curves) else ""
     losses_title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{first}"
     return Report(
         run.title,

@@ -22,9 +22,10 @@ from jaxtyping import Float64
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
+from posbias.results.figures import NEXT, Curve
 from posbias.results.records import Record, plain, read_record, remove_record
 from posbias.results.result import RESULTS, Result
-from posbias.results.showing import FILES, Series, Shown
+from posbias.results.showing import FILES, Shown
 from posbias.runs.parts import below
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
@@ -90,8 +91,8 @@ class StudyRun(Result):
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
         curves = self.loss_curves()
-        series = tuple(
-            Series(point, rows.mean(axis=0), *mean_ends(rows, least=0.0), drawn=index < DRAWN)
+        drawn = tuple(
+            Curve(point, self.steps, rows.mean(axis=0), NEXT, *mean_ends(rows, least=0.0), drawn=index < DRAWN)
             for index, (point, rows) in enumerate(curves.items())
         )
         facts = {
@@ -101,7 +102,7 @@ class StudyRun(Result):
         }
         counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in self.trained.counts().items())
         title = f"{self.title}, {len(self.trained.members)} members: {counts}"
-        return Shown(title, series, "training loss", "step", self.steps, unit="nats", facts=facts)
+        return Shown(title, drawn, "training loss", "step", unit="nats", facts=facts)
 
     @property
     def steps(self) -> Float64[np.ndarray, "window"]:

@@ -10,7 +10,7 @@ rows. docs/theory, sections 2 and 4.
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
-from posbias.results.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
+from posbias.results.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profile_figure
 from posbias.results.records import plain
 from posbias.results.tables import Table, interval_text, number_text
 from posbias.statistics import MISSING, jackknife, leave_one_out
@@ -460,9 +460,7 @@ def _arrays(cases: Sequence[Measured]) -> dict[str, np.ndarray]:
 
 
 def _figure(measured: Measured) -> Figure:
-    theories: Mapping[str, tuple[Profile, Stroke]] = {
-        LABELS[name]: (measured.theories[name], stroke) for name, stroke in _DRAWN.items()
-    }
+    theories = [measured.theories[name].curve(LABELS[name], stroke) for name, stroke in _DRAWN.items()]
     average = measured.sample.average
     minimum = float(STATISTICS["minimum_position"](average))
     shares = [100 * float(STATISTICS[name](average)) for name in ("first_tenth", "interior_recency", "last_token")]
@@ -473,7 +471,7 @@ def _figure(measured: Measured) -> Figure:
     )
     slug = f"initialisation-{measured.model}-{measured.tokens}".lower().replace(" ", "-")
     banded = Profile.mean_of(measured.sample.units)
-    return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
+    return profile_figure(slug, title, theories, measured=[banded.curve("measured Jacobian")])
 
 
 CLAIMED_RANK = 0.99

@@ -6,7 +6,6 @@ sqrt(head_dim), the models' own slopes. Mixing, content and one measured curve a
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -21,7 +20,7 @@ from posbias.comparison.distances import distances
 from posbias.comparison.metrics import STATISTICS
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.results.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
+from posbias.results.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profile_figure
 from posbias.results.records import plain
 from posbias.results.tables import number_text
 from posbias.theory import predict
@@ -268,13 +267,13 @@ def _mean(profile: Profile) -> float:
 def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:
     """The paper's figure: the variants' profiles as published, and c as the model adds its content."""
     by_variant = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
-    theories: Mapping[str, tuple[Profile, Stroke]] = {
-        label: (profiles[model.name, "published", name], stroke) for name, (label, _, _, stroke) in VARIANTS.items()
-    }
+    theories = [
+        profiles[model.name, "published", name].curve(label, stroke) for name, (label, _, _, stroke) in VARIANTS.items()
+    ]
     means = [by_variant[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
     title = (
         f"{model.name}: mean position {means[0]:.2f} with residual, {means[1]:.2f} with content as published, "
         f"{means[2]:.2f} with content as the model adds it"
     )
-    measured = {"measured": bloom_influence()} if model.name == MEASURED_MODEL else None
-    return profiles_figure(f"rollout-{model.name}", title, theories, measured=measured)
+    measured = [bloom_influence().curve("measured")] if model.name == MEASURED_MODEL else []
+    return profile_figure(f"rollout-{model.name}", title, theories, measured=measured)
