@@ -39,6 +39,7 @@ from posbias.results.figures import (
     Curve,
     Figure,
     Stroke,
+    profile_figure,
     theory_strokes,
 )
 from posbias.results.naming import THEORIES, label

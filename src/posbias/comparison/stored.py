@@ -23,7 +23,7 @@ each curve of several was computed for, by which they are named. Records of pred
 no `subjects`: `profile/influence`, or `theories/NAME/influence`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,6 @@ from posbias.results.naming import (
     label,
     names_beside,
     numbered,
-    setting_text,
     worded,
 )
 from posbias.results.naming import THEORIES as THEORY_NAMES
@@ -431,11 +430,3 @@ def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
             for place, name in zip(places, curve_names(shared), strict=True):
                 titles[place] = f"{title}: {name}"
     return [replace(view, label=title) for view, title in zip(views, numbered(titles), strict=True)]
-
-
-def settings_table(view: ProfileRun) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Each of several predictions of architectures by name, and its settings as text."""
-    predicted = {key: settings for key, settings in view.curves.items() if "theory" in settings and key in view.names}
-    if any("mask" in settings for settings in predicted.values()):
-        for key, settings in predicted.items():
-            yield view.names[key], {name: setting_text(value) for name, value in worded(settings).items()}

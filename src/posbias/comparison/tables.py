@@ -13,11 +13,10 @@ from posbias.comparison.stored import (
     ProfileRun,
     Subject,
     is_measured,
-    settings_table,
     state_of,
 )
 from posbias.profiles import Profile
-from posbias.results.naming import KINDS, SUBJECTS, label
+from posbias.results.naming import KINDS, SUBJECTS, label, setting_text, worded
 from posbias.results.naming import METRICS as METRIC_NAMES
 from posbias.results.naming import STATISTICS as STATISTIC_NAMES
 from posbias.results.tables import Table, number_text
@@ -94,10 +93,14 @@ def _reference(views: Sequence[ProfileRun]) -> str:
 
 def _settings_table(view: ProfileRun) -> Table:
     """Settings that each of several predictions was computed for."""
-    rows = list(settings_table(view))
-    columns = list(dict.fromkeys(name for _, settings in rows for name in settings))
-    cells = [[name, *(settings.get(column, MISSING) for column in columns)] for name, settings in rows]
-    return Table("Which curve is which?", ["curve", *columns], cells)
+    curves = {name: settings for key, name in view.names.items() if "theory" in (settings := view.curves[key])}
+    if not any("mask" in settings for settings in curves.values()):  # of models: their own pages have their settings
+        curves = {}
+    rows = (
+        {"curve": name, **{key: setting_text(value) for key, value in worded(settings).items()}}
+        for name, settings in curves.items()
+    )
+    return Table.of("Which curve is which?", rows)
 
 
 def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
