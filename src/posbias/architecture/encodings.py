@@ -105,7 +105,7 @@ class Decay(LinearEncoding):
     """Every head weighs a key by `rate ** distance` before normalising (the decay mask of arXiv 2502.01951)."""
 
     rate: Annotated[float, Interval(ge=1e-300, le=1)]
-    """Weight lost per position, in (0, 1]; 1 is no encoding."""
+    """Weight kept per position, e^-slope, in (0, 1]; 1 is no encoding."""
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """Minus log of the rate, the same for every head."""

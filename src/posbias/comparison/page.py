@@ -354,7 +354,9 @@ def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
     if -1 in ends.values():
         less = [f"its {end}" for end, sign in ends.items() if sign == -1]
         than = less[0] if len(less) == 1 else "either end"
-        return f"{name} does not lose the middle: {share} (even share: 10 %), more than {than}."
+        # An end is its tenth without the last position, to which the residual stream alone gives much.
+        apart = "" if ends["end"] != -1 else ", the last position left out"
+        return f"{name} does not lose the middle: {share} (even share: 10 %), more than {than}{apart}."
     return f"Whether {about} loses the middle is not decided: {share} (even share: 10 %)."
 
 

@@ -19,7 +19,7 @@ from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.options import DesignOptions
 from posbias.designing.result import KEY_BIAS, Design, Flat, Power, Target, resolve_target
-from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, GammaKeys, Mixings, Problem, SlopedGammaKeys
+from posbias.designing.solving import FREE, LEFT, MODEL_ALPHA, AlibiSlopes, GammaKeys, Mixings, Problem, SlopedGammaKeys
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.registry import split_literals
@@ -80,6 +80,8 @@ def _checked_names(over: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
     for name in set(names) - {KEY_BIAS}:
+        if name not in FREE and name not in LEFT:
+            raise UsageError(f"unknown free parameter {name!r}; known: {', '.join(sorted((KEY_BIAS, *FREE)))}")
         _ = FREE[name]
     return names
 

@@ -190,7 +190,7 @@ def report_of(*runs: Showing | Record) -> "Report":
     for result in results:
         if len(results) > 1 and not result.drawn_together:
             raise UsageError(
-                f"runs of {result.record.verb} are drawn one at a time; `posbias compare` pairs two of evaluate"
+                f"runs of {result.record.verb} are drawn one at a time; together those of predict, measure and audit"
             )
         if isinstance(result, FailedRun) or (result.drawn_together and result.record.status != "done"):
             why = f"did not finish ({result.record.error})"
