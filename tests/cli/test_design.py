@@ -87,7 +87,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         (["flat", "--length", "many"], "--length: 'many': allowed are whole numbers"),
         (
             ["flat", "--over", "heads"],
-            "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, mixing, windows",
+            "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, key_bias, mixing, windows",
         ),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),

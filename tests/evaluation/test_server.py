@@ -93,7 +93,9 @@ def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Pa
     options = replace(FAST, concurrency=1, cache=tmp_path)
     with stand_in(answer) as server:
         responder = ServerResponder(server.address, "m", options)
-        with pytest.raises(RunError, match=r"refuses: HTTP 401.*3 of 6 answers are finished and kept in the cache"):
+        with pytest.raises(
+            RunError, match=r"refuses: HTTP 401.*of 6 answers asked together 3 are finished and kept in the cache"
+        ):
             generated(responder, requests(6))
         server.answer = echo_back
         assert len(generated(responder, requests(6))) == 6

@@ -39,7 +39,7 @@ def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
     assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2,0,1."
     assert report.verdict[1].startswith("On held-out samples accuracy rises, over best first")
     assert report.verdict[2] == "No gain in accuracy is shown over best last."
-    assert report.verdict[3].startswith("Why: over 40 samples the places differ (p ")
+    assert report.verdict[3].startswith("Over 40 samples ")
     (figure,) = report.picture
     assert isinstance(figure, Figure)
     assert figure.title == "Place 1 is used best and holds passage 0; place 0 is used worst and holds passage 2"

@@ -67,7 +67,7 @@ class ServerFlags:
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if unknown := sorted(set(named) - names):
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
-            raise UsageError(f"--server-options: unknown {unknown[0]!r} (delays: the client's own); allowed: {allowed}")
+            raise UsageError(f"--server-options: unknown {unknown[0]!r}; allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
         try:
             settings = ServerOptions(**named, cache=cache, template_options=loading.template_options)

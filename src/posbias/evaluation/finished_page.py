@@ -14,7 +14,7 @@ from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
-from posbias.evaluation.place import LEAVE, REORDER, SHUFFLED, Placement
+from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, SHUFFLED, Placement
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import CONTROL_TOKENS, Report, first_of, quoted
 from posbias.results.tables import Table
@@ -242,7 +242,6 @@ PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank"
 def placement_report(placement: Placement) -> Report:
     """The order, what it is worth against the usual ones, why, and what the data do not decide."""
     measure, curve = PLACED_BY[placement.measure], np.array(placement.curve)
-    p_flat = f"p {placement.p_flat:.2g}"
     said = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
     if placement.advice != REORDER:
         kept = "Leave the order" if placement.advice == LEAVE else "Best first, by the scores given"
@@ -261,13 +260,15 @@ def placement_report(placement: Placement) -> Report:
     title = "No difference between the places is shown"
     if placement.decided:
         kept = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise"
-        said.append(f"Why: over {placement.n_samples} samples the places differ ({p_flat}); {kept}.")
+        said.append(f"Over {placement.n_samples} samples {kept}.")
         used, best, worst = "Place {} is used {} and holds passage {}", int(curve.argmax()), int(curve.argmin())
         ends = (used.format(at, how, placement.order[at]) for at, how in ((best, "best"), (worst, "worst")))
         title = "; ".join(ends).replace("; P", "; p")
     else:
         samples = f"{placement.n_samples} samples do not show that the places differ"
-        said.append(f"Why: {samples} ({p_flat}), so best first is kept.")
+        said.append(f"Why: {samples}, so best first is kept.")
+    if placement.n_samples < SAMPLES_TO_CONFIRM:
+        said.append(f"A gain is shown by at least {SAMPLES_TO_CONFIRM} samples.")
     if placement.method:
         said.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:
@@ -289,7 +290,7 @@ def placement_report(placement: Placement) -> Report:
         kicker="posbias · where relevant passages should stand",
         verdict=said,
         picture=[replace(figure, y_label=f"expected {measure}")],
-        summary=[Table.of(f"Gain in {measure}, per unit of relevance", rows)],
+        summary=[Table.of(f"Gain in {measure} of the order estimated as best, per unit of relevance", rows)],
         record=placement.record,
     )
 

@@ -128,7 +128,9 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
             places = evaluation.positions
             three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
             tries = f"`posbias mitigate {model} --task {task} --positions {three}` tries methods; "
-        sentences.append(f"What to do: {tries}`posbias place` finds the best passage order.")
+        order = "`posbias place` finds the best passage order" if evaluation.task.startswith("documents") else ""
+        if tries or order:
+            sentences.append(f"What to do: {tries}{order}.".replace("; .", "."))
     return sentences
 
 
@@ -159,9 +161,7 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     if curve.deciding is not None and curve.deciding[1] > curve.n_complete:
         difference, samples = curve.deciding
         between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
-        sentence += (
-            f" About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
-        )
+        sentence += f" About {samples:,} samples (more lines, or --count) would find a difference of {difference:.2f} between {between}."
     return sentence
 
 

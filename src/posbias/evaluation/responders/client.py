@@ -56,7 +56,7 @@ FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_c
 """Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
 OF_THE_PROMPT = (400, 403, 413, 422, 451)
 """Statuses that refuse what was sent; who sent it, or where, is refused by others."""
-BAD_GATEWAY, BAD_REQUEST = 502, 400
+BAD_GATEWAY, BAD_REQUEST, UNAUTHORISED = 502, 400, 401
 """Status that an answer gets which is none, or which a filter has ended."""
 QUOTA = "insufficient_quota"
 """Code of an error: nothing more is paid for."""
@@ -291,6 +291,8 @@ class _Transport(httpx2.AsyncClient):
             content = content.replace(self._key.encode(), MASKED.encode())
         status, words = judged(response.status_code, content, response.headers.get("Location"))
         said = line(words, self._key)
+        if status == UNAUTHORISED and self._key is None:  # the usual cause
+            said += f"; no key was sent: {self._asking.options.key_variable} is not set"
         if words and (meaning := meaning_of(status, words)) != "passes":
             raise RefusedError(status, said, meaning)
         if later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:

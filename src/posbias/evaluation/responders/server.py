@@ -315,7 +315,7 @@ class ServerResponder(Responder):
             where = "in memory" if self.options.cache is None else "in the cache"
             lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
             raise RunError(
-                f"{lead}{failed}; {finished} of {len(tasks)} answers are finished and kept {where}"
+                f"{lead}{failed}; of {len(tasks)} answers asked together {finished} are finished and kept {where}"
             ) from None
         return [task.result() for task in tasks]
 

@@ -192,7 +192,7 @@ class LanguageTask(ABC):
 
     chat: bool | None = field(default=None, kw_only=True)
     """True for conversations (one message of the user) that the model's own chat template renders, False for text;
-    None: `asked_of` decides."""
+    None: a file's entries pass the template if there is one, all else is text."""
 
     name: ClassVar[str]
     scoring: ClassVar[str]

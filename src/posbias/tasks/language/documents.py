@@ -118,7 +118,7 @@ class Documents(LanguageTask):
     many as every line of the file has, or 10 generated ones."""
     file: FileName | None = None
     """A .jsonl or .jsonl.gz file of one's own questions with passages, or a published one (both
-    schemas: above); None: the generated corpus."""
+    schemas: docs/evaluate.md); None: the generated corpus."""
     setting: Annotated[str, OneOf(*CONDITIONS)] = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
     query: Annotated[str, OneOf(*QUERIES)] = "after"

@@ -224,7 +224,7 @@ class Items(LanguageTask):
 
     file: FileName
     """A .jsonl or .jsonl.gz file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
-    (above)."""
+    (docs/evaluate.md)."""
     rule: str = "contains"
     """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
     call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
