@@ -61,7 +61,7 @@ def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model(
     said = verdict(evaluated())
     assert said[0].endswith(": accuracy 0.60 [0.50, 0.70] at position 9, 0.20 [0.10, 0.30] at position 0.")
     assert "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)' --positions 0,4,9` tries" in said[1]
-    assert "mitigate" not in verdict(evaluated("server"))[1], "a server does not give its weights"
+    assert len(verdict(evaluated("server"))) == 1, "a server does not give its weights; pairs are in no order to choose"
 
 
 @pytest.mark.parametrize(

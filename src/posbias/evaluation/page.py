@@ -161,7 +161,8 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     if curve.deciding is not None and curve.deciding[1] > curve.n_complete:
         difference, samples = curve.deciding
         between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
-        sentence += f" About {samples:,} samples (more lines, or --count) would find a difference of {difference:.2f} between {between}."
+        found = f"a difference of {difference:.2f} between {between}"
+        sentence += f" About {samples:,} samples (more lines, or --count) would find {found}."
     return sentence
 
 
