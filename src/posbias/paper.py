@@ -29,13 +29,13 @@ from posbias.results.tables import Table
 from posbias.statistics import MISSING
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES
-from posbias.theory.power_rollout import attention_rollout_prompt
+from posbias.theory.power_rollout import attention_rollout_prompt, attention_rollouts
 from posbias.version import __version__
 
 DOCUMENT, REFERENCES = "paper.tex", "references.bib"
 VARIANTS = (ENCODINGS, MASKS, THEORIES, KINDS, LANGUAGE_TASKS, MITIGATIONS, RESULTS)
 """Registries whose variants name their sources."""
-FUNCTIONS = {"attention_rollout": attention_rollout_prompt}
+FUNCTIONS = {"attention_rollout": attention_rollout_prompt, "norm_weighted": attention_rollouts}
 """What records name beside registered variants."""
 UNSEARCHED = ("command", "model", "prompts", "title", "related", "responder")
 """Parts of a record's resolved arguments whose words are not names of variants."""

@@ -197,7 +197,7 @@ def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
     assert time.monotonic() - begin < 10
     with pytest.raises(RunError, match="failed 2 times: cannot be reached") as caught:  # it was there: all retries
         generated(responder, [Request("another"), Request("and more")])
-    assert "0 of 2 answers" in str(caught.value)
+    assert "of 2 answers asked together 0 are" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

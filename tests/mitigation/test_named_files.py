@@ -38,7 +38,7 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
         "a-recipe.json": "temperature(scale=0.3)",
         "b-recipe.json": "temperature(scale=5.0)",
     }
-    assert [row[1] for row in report_of(record).summary[1].cells] == list(arms)
+    assert [row[0] for row in report_of(record).summary[1].cells] == list(arms)
     record.scalars["judgement"]["recommended"] = "b-recipe.json"
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any(repr(paths[1]) in line for (line,) in table.cells), "the file that was given"

@@ -35,7 +35,7 @@ def test_text_is_judged_or_the_page_says_why_not(long_llama):
     )
     assert {arm["name"]: arm["text_reason"] for arm in record.scalars["arms"][1:]} == METHODS
     before = record.arrays["text/0"]
-    shown = [row[6] for row in report_of(record).summary[1].cells][1:]
+    shown = [row[5] for row in report_of(record).summary[1].cells][1:]
     for number, (why, cell) in enumerate(zip(METHODS.values(), shown, strict=True), start=1):
         assert (f"text/{number}" in record.arrays) is (not why)
         assert cell == why if why else cell.endswith("]")

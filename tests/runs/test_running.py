@@ -174,7 +174,8 @@ def test_another_models_run_is_not_taken_over(asked, tmp_path):
     first = measure(asked, directory=tmp_path)
     second = measure(replace(asked, model=asked.other), directory=tmp_path, resume=True)
     assert second.record.run_id != first.record.run_id
-    assert second.model["source"] == pb.load_record(tmp_path).record.model["source"] != first.model["source"]
+    sources = [found.record.resolved["model"]["source"] for found in (first, second, pb.load_record(tmp_path))]
+    assert sources[0] != sources[1] == sources[2]
 
 
 def test_within_a_run_its_directory_stands_for_it(tmp_path):

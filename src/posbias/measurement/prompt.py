@@ -226,8 +226,9 @@ def measure_together(
         norms = watch.norms() if watch is not None and watch.stream else None
         if norms is None or norms.stream.shape[1:] != token_ids.shape:  # a target stood behind them, or other prompts
             norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
-        rows = (BranchNorms(norms.stream[:, [row]], norms.branch[:, [row]]) for row in range(len(keys)))
-        mixings = [mixing_from_norms(of_prompt, prompt=key[1]) for of_prompt, key in zip(rows, keys, strict=True)]
+        rows = (torch.split(values, 1, dim=1) for values in (norms.stream, norms.branch))
+        of_prompts = map(BranchNorms, *rows)
+        mixings = [mixing_from_norms(each, prompt=key[1]) for each, key in zip(of_prompts, keys, strict=True)]
     measured = []
     for result, mixing in zip(found, mixings, strict=True):
         by_kind = {kind.name: result[kind.name] for kind in kinds}

@@ -230,13 +230,14 @@ def recommendation(judgement: Judgement) -> list[str]:
         by_verdict.setdefault(verdict.verdict, []).append(verdict.name)
     harmful, withheld = by_verdict.get(HARM, []), by_verdict.get(WITHHELD, [])
     warned = [f"Do not apply {', '.join(harmful)}: harm is established."] if harmful else []
-    best = next((verdict for verdict in verdicts if verdict.name == judgement.recommended), None)
+    gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS]
+    best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
     if best is None and len(withheld) == len(verdicts):
         why = [f"{capital(verdicts[0].withheld)}."] if verdicts[0].withheld else []
         return [f"No verdict by answers for any method ({verdicts[0].name}).", *why]
     warned += [f"No verdict by answers is possible for {', '.join(withheld)}."] if withheld else []
     if best is not None:
-        others = [verdict.name for verdict in verdicts if verdict.verdict in GAINS and verdict is not best]
+        others = [verdict.name for verdict in gaining if verdict is not best]
         also = f"{', '.join(others)} also gain{'' if len(others) > 1 else 's'}; which is best was not tested."
         return [*_gain_lines(best, measure), *([also] if others else []), *warned]
     if len(harmful) == len(verdicts):
