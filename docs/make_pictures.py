@@ -23,7 +23,6 @@ from PIL import Image
 
 import posbias as pb
 from posbias.comparison.stored import Subject
-from posbias.evaluation.finished_page import figures
 from posbias.results.drawing import DASHES, STYLE
 from posbias.results.figures import (
     BLUE,
@@ -50,7 +49,6 @@ from posbias_papers.rollout2602.table import bloom_influence, published_models
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
 """A record for each model."""
-TIED = Path(__file__).parents[1] / "studies" / "behaviour" / "tied"
 MITIGATED = Path(__file__).parents[1] / "studies" / "mitigation" / "records"
 EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
 COPY_TITLES = {"sizes": "Two and three layers, width 2 and 10", "residual": "With residual connections and MLPs"}
@@ -112,7 +110,6 @@ def main() -> None:
         "icl_depth": partial(stored, "icl", DEPTH_TITLES),
         "icl_data": partial(stored, "icl", DATA_TITLES),
         "closing_loop": closing_loop,
-        "tie": tie,
     }
     IMAGES.mkdir(exist_ok=True)
     for name, panels in pictures.items():
@@ -439,24 +436,6 @@ def stored(run: str, titles: Mapping[str, str]) -> list[Panel]:
     """Figures of a reproduced experiment by slug, from its record, under shorter titles."""
     figures = {figure.slug: figure for figure in pb.load_record(EXPERIMENTS / run).figures}
     return [Panel(replace(figures[f"{run}-{slug}"], title=title)) for slug, title in titles.items()]
-
-
-def tie() -> list[Panel]:
-    """What weighs and what is used, by place, on one model and two tasks."""
-    shown = {
-        "accuracy": "accuracy",
-        "influence (log-probability gradient): answer's item": "influence, answer's item",
-        "influence (log-probability gradient): place, another item": "influence, another item",
-        "power rollout: answer's item": "power rollout",
-        "published residual rollout: place, another item": "published rollout",
-    }
-    panels = []
-    drawn = {figure.slug: figure for figure in figures(pb.load_record(TIED))}
-    for slug, title in (("correlation-0", "Five key-value pairs"), ("correlation-2", "Eight demonstrations")):
-        curves = [curve for curve in drawn[slug].curves if curve.name in shown]
-        named = tuple(replace(curve, name=shown[curve.name]) for curve in curves)
-        panels.append(Panel(replace(drawn[slug], title=title, curves=named, log_range=None, linear_range=None)))
-    return panels
 
 
 def closing_loop() -> Canvas:
