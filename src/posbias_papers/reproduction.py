@@ -102,7 +102,9 @@ def _figure_as_stored(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str
     curves = []
     for number, curve in enumerate(figure.curves):
         stem = f"figures/{figure.slug}/{number}"
-        arrays |= {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
+        parts = {part: getattr(curve, part) for part in CURVE_PARTS}
+        known = {part: values for part, values in parts.items() if values is not None and np.isfinite(values).any()}
+        arrays |= {f"{stem}/{part}": values for part, values in known.items()}
         curves.append({"name": curve.name, "arrays": stem, **vars(curve.stroke)})
     return {**{name: plain(getattr(figure, name)) for name in FIGURE_PARTS}, "curves": curves}
 

@@ -9,8 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from posbias import design
-from posbias.designing.options import STARTS
-from posbias.designing.options import DesignOptions
+from posbias.designing.options import STARTS, DesignOptions
 from posbias.designing.result import TOLERANCE, Design
 from posbias.results.records import describe_environment
 

@@ -234,5 +234,5 @@ def test_pages_of_long_contexts_are_light(tmp_path: Path) -> None:
     curves = {f"theories/{row}": {"theory": "rollout", "mixing": row / 100} for row in range(MOST_CURVES)}
     arrays = {f"{name}/influence": row / row.sum() for name, row in zip(curves, values, strict=True)}
     record = Record("predict", {}, {"title": "24 predictions", "curves": curves}, arrays=arrays)
-    assert write_report([record], tmp_path / "one").stat().st_size < 200_000
-    assert write_report([record, record], tmp_path / "two").stat().st_size < 300_000
+    assert write_report([record], tmp_path / "one").stat().st_size < 150_000
+    assert write_report([record, record], tmp_path / "two").stat().st_size < 200_000

@@ -160,10 +160,25 @@ def _inlined(svg: str) -> tuple[str, str]:
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
     drawn = re.sub(r' style="[^"]*"', styled, re.sub(r'<g id="[^"]*"', "<g", drawn))
+    drawn = re.sub(r' d="([^"C]*)"', _stepped, drawn)
     drawn = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), drawn)
     drawn = re.sub(r">\s+<", "><", drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
     return drawn, "; ".join(colours)
+
+
+def _stepped(found: re.Match[str]) -> str:
+    """The straight lines of a path as steps in tenths of a point: half the bytes, and no error that adds up."""
+    steps, before = "", (0, 0)
+    for command, *place in re.findall(r"([ML]) (\S+) (\S+)", found[1]):
+        x, y = round(10 * float(place[0])), round(10 * float(place[1]))
+        across, up = (x, y) if command == "M" else (x - before[0], y - before[1])
+        # What follows "l" are further steps; a minus parts numbers, too.
+        steps += command if command == "M" else "l" if steps[-1:] != "" and "l" not in steps.rpartition("M")[2] else " "
+        steps += f"{across / 10:g} {up / 10:g}"
+        before = x, y
+    steps = re.sub(r"\b0\.", ".", steps).replace(" -", "-")
+    return f' d="{steps}{"z" * found[1].rstrip().endswith("z")}"'
 
 
 def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
