@@ -191,6 +191,11 @@ def _owner(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     return str(getattr(of_class, "name", of_class.__name__))
 
 
+def described(hint: Any) -> str:
+    """Words for the values that an annotation allows, bounds included."""
+    return _declared(hint)[1]
+
+
 def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
     """An annotation for pydantic, and words for the values that it allows, bounds included.
 

@@ -1,5 +1,6 @@
 """The pages hold together: links lead somewhere, commands parse, pictures are there, and no page names a machine."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterable
@@ -135,6 +136,15 @@ def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(page)
         assert target.is_file(), link
         assert target.is_relative_to(ROOT), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_what_scripts_import_of_posbias_is_there():
+    """Those that no test runs: what makes the site and its pictures, studies, benchmarks."""
+    for path in (path for path in CODE if path.suffix == ".py" and not path.is_relative_to(ROOT / "src")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("posbias", "posbias_papers"):
+                for name in node.names:
+                    assert resolve_name(f"{node.module}:{name.name}"), (path, name.name)
 
 
 def test_what_code_names_of_the_repository_is_there():
