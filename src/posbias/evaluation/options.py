@@ -34,8 +34,10 @@ LEAST_THRESHOLD = 0.4
 
 OF_EVALUATE_ALONE = ("lengths", "threshold", "require", "methods")
 """Settings that other verbs which ask samples do not take."""
-CHANGE_NO_REPLY = {*OF_EVALUATE_ALONE, "count", "skip", "positions", "seed", "allow_code", "together"}
-CHANGE_NO_REPLY |= {"directory", "resume", "overwrite"}
+CHANGE_NO_REPLY = {
+    *OF_EVALUATE_ALONE,
+    *("count", "skip", "positions", "seed", "allow_code", "together", "directory", "resume", "overwrite"),
+}
 """Settings on which no reply to a sample depends; a run continues with others."""
 
 

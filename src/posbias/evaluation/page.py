@@ -122,15 +122,16 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     if not withheld and (correlated := correlation_verdict(evaluation.series)):
         sentences.append(correlated)
     elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
-        tries = ""
+        tries = []
         if _is_local(evaluation):  # a server does not give a model's weights
             model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
             places = evaluation.positions
             three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
-            tries = f"`posbias mitigate {model} --task {task} --positions {three}` tries methods; "
-        order = "`posbias place` finds the best passage order" if evaluation.task.startswith("documents") else ""
-        if tries or order:
-            sentences.append(f"What to do: {tries}{order}.".replace("; .", "."))
+            tries.append(f"`posbias mitigate {model} --task {task} --positions {three}` tries methods")
+        if evaluation.task.startswith("documents"):  # calls in a conversation are in no order to choose
+            tries.append("`posbias place` finds the best passage order")
+        if tries:
+            sentences.append(f"What to do: {'; '.join(tries)}.")
     return sentences
 
 
