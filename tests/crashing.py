@@ -163,7 +163,7 @@ def _import_all() -> None:
     minute = 60.0  # between checkpoints; here there is one after every window
     training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):
-        if name.startswith(("posbias.results", "posbias.paper")):
+        if name.startswith("posbias.results"):
             for drawing in set(STAND_INS) & set(vars(module)):
                 setattr(module, drawing, lambda *_, drawing=drawing, **__: STAND_INS[drawing])
     with tempfile.TemporaryDirectory() as run:  # the template of pages and kernels are found ready by every child

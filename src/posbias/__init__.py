@@ -23,7 +23,6 @@ Load, and read finished runs:
     load_prompts: Load equally long prompts for a model.
     load_record: Read the result of a finished run from its directory.
     Record: One run: what was asked, what that resolved to, what came out.
-    cite: Settings and versions of a run as comments, then BibTeX of posbias and of the work that the run rests on.
     write_report: Write `report.html` into the directory `out`, atomically.
 
 What is asked about:
@@ -101,7 +100,6 @@ if TYPE_CHECKING:
     from posbias.mitigation.options import MitigateOptions as MitigateOptions
     from posbias.mitigation.run import mitigate as mitigate
     from posbias.models.loading import load_model as load_model
-    from posbias.paper import cite as cite
     from posbias.profiles import Profile as Profile
     from posbias.prompts.loading import load_prompts as load_prompts
     from posbias.results.records import Record as Record
@@ -121,6 +119,8 @@ _READERS = "load_record write_report"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cite":
+        raise AttributeError("posbias.cite left posbias after 0.1.0: CITATION.cff names posbias and its sources")
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     if name in _READERS.split():

@@ -106,18 +106,10 @@ def test_table_and_csv_hold_every_curve_with_its_interval(name, results, tmp_pat
     np.testing.assert_array_equal(values, table[shown.quantity])
 
 
-@each
-def test_every_result_has_its_table_and_whom_to_cite(name, results):
-    result = results[name]
-    run = result.as_run()
-    if run is None:
-        with pytest.raises(pb.UsageError, match="a report is drawn from runs, and"):
-            result.to_latex()
-    else:
-        tables = result.to_latex()
-        assert tables.count(r"\begin{tabular}") == tables.count(r"\end{tabular}") >= 1
-    assert "@software{posbias-" in pb.cite(result)
-    assert pb.cite(result).startswith("% made by: ") == (run is not None)
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_has_its_tables_in_latex(name, results):
+    tables = results[name].to_latex()
+    assert tables.count(r"\begin{tabular}") == tables.count(r"\end{tabular}") >= 1
 
 
 @each

@@ -168,22 +168,22 @@ def report(
 
     Args:
         runs: Run directories.
-        paper: A new directory for a paper: figures (PDF, SVG), tables (LaTeX, CSV), BibTeX; no page is drawn.
+        paper: A new directory for a paper: figures (PDF, SVG) and tables (LaTeX); no page is drawn.
 
     Example: `posbias report runs/demo` · for a paper or slides: `posbias report runs/demo --paper paper` · several side
     by side: `posbias report runs/a runs/b --out runs/both`
     """
     from posbias import write_report  # from the front door, behind which runs of every verb have their words
-    from posbias.paper import write_paper
     from posbias.results.records import RECORD_FILE, read_record
+    from posbias.results.result import write_paper
     from posbias.runs.running import held
 
     records, out, names = [read_record(run) for run in runs], flags.out, [str(run) for run in runs]
     if paper is not None:
         if out is not None:
             raise UsageError("--paper writes no page; leave out --out")
-        document = str(write_paper(records, paper))
-        print_document({"paper": document, "runs": names}, as_json=flags.json, line=f"paper: {document}")
+        written = str(write_paper(records, paper))
+        print_document({"paper": written, "runs": names}, as_json=flags.json, line=f"paper: {written}")
         return
     if len(runs) > 1:
         if out is None:

@@ -17,8 +17,10 @@ from posbias.checks import checked
 from posbias.errors import UsageError, printable
 from posbias.files import write_file
 from posbias.registry import Registry
+from posbias.results.drawing import image_of
 from posbias.results.records import REPORT_FILE, Record, adapter, plain, read_record
 from posbias.results.showing import Showing, Shown
+from posbias.results.tables import latex_table
 from posbias.statistics import Interval
 
 if TYPE_CHECKING:
@@ -67,6 +69,14 @@ class Result(Showing):
             UsageError: the run failed, or its record is damaged.
         """
         return tuple(map(printable, resolve_name(self.said_by)(self))) if self.said_by else verdict(self)
+
+    def to_latex(self) -> str:
+        """Every table of the report in LaTeX, for the packages booktabs and graphicx.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        return latex_of(report_of(self))
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, or why the run failed."""
@@ -240,3 +250,29 @@ def write_report(runs: Showing | Record | Sequence[Showing | Record], out: Path)
     related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
     page = html_of(report, links={name: place for name, place in related.items() if (out / place).is_file()})
     return write_file(out / REPORT_FILE, page.encode())
+
+
+def latex_of(report: "Report") -> str:
+    """Every table of a report in LaTeX."""
+    from posbias.results.page import tables_of
+
+    return "\n".join(map(latex_table, tables_of(report)))
+
+
+@checked
+def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) -> Path:
+    """Write what a paper takes from finished runs: every figure of the report as PDF and SVG, and `tables.tex`.
+
+    `out` is a new directory, or an empty one, and is returned; errors as those of `write_report`.
+    """
+    from posbias.results.page import figures_of
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{str(out)!r} is not empty; figures and tables for a paper go into a new directory")
+    records = records_of(runs)
+    report, made_by = report_of(*records), printable("; ".join(record.command for record in records))
+    for name, figure in figures_of(report).items():
+        for sort in ("pdf", "svg"):
+            write_file(out / f"{name}.{sort}", image_of(figure, sort, about=made_by))
+    write_file(out / "tables.tex", latex_of(report).encode())
+    return out

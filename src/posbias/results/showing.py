@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 INFLUENCE, FLAT_LINE = "influence", "flat line"
-PAPER = "posbias.paper"
-"""What makes tables and knows whom to cite; it stands above this room, and is imported when it is asked for."""
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
 ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
@@ -122,20 +119,6 @@ class Showing(Presented):
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
         return None
-
-    def to_latex(self) -> str:
-        """Every table of the report in LaTeX, for the packages booktabs and graphicx.
-
-        Raises:
-            UsageError: it is no run, but a profile or a curve (`to_csv`), the run failed, or its record is damaged.
-        """
-        text: str = import_module(PAPER).latex_of(self)
-        return text
-
-    def cite(self) -> str:
-        """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
-        text: str = import_module(PAPER).cite(self)
-        return text
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.

@@ -1,4 +1,4 @@
-"""Tables: for the terminal (rich, or plain columns if nobody is watching), for pages, and the texts of their cells."""
+"""Tables: for the terminal (rich, or plain columns if nobody is watching), pages and LaTeX; texts of their cells."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 ROWS_TO_SHARE = 3
 """Rows of a table whose columns are said once if all rows agree."""
+WIDE = 5
+"""Columns from which a table in LaTeX is scaled to the width of the text."""
+LINE = 40
+"""Characters of a cell from which its column is broken into lines there."""
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
+LATEX = str.maketrans(_SPECIAL | {sign: f"\\{sign}" for sign in "&%$#_{}"})
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,19 @@ def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -
     """Each after its mark: on a terminal broken at words, else one line; nothing in it is taken for markup."""
     for note in dict.fromkeys(notes):
         console.print(f"{mark}{printable(note)}", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+def latex_table(table: Table) -> str:
+    """One table for the packages booktabs and graphicx, its title as its caption."""
+    texts = [[printable(cell).translate(LATEX) for cell in row] for row in (table.header, *table.cells)]
+    head, *rows = (" & ".join(row) + r" \\" for row in texts)
+    long = [max(map(len, column)) > LINE for column in zip(table.header, *table.cells, strict=True)]
+    wrapped = rf"p{{{0.7 / max(1, sum(long)):.2f}\linewidth}}"
+    begin = rf"\begin{{tabular}}{{{''.join(wrapped if cell else 'l' for cell in long)}}}"
+    body = "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
+    if len(table.header) > WIDE:
+        body = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{body}}}"
+    return f"\\begin{{table}}\n\\caption{{{printable(table.title).translate(LATEX)}}}\n{body}\n\\end{{table}}\n"
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
