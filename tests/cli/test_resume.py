@@ -1,9 +1,12 @@
 """Runs continued and replaced: nothing lost, nothing done twice, nothing written over unasked."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import posbias as pb
+from posbias import load_model
 from posbias.results.records import read_record
 from posbias.runs.parts import PARTS, PartStore
 from posbias.runs.running import LOCK_FILE, held
@@ -15,7 +18,6 @@ FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),proba
     "command",
     [
         "measure MODEL",
-        "measure MODEL MODEL",
         "decompose MODEL",
         "evaluate MODEL --task key_value",
         "train study.yaml",
@@ -120,7 +122,7 @@ def test_a_run_that_failed_leaves_room_for_another(posbias, long_llama, tmp_path
         "--out",
         tmp_path / "run",
     ]
-    assert posbias(*command, "--max-tokens", 9000).returncode == 1
+    assert posbias(*command, "--max-tokens", 9000).returncode == 3
     again = posbias(*command, "--max-tokens", 1)
     assert "holds 1 finished pieces" in again.stderr, "the sample that did not fit"
     assert posbias(*command, "--max-tokens", 1, "--overwrite").returncode == 0
@@ -152,3 +154,15 @@ def test_wrong_flags_are_one_line(posbias, tiny_llama, flags):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert flags[-1] in result.stderr or flags[-2] in result.stderr
+
+
+def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(posbias, tiny_llama, tmp_path):
+    copy, runs = tmp_path / "model", []
+    shutil.copytree(tiny_llama, copy)
+    for seed in (None, None, 3):
+        if seed is not None:
+            load_model(tiny_llama, init_seed=seed).network.save_pretrained(copy)
+        flags = ("--length", 16, "--count", 2, "--kinds", "probability", "--out", tmp_path / "out", "--resume")
+        assert posbias("measure", copy, *flags).returncode == 0
+        runs.append(read_record(tmp_path / "out").run_id)
+    assert runs[0] == runs[1] != runs[2]

@@ -30,15 +30,15 @@ import posbias
 dir(posbias)
 loaded("import")
 from posbias.cli.app import app
-for verb in {VERBS}:
+for words in [["list"], *([verb, "--help"] for verb in {VERBS})]:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        app([verb, "--help"])
+        app(words)
     assert shown.getvalue()
 loaded("help")
 """
 
 
-def test_import_and_help_import_nothing_heavy():
+def test_import_help_and_the_list_of_sorts_import_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", STAGES], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["import", "help"]
 
@@ -99,7 +99,8 @@ def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_every_variant_is_described_with_its_parameters(sort):
+def test_every_variant_is_described_with_its_parameters(posbias, sort):
+    assert sort in posbias("list").stdout.split()
     for name in registered_variants(sort):
         found = json.loads(json.dumps(described_variant(sort, name)))
         assert found["name"] == name

@@ -10,7 +10,7 @@ import pytest
 import posbias as pb
 from posbias.results.records import ARRAYS_FILE, finished_record, read_record
 from posbias.runs.parts import PARTS, PartStore
-from posbias.runs.running import run_directory
+from posbias.runs.running import directory_names, run_directory
 from posbias.training.study import study_of
 
 ASKED = "key_value(pairs=4)"
@@ -185,3 +185,25 @@ def test_within_a_run_its_directory_stands_for_it(tmp_path):
         assert inner is outer
     record = read_record(tmp_path)
     assert (record.arguments, record.command) == ({"a": 1}, "posbias measure m")
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        (["demo", "Qwen/Qwen3-0.6B"], ["demo", "Qwen3-0.6B"]),
+        (["a/base", "b/base", "b/other"], ["a-base", "b-base", "b-other"]),
+        (["config:gpt2", "x.gguf"], ["gpt2", "x.gguf"]),
+        (["../..", "a b/c:d"], None),
+    ],
+)
+def test_names_of_directories(sources, names):
+    found = directory_names(sources)
+    assert list(found.values()) == sources
+    assert names is None or list(found) == names
+    assert all("/" not in name and not name.startswith(".") for name in found)
+
+
+@pytest.mark.parametrize("sources", [[], ["demo", "demo"], ["config:demo", "demo"]])
+def test_models_that_cannot_be_told_apart(sources):
+    with pytest.raises(pb.UsageError, match=r"no model to measure|give each of them once"):
+        directory_names(sources)

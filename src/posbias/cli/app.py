@@ -1,7 +1,6 @@
 """The `posbias` command: its verbs, and how errors become one line and an exit code.
 
-0: done. 1: the run failed (its record says why). 2: bad usage. Heavy imports happen inside the verbs, so `--help`
-answers at once.
+Heavy imports happen inside the verbs, so `--help` answers at once.
 """
 
 import os
@@ -16,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from posbias.cli.options import spread, told
-from posbias.cli.output import fail, prepare
+from posbias.cli.output import FAILED, WRONG, fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
 from posbias.published import PACKAGE
@@ -108,7 +107,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help breaks lines at words; tables cut the names of options where they are narrow
     help="Predict, measure and explain how a transformer language model weighs the positions of its context.\n\n"
     "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
-    "theories' errors beside a flat baseline.",
+    "theories' errors beside a flat baseline.\n\n"
+    "Exit codes: 0 done; 1 a bound that was asked for (--require, --strict) is not met; 2 the request is wrong; 3 the "
+    "run failed, and its record says why.",
 )
 
 
@@ -124,7 +125,7 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 
 def main() -> None:
-    """Run the command line; UsageError exits 2, RunError and anything unforeseen exit 1, each with one line."""
+    """Run the command line; a wrong request, and whatever else goes wrong, ends with one line and its exit code."""
     # Before torch loads OpenMP: waiting threads sleep instead of spinning, two to four times faster on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     prepare()
@@ -136,18 +137,18 @@ def main() -> None:
     except WrongUse as error:
         _refuse(error)
     except UsageError as error:
-        fail(str(error), 2)
+        fail(str(error), WRONG)
     except RunError as error:
-        fail(str(error), 1)
+        fail(str(error), FAILED)
     except MemoryError as error:
-        fail(f"{str(error) or 'out of memory'}; try a shorter --length, a smaller --count or fewer --kinds", 1)
+        fail(f"{str(error) or 'out of memory'}; try a shorter --length, a smaller --count or fewer --kinds", FAILED)
     except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", FAILED)
     except Exception as error:
         if os.environ.get("POSBIAS_DEBUG"):
             raise
         first_line = next(iter(str(error).splitlines()), "")
-        fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", 1)
+        fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", FAILED)
     else:
         if code == INTERRUPTED:
             fail("interrupted; a measurement or audit can be continued with --resume", INTERRUPTED)
@@ -159,10 +160,10 @@ def _refuse(error: Any) -> None:
     command = error.ctx.command_path if error.ctx else "posbias"
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-        sys.exit(2)
+        sys.exit(WRONG)
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in pairwise(sys.argv) if name in names]
     if (flag := getattr(error, "option_name", None)) in LEFT:
-        fail(f"{flag} left posbias after 0.1.0: {LEFT[flag]}", 2)
+        fail(f"{flag} left posbias after 0.1.0: {LEFT[flag]}", WRONG)
     got = f", got {values[-1]!r}" if values else ""  # typer's message leaves it out
-    fail(f"{error.format_message().rstrip('.')}{got}; `{command} --help` says what is allowed", 2)
+    fail(f"{error.format_message().rstrip('.')}{got}; `{command} --help` says what is allowed", WRONG)

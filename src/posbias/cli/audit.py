@@ -97,7 +97,7 @@ def audit(
         settings,
         source=prompts.source,
         engine=engine.of(settings.engine),
-        command=options.command_line(context),
+        command=options.command_line(),
     )
     subject: Any = model
     if plan is not None:

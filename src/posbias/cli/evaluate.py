@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import running, say
-from posbias.errors import RunError, UsageError
+from posbias.cli.output import NOT_MET, fail, running, say
+from posbias.errors import UsageError
 from posbias.evaluation.options import OF_EVALUATE_ALONE, EvaluateOptions, LocalOptions
 from posbias.measurement.options import Loading
 from posbias.mitigation.options import MitigateOptions
@@ -169,11 +169,11 @@ def answering(model: str, local: LocalOptions, loading: Loading) -> "Responder":
 
 
 def judge(check: "RequirementCheck", *, quiet: bool) -> None:
-    """Say that the bound that a pipeline requires is met, or fail."""
+    """Say that the bound that a pipeline requires is met, or end with that exit code."""
     from posbias.evaluation.page import requirement_text
 
     if not check.met:
-        raise RunError(requirement_text(check))
+        fail(requirement_text(check), NOT_MET)
     if not quiet:
         say(requirement_text(check))
 

@@ -62,16 +62,14 @@ def place(
     *,
     run: Path,
     scores: str,
-    method: str | None = None,
     settings: PlaceOptions,
     flags: options.RunFlags,
 ) -> None:
     """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data.
 
     Args:
-        run: Directory of a run of posbias evaluate (or audit --behaviour).
+        run: Directory of a run of posbias evaluate (or audit --behaviour), or of mitigate with arms/METHOD.
         scores: Relevance of each passage: a file, or 0.9,0.4,...
-        method: If --run is of mitigate: the method to order for, or 'unchanged'; by default the recommended one.
 
     Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number per line:
     `posbias place --run runs/pairs --scores scores.txt`
@@ -80,26 +78,13 @@ def place(
     from posbias.evaluation.place import place as order_passages
 
     relevance = scores_of(scores)
+    if (run / "arms").is_dir():
+        raise UsageError(
+            f"--run {str(run)!r} is of mitigate; allowed: the answers of one method, {run / 'arms'}/METHOD"
+        )
     with running(context, flags) as this:
-        evaluation = load_evaluation(arm_of(run, method), "placing")
+        evaluation = load_evaluation(run, "placing")
         this.finish(order_passages(relevance, evaluation, options=settings).record)
-
-
-def arm_of(run: Path, method: str | None) -> Path:
-    """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
-    from posbias import load_record  # from the front door, behind which runs of every verb can be read
-    from posbias.mitigation.result import MitigationTrial
-
-    trial = load_record(run) if (run / "record.json").exists() else None
-    if not isinstance(trial, MitigationTrial):
-        if method is not None:
-            raise UsageError(f"--method {method!r} names a method of a run of posbias mitigate; {str(run)!r} is none")
-        return run
-    names = [arm.name for arm in trial.arms]
-    name = method or trial.judgement.recommended or names[0]
-    if name not in names:
-        raise UsageError(f"--method {name!r} is not in {str(run)!r}; allowed: {', '.join(names)}")
-    return run / trial.arms[names.index(name)].directory
 
 
 def scores_of(text: str) -> list[float]:

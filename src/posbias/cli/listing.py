@@ -33,7 +33,7 @@ SORTS = {
 }
 """Registry of each sort that is listed."""
 FAMILIES = "families"
-"""A sort that is listed by its name alone: a table."""
+"""A sort that is a table."""
 _WIDTH = 100
 SAMPLE_ITEMS = 3
 """Items of the prompt that shows a task."""
@@ -48,55 +48,53 @@ def list_variants(
 ) -> None:
     """List the variants that posbias knows, with a description each.
 
-    These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks ...; by name: families.
+    These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks, families ...
 
     Args:
-        sort: One sort, e.g. masks; all by default.
+        sort: One sort, e.g. masks; without it, the sorts.
         name: One of that sort, with its parameters.
 
-    Examples: `posbias list masks` · with parameters: `posbias list mitigations temperature`
+    Examples: `posbias list` · `posbias list masks` · with parameters: `posbias list mitigations temperature`
     """
-    if sort not in (None, FAMILIES, *SORTS):
-        raise UsageError(f"unknown sort {sort!r}; known: {', '.join((*SORTS, FAMILIES))}")
-    catalogue: dict[str, Any]
-    if sort == FAMILIES:
-        catalogue = _families(name)
-    elif sort is None or name is None:
-        catalogue = {each: registered_variants(each) for each in (SORTS if sort is None else [sort])}
+    sorts = [*SORTS, FAMILIES]
+    if sort is None:  # what is behind a sort is imported only where it is asked for
+        found: dict[str, Any] = {"sorts": sorts}
+        lines = [*sorts, "", "posbias list SORT says what there is of one"]
+    elif sort not in sorts:
+        raise UsageError(f"unknown sort {sort!r}; known: {', '.join(sorts)}")
+    elif name is None:
+        variants = registered_variants(sort)
+        width, found = max(map(len, variants)), {sort: variants}
+        lines = [f"{each:<{width}}  {description}" for each, description in variants.items()]
     else:
-        catalogue = described_variant(sort, name)
+        found = described_variant(sort, name)
+        lines = _variant_lines(found)
     if flags.json:
-        print_json(catalogue)
-    elif name is not None:
-        _print_variant(catalogue)
+        print_json(found)
     else:
-        _print_catalogue(catalogue)
-
-
-def _families(name: str | None) -> dict[str, Any]:
-    """What runs on every model family of the table of layouts, or on one."""
-    from posbias.models.families import families
-
-    known = families()
-    if name is None:
-        return {FAMILIES: known}
-    if name not in known:
-        raise UsageError(f"families: unknown {name!r}; known: {', '.join(sorted(known))}")
-    return {"name": name, "description": known[name], "parameters": {}}
+        typer.echo("\n".join(lines))
 
 
 def registered_variants(sort: str) -> dict[str, str]:
-    """Name and first line of the docstring of every variant of a sort."""
+    """Every variant of a sort, with the first line of its docstring; of the families, with what runs on each."""
+    if sort == FAMILIES:
+        from posbias.models.families import families
+
+        return families()
     registry = resolve_name(SORTS[sort])
     return {name: (inspect.getdoc(registry[name]) or "").split("\n")[0] for name in registry}
 
 
 def described_variant(sort: str, name: str) -> dict[str, Any]:
     """One variant: what it is, and every parameter with its meaning and, if it may be left out, its default."""
-    registry = resolve_name(SORTS[sort])
-    if name not in registry:
-        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(registry)}")
-    variant, parameters = registry[name], dict[str, dict[str, Any]]()
+    known = registered_variants(sort)
+    if name not in known:
+        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(known)}")
+    parameters: dict[str, dict[str, Any]] = {}
+    described = {"name": name, "description": known[name], "parameters": parameters}
+    if sort == FAMILIES:
+        return described
+    variant = resolve_name(SORTS[sort])[name]
     if dataclasses.is_dataclass(variant):
         meanings = options.meanings_of(variant)  # type: ignore[arg-type]
         spelled = [field for field in dataclasses.fields(variant) if field.repr]
@@ -104,7 +102,7 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
-    described = {"name": name, "description": inspect.getdoc(variant) or "", "parameters": parameters}
+    described["description"] = inspect.getdoc(variant) or ""
     return {**described, "sample": _sample(variant)} if sort == "tasks" else described
 
 
@@ -118,23 +116,16 @@ def _sample(task: Any) -> str:
     return f"{example.text}[{example.target}]"
 
 
-def _print_catalogue(catalogue: dict[str, dict[str, Any]]) -> None:
-    for name, variants in catalogue.items():
-        typer.echo(f"{name}:")
-        width = max(map(len, variants), default=0)
-        for variant, description in variants.items():
-            typer.echo(f"  {variant:<{width}}  {description}")
-
-
-def _print_variant(variant: dict[str, Any]) -> None:
+def _variant_lines(variant: dict[str, Any]) -> list[str]:
     parameters = variant["parameters"]
     spelled = [f"{name}={entry['default']!r}" if "default" in entry else name for name, entry in parameters.items()]
-    typer.echo(f"{variant['name']}({', '.join(spelled)})\n\n{variant['description']}")
+    lines = [f"{variant['name']}({', '.join(spelled)})", "", variant["description"]]
     for name, entry in parameters.items():
         meaning = f"{name}: {entry['meaning']}"
-        typer.echo("\n" + textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
+        lines += ["", textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)]
     if variant.get("sample"):
-        typer.echo("\nA sample, its answer in brackets:\n\n" + textwrap.indent(variant["sample"], "    "))
+        lines += ["", "A sample, its answer in brackets:", "", textwrap.indent(variant["sample"], "    ")]
+    return lines
 
 
 def get(

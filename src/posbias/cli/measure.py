@@ -1,26 +1,20 @@
 """`posbias measure`, `attention` and `decompose`: what is measured on models."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import print_json, print_record, record_document, running, say
+from posbias.cli.output import running
 from posbias.decomposition.options import DecomposeOptions
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.measurement.options import AttentionOptions, Loading, MeasureOptions
-
-if TYPE_CHECKING:
-    from posbias.results.records import Record
 
 
 def measure(
     context: typer.Context,
-    models: list[str],
+    model: list[str],
     *,
     prompts: options.PromptFlags,
     kinds: str = "jacobian,probability",
@@ -31,89 +25,31 @@ def measure(
 ) -> None:
     """Measure the influence of every position on the last one.
 
-    Also measures how strongly each layer mixes. Several models are measured one after another, each into a directory
-    of its own under --out.
+    Also measures how strongly each layer mixes.
 
     Args:
-        models: Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'.
+        model: Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'; one.
         kinds: Kinds of influence (`posbias list kinds`), comma-separated.
 
     Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: `--init-seed 0` ·
     more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "target(text=' Paris')"`
-    · layer by layer: `--depth-profiles all` · several models: `posbias measure A B C --out DIR`
+    · layer by layer: `--depth-profiles all`
     """
     from posbias.measurement.kinds import resolve_kinds
     from posbias.measurement.measurement import measure as measured
 
-    options.check_resume(settings.resume, flags.out)
+    source, *others = model
+    if others:
+        raise UsageError(
+            f"measure takes one model, got {', '.join(model)}; measure each into a directory of its own, and draw them "
+            "on one page: posbias report DIRECTORY... --out BOTH"
+        )
     asked, resolved = replace(settings, engine=engine.of(settings.engine)), resolve_kinds(kinds)
-    passed = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
-
-    def record_of(source: str, directory: Path | None) -> "Record":
-        model, drawn = prompts.opened(source, loading)
-        run_options = replace(asked, directory=directory)
-        return measured(model, drawn, kinds=resolved, seed=prompts.seed, options=run_options).record
-
-    if len(models) > 1:
-        _each(context, models, record_of, flags, passed, resume=settings.resume)
-        return
-    with running(context, flags, resume=settings.resume, arguments={"model": models[0], **passed}) as run:
-        run.finish(record_of(models[0], run.directory))
-
-
-def _each(
-    context: typer.Context,
-    sources: list[str],
-    record_of: Callable[[str, Path | None], "Record"],
-    flags: options.RunFlags,
-    passed: dict[str, Any],
-    *,
-    resume: bool,
-) -> None:
-    """Measure several models, each into a directory of its own; one that fails does not stop the others."""
-    from posbias.results.records import REPORT_FILE
-    from posbias.results.result import write_report
-    from posbias.runs.running import check_unfinished, directory_names, failed_record, held
-
-    documents: dict[str, Any] = {}
-    done: list[Record] = []
-    failed: dict[str, str] = {}
-    names, out = directory_names(sources), flags.out
-    with nullcontext() if out is None else held(out):
-        if out is not None and not (resume or flags.overwrite):
-            for name in names:
-                check_unfinished(out / name, shell=True)  # of all, before hours go into the first
-        for name, source in names.items():
-            own, arguments = replace(flags, out=out and out / name), {"model": source, **passed}
-            try:
-                with running(context, own, resume=resume, arguments=arguments) as run:
-                    try:
-                        record = record_of(source, run.directory)
-                    except UsageError as error:
-                        if not documents:
-                            raise  # the first one's request may be wrong for all
-                        raise RunError(str(error)) from None
-                    run.open.finish(record)
-                    run.draw(record)
-            except (RunError, UsageError) as error:
-                if isinstance(error, UsageError) and not documents:
-                    raise
-                record = failed_record("measure", arguments, error)
-                failed[name] = str(record.error)
-            else:
-                done.append(record)
-                if not flags.json:
-                    print_record(record)
-            documents[name] = record_document(record) if flags.json else {}
-        if out is not None and done:
-            write_report(done, out)
-    if flags.json:
-        print_json({"models": documents})
-    elif out is not None and done:
-        say(f"report: {out / REPORT_FILE}")
-    if failed:
-        name, reason = next(iter(failed.items()))
-        raise RunError(f"{len(failed)} of {len(documents)} models failed, first {name}: {reason}")
+    arguments = {**options.passed_arguments(context), "model": source}
+    with running(context, flags, resume=settings.resume, arguments=arguments) as run:
+        loaded, drawn = prompts.opened(source, loading)
+        run_options = replace(asked, directory=run.directory)
+        run.finish(measured(loaded, drawn, kinds=resolved, seed=prompts.seed, options=run_options).record)
 
 
 def attention(

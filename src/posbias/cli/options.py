@@ -268,28 +268,13 @@ def was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """Words of every option given on the command line (of `names`), by its long name; arguments by theirs."""
-    words = {}
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        if not was_given(context, name) or (names is not None and name not in names):
-            continue
-        value, flag = _plain(context.params[name]), parameter.opts[0]
-        values = [str(item) for item in value] if isinstance(value, list) else [str(value)]
-        if parameter.param_type_name == "argument":
-            words[name] = values
-        elif isinstance(value, bool):
-            words[flag] = [flag if value else parameter.secondary_opts[0]]
-        else:
-            words[flag] = [word for item in values for word in (flag, item)]
-    return words
-
-
 def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
     """Refuse options that would do nothing here; `reason` follows the option's name."""
-    for words in given(context, names).values():
-        raise UsageError(f"{words[0]} {reason}")
+    for parameter in context.command.params:
+        if parameter.name in names and was_given(context, parameter.name):
+            spelled = [word.partition("=")[0] for word in sys.argv]
+            flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag in spelled]
+            raise UsageError(f"{flags[0]} {reason}")
 
 
 def passed_arguments(context: typer.Context) -> dict[str, Any]:
@@ -297,12 +282,9 @@ def passed_arguments(context: typer.Context) -> dict[str, Any]:
     return {name: _plain(value) for name, value in context.params.items() if name not in UNRECORDED}
 
 
-def command_line(context: typer.Context) -> str:
-    """The command as one shell line: only what was given, with long option names."""
-    program = context.find_root().command_path
-    recorded = [str(parameter.name) for parameter in context.command.params if parameter.name not in UNRECORDED]
-    words = ["posbias", *context.command_path.removeprefix(program).split()]
-    return " ".join(map(_quoted, sum(given(context, recorded).values(), words)))
+def command_line() -> str:
+    """The command as one shell line, but for options that change no result."""
+    return " ".join(["posbias", *(_quoted(word) for word in sys.argv[1:] if word.removeprefix("--") not in UNRECORDED)])
 
 
 def _quoted(word: str) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from posbias.results.records import Record
     from posbias.runs.running import OpenRun
 
+NOT_MET, WRONG, FAILED = 1, 2, 3
+"""Exit codes: the run is done, but a bound that was required is not met; the request is wrong; the run failed."""
 LONGEST = 500
 """Most characters of an error line."""
 TAIL = 200
@@ -75,7 +77,7 @@ def running(
         flags.out,
         verb=str(context.info_name),
         arguments=arguments,
-        command=command_line(context),
+        command=command_line(),
         resume=resume,
         overwrite=flags.overwrite,
     ) as run:

@@ -1,6 +1,6 @@
 """`posbias predict` and `design`: a theory's position bias, and the architecture that has the one asked for."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -11,9 +11,9 @@ from annotated_types import Ge
 
 from posbias.checks import RESIDUAL_MIXING
 from posbias.cli import options
-from posbias.cli.output import running
+from posbias.cli.output import NOT_MET, fail, running
 from posbias.designing.options import DesignOptions
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.measurement.options import Loading
 from posbias.registry import split_literals
 
@@ -58,8 +58,8 @@ class ArchitectureFlags:
         return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
 
 
-def _of_architecture(settings: dict[str, Any], n_positions: int, options_given: Container[str]) -> "Prediction":
-    """Predict an architecture; a theory that ignores one of `options_given` is refused."""
+def _of_architecture(context: typer.Context, settings: dict[str, Any], n_positions: int) -> "Prediction":
+    """Predict an architecture; a theory that ignores an option that was given is refused."""
     from posbias.architecture import Architecture
     from posbias.theory import predict as predict_profile
 
@@ -69,11 +69,11 @@ def _of_architecture(settings: dict[str, Any], n_positions: int, options_given: 
     used = {} if prediction.architecture is None else prediction.architecture.describe()
     ignored = [name for name, value in architecture.describe().items() if used.get(name, value) != value]
     for name in ignored:
-        if f"--{name}" in options_given:
+        if options.was_given(context, name):
             raise UsageError(
                 f"theory {prediction.theory} ignores {name}; leave --{name} out, or see `posbias list theories`"
             )
-    if "--mixing" in options_given or "mixing" in ignored:
+    if options.was_given(context, "mixing") or "mixing" in ignored:
         return prediction
     return replace(prediction, caveats=(options.DEFAULT_MIXING, *prediction.caveats))
 
@@ -108,13 +108,13 @@ def predict(
         if model is not None:
             run.finish(_of_model(model, loading, prompts, theory).record)
             return
-        given = options.given(context)
-        predictions = [_of_architecture(each, prompts.length, given) for each in architecture.combinations(theory)]
+        combinations = architecture.combinations(theory)
+        predictions = [_of_architecture(context, each, prompts.length) for each in combinations]
         if len(predictions) == 1:
             run.finish(predictions[0].record)
         else:
-            asked, command = options.passed_arguments(context), options.command_line(context)
-            run.finish(predictions_record(predictions, asked, command=command))
+            asked = options.passed_arguments(context)
+            run.finish(predictions_record(predictions, asked, command=options.command_line()))
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:
@@ -125,7 +125,7 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
         return
     if len(split_literals(theory)) > 1:
         raise UsageError(f"--theory {theory}: with --model one at a time; `posbias audit` draws several of a model")
-    prompted, (name, reads) = options.given(context, ["prompts"]), _reads_prompts(theory)
+    prompted, (name, reads) = options.was_given(context, "prompts"), _reads_prompts(theory)
     if name == "attention_only" and prompted:
         raise UsageError("attention_only reads no --prompts; rollout measures a model's mixing on them")
     if not reads and not prompted:
@@ -209,12 +209,12 @@ def design(
             if initialisations:
                 solution = _measured(solution, loaded, lengths, count=max(initialisations, 2), seed=settings.seed)
         record = solution.record
-        if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
+        if model is None and "mixing" not in solution.over and not options.was_given(context, "mixing"):
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
     if strict and not solution.met:
         left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)
-        raise RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
+        fail(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions", NOT_MET)
 
 
 def _measured(solution: "Design", model: Any, lengths: Sequence[int], *, count: int, seed: int) -> "Design":
