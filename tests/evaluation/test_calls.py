@@ -95,6 +95,16 @@ def test_a_form_that_is_not_read_is_named(mark: str, tools: Any) -> None:
     assert said.endswith(f"; 4 with {mark}, a form of calls that is not read." if mark else "letter, number or call).")
 
 
+def test_a_call_that_the_prompt_does_not_offer_is_said(tools: Any) -> None:
+    page = report_of(evaluated(CALL.replace("get_time", "get_weather"), tools()).record)
+    assert page.notices == [
+        "In 2 of 2 samples (number 0, 1) an answer calls a tool that the prompt does not offer ('get_weather' 4 times):"
+        " it counts as wrong."
+    ]
+    for offered in (CALL, CALL.replace("get_time", "get_user"), "I would look at the clock."):
+        assert report_of(evaluated(offered, tools()).record).notices == []
+
+
 @pytest.mark.parametrize("given", [{"arguments": text} for text in ("{}", "", " ", None, {})] + [{}])
 def test_a_call_without_arguments_is_one(given: dict[str, Any], tools: Any, tmp_path: Path) -> None:
     """Of a server, and in a transcript; further fields of its function do not matter."""

@@ -138,6 +138,25 @@ def test_a_finished_run_takes_another_requirement(tmp_path):
     assert 0 <= required["low"] <= required["high"] <= 0.5
 
 
+def test_an_order_by_another_measure_than_accuracy_says_why():
+    class Scoring(Ending):
+        def respond(self, requests, *, generate=True, score=False):
+            scores = [AnswerScore((-0.1 - number % 2,), (1,)) for number, _ in enumerate(requests)]
+            return [Reply(one.response, told) for one, told in zip(super().respond(requests), scores, strict=True)]
+
+    why = "By probability, since accuracy decides nothing: 16 of 16 answers cannot be judged"
+    placed = pb.place([0.9, 0.1], evaluated_by(Scoring(("", "stop"))))
+    assert placed.measure == "logprob"
+    assert [line for line in placed.verdict if line.startswith("By ")] == [f"{why}, more than 10%: 16 empty."]
+    for run, by in ((Scoring(("", "stop")), "logprob"), (Scoring(RIGHT), None)):
+        placed = pb.place([0.9, 0.1], evaluated_by(run), options=pb.PlaceOptions(by=by))
+        assert why not in " ".join(placed.verdict)
+
+
+def evaluated_by(responder):
+    return evaluate(responder, TASK, options=EvaluateOptions(count=8, positions=(0, 3)))
+
+
 def test_answers_that_are_not_generated_are_not_counted():
     class Scores(Ending):
         def respond(self, requests, *, generate=True, score=False):

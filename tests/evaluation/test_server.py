@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from evaluation.replies import generated, scored
 from evaluation.serving import Reply, chat, stand_in
-from posbias import RunError, ServerResponder, UsageError
+from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation.responders import AnswerScore, Request, ServerOptions
+from posbias.results.result import report_of
 
 FAST = ServerOptions(retries=3, timeout=5.0)
 KEY = "sk-very-secret-key-1234567890"
@@ -75,6 +77,54 @@ def test_answers_that_end_at_the_most_tokens_were_cut_off(reason: str | None, to
     with stand_in(answer) as server:
         (response,) = generated(ServerResponder(server.address, "m", FAST), requests(1))
     assert response.finish == finish
+
+
+def test_fields_that_a_reasoning_model_refuses_are_left_out_and_said() -> None:
+    """As OpenAI's do; told once, the others are asked as it likes."""
+    refusals = {
+        "max_tokens": (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        ),
+        "temperature": "Unsupported value: 'temperature' does not support 0 with this model. Only 1 is supported.",
+    }
+
+    def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
+        for name, message in refusals.items():
+            if name in body:
+                code = f"unsupported_{'parameter' if name == 'max_tokens' else 'value'}"
+                error = {"message": message, "type": "invalid_request_error", "param": name, "code": code}
+                return 400, {}, {"error": error}
+        return chat(f"{body['max_completion_tokens']} tokens")
+
+    asked = EvaluateOptions(count=2, positions=[0, 1], score=False)
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "o9", replace(FAST, concurrency=1))
+        found = evaluate(responder, "key_value(pairs=2)", options=asked)
+        assert len(server.asked) == 2 + 4
+        own = ServerResponder(server.address, "o9", replace(FAST, body={"temperature": 0.5}))
+        with pytest.raises(RunError, match="temperature"):  # one's own is not taken out without a word
+            evaluate(own, "key_value(pairs=2)", options=asked)
+    assert {row["text"] for row in found.outputs} == {f"{found.max_tokens} tokens"}
+    assert found.record.resolved["responder"]["own_temperature"] is True
+    assert (
+        report_of(found.record).notices[0].startswith("The model takes no temperature: its answers were drawn at the")
+    )
+
+
+def test_of_a_server_that_is_not_there_all_attempts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posbias.evaluation.responders.client.UNREACHED", 0.05)
+    made: list[str] = []
+
+    async def refused(_transport: Any, request: httpx2.Request) -> None:
+        made.append(request.url.host)
+        raise httpx2.ConnectError("no one there", request=request)
+
+    monkeypatch.setattr("httpx2.AsyncHTTPTransport.handle_async_request", refused)
+    responder = ServerResponder("http://127.0.0.1:9", "m", replace(FAST, concurrency=2))
+    with pytest.raises(RunError) as caught:
+        evaluate(responder, "key_value(pairs=3)", options=EvaluateOptions(count=1))
+    assert len(made) > 2
+    assert f"failed {len(made)} times: cannot be reached (no one there)" in str(caught.value)
 
 
 def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:

@@ -48,6 +48,7 @@ NOTICED = {
     "answer_elsewhere": "a right answer need not come from the passage that moves, so less depends on the position",
     "control_tokens": CONTROL_TOKENS,
     "thoughts_left_out": "it answers without having read them",
+    "call_not_offered": "it counts as wrong",
 }
 """What follows from a notice (`NOTICES` says what it is)."""
 
@@ -269,6 +270,8 @@ def placement_report(placement: Placement) -> Report:
         said.append(f"Why: {samples}, so best first is kept.")
     if placement.n_samples < SAMPLES_TO_CONFIRM:
         said.append(f"A gain is shown by at least {SAMPLES_TO_CONFIRM} samples.")
+    if placement.withheld:
+        said.append(f"By {measure}, since accuracy decides nothing: {placement.withheld}.")
     if placement.method:
         said.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:

@@ -81,6 +81,10 @@ def notices_of(evaluation: Evaluation) -> list[str]:
     if responder.get("key_in_clear"):
         variable, address = responder["key_variable"], responder["address"]
         notices.append(f"The key in {variable} was sent unencrypted to {address}, where others can read it.")
+    if responder.get("own_temperature"):
+        notices.append(
+            "The model takes no temperature: its answers were drawn at the server's own, and may be others next time."
+        )
     if refused := evaluation.refused:
         # Without an item that holds the answer there is one position, which has no number.
         counted = sorted(Counter(each.position for each in refused).items(), key=lambda entry: entry[0] or 0)

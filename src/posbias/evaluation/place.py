@@ -103,6 +103,8 @@ class Placement(Result):
     """Spelling of the method under which the run was made; empty: the unchanged model."""
     n_samples: int = 0
     """Complete samples behind the curve."""
+    withheld: str = ""
+    """Why accuracy, which comes first, was not the measure, as `Reading.withheld`; empty if it was, or was not had."""
     interpolated: bool = False
     """True if the slots differ from the positions that were measured."""
     measure: str = "accuracy"
@@ -186,6 +188,7 @@ def place(
         "n_samples": len(measured),
         "interpolated": positions != tuple(range(n_slots)) or n_items != n_slots,
         "measure": measure,
+        "withheld": evaluation.withheld if options.by is None else "",
         "method": evaluation.responder.get("method") or "",
     }
     title = f"{evaluation.title}: order of {n_slots} passages"

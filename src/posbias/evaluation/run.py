@@ -259,7 +259,7 @@ def evaluate_responder(
         "responder": described,
         "fingerprint": fingerprint(depends),
     }
-    scalars = {**_scored(task, samples, tables, outputs, options), "reused": store.reused, "seconds": seconds}
+    scalars = {**_scored(task, samples, replies, tables, outputs, options), "reused": store.reused, "seconds": seconds}
     record = Record("evaluate", {}, resolved, scalars, seeds={"samples": options.seed})
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
     return replace(Evaluation.from_record(record), outputs=tuple(outputs))
@@ -343,6 +343,7 @@ def _with_unmarked_thoughts(replies: Sequence[Reply]) -> list[Reply]:
 def _scored(
     task: LanguageTask,
     samples: Sequence[Sample],
+    replies: Sequence[Reply],
     tables: Mapping[str, Scores],
     outputs: Sequence[Mapping[str, Any]],
     options: EvaluateOptions,
@@ -375,7 +376,7 @@ def _scored(
         "reading": as_stored(reading),
         "unscored": int(unscored) if options.score else 0,
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
-        "notices": notices_of(samples),
+        "notices": notices_of(task, samples, replies),
     }
     if "first_pick" in tables and len(positions) == task.n_items and options.generate:
         verdicts = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"], tables)

@@ -7,6 +7,7 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from posbias.evaluation.curve import CLUSTER, Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, UNFINISHED, Reply, Request, Responder
 from posbias.progress import report
+from posbias.prompts.tokens import described_tools
 from posbias.tasks.language import Example, LanguageTask
+from posbias.tasks.language.calls import calls_in
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,29 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
         yield Sample(name, tuple(group))
 
 
-def notices_of(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Oddities of samples by `NOTICES`: numbers (from 0) of the samples with them, and control tokens they spell."""
+def notices_of(task: LanguageTask, samples: Sequence[Sample], replies: Sequence[Reply]) -> dict[str, Any]:
+    """Oddities of samples and their answers by `NOTICES`: numbers (from 0) of the samples with them, and what they
+    spell: control tokens, and tools that were not offered."""
     notices: dict[str, Any] = {}
+    rest = iter(replies if task.answer_rule.name == "call" else ())
     for sample in samples:
-        example = sample.examples[0]
-        names = [*example.notices, *(["control_tokens"] if example.control_tokens else [])]
-        for name in names:
-            notices.setdefault(name, {"samples": []})["samples"].append(int(sample.name.rpartition("-")[2]))
-        for token in example.control_tokens:
-            tokens = notices["control_tokens"].setdefault("tokens", {})
-            tokens[token] = tokens.get(token, 0) + 1
+        answered = zip(sample.examples, rest, strict=False)
+        called = Counter(name for each in answered if (name := _not_offered(*each)) is not None)
+        spelled = {"control_tokens": sample.examples[0].control_tokens, "call_not_offered": called}
+        for name in [*sample.examples[0].notices, *(name for name, found in spelled.items() if found)]:
+            notice = notices.setdefault(name, {"samples": []})
+            notice["samples"].append(int(sample.name.rpartition("-")[2]))
+            if name in spelled:
+                notice["tokens"] = dict(Counter(notice.get("tokens", {})) + Counter(spelled[name]))
     return notices
+
+
+def _not_offered(example: Example, reply: Reply) -> str | None:
+    """The tool that an answer calls although its prompt offers others; None if there is none."""
+    tools = [] if isinstance(example.prompt, str) else described_tools(example.prompt)[0]
+    offered = {tool.get("function", tool).get("name") for tool in tools}
+    calls = calls_in(reply.response.text) if offered and reply.response is not None else []
+    return calls[0].name if calls and calls[0].name not in offered else None
 
 
 def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:

@@ -74,6 +74,8 @@ SAID = "posbias.said"
 """What is kept with a response: the server's words."""
 FILTER = "content_filter"
 """Code of an error: this prompt is refused."""
+UNSUPPORTED = ("unsupported_parameter", "unsupported_value")
+"""Codes of an error: the model does not take a field of the body, or not with this value."""
 Meaning = Literal["passes", "too_long", "refused", "final"]
 """It may pass; this prompt does not fit; this prompt is refused; nothing that is requested will be answered."""
 
@@ -164,9 +166,13 @@ def is_local(address: str) -> bool:
 class RefusedError(Exception):
     """A request that the server refuses: this prompt ("too_long", "refused"), or whatever is asked ("final")."""
 
-    def __init__(self, status: int, message: str, meaning: Meaning) -> None:
+    def __init__(self, status: int, message: str, meaning: Meaning, words: str = "") -> None:
         super().__init__(message)
-        self.status, self.meaning = status, meaning
+        self.status, self.meaning, self.words = status, meaning, words
+
+    def of_field(self, name: str) -> bool:
+        """True if the model does not take this field of the body."""
+        return f"'{name}'" in self.words and any(code in self.words for code in UNSUPPORTED)
 
 
 class Client:
@@ -175,6 +181,8 @@ class Client:
     def __init__(self, address: str, options: ServerOptions) -> None:
         self.address = address
         self.retried = 0
+        self.sent = 0
+        """Attempts of all requests."""
         self.reached = False
         """True once the server has answered anything."""
         self.options = options
@@ -229,7 +237,8 @@ class Client:
         except openai.APIStatusError as error:
             said, attempts = error.response.extensions[SAID], _attempts(error.response.request)
         except openai.APIConnectionError as error:
-            said, attempts = self._missed(error), _attempts(error.request)
+            # Of a server that never answered all attempts count, whichever request they were for.
+            said, attempts = self._missed(error), _attempts(error.request) if self.reached else self.sent
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
     def _missed(self, error: "openai.APIConnectionError") -> str:
@@ -262,7 +271,7 @@ class _Transport(httpx2.AsyncClient):
         import openai
 
         client = self._asking
-        client.retried += _attempts(request) > 1
+        client.sent, client.retried = client.sent + 1, client.retried + (_attempts(request) > 1)
         try:
             async with asyncio.timeout(client.options.timeout):
                 response = await super().send(request, **settings)
@@ -294,7 +303,7 @@ class _Transport(httpx2.AsyncClient):
         if status == UNAUTHORISED and self._key is None:  # the usual cause
             said += f"; no key was sent: {self._asking.options.key_variable} is not set"
         if words and (meaning := meaning_of(status, words)) != "passes":
-            raise RefusedError(status, said, meaning)
+            raise RefusedError(status, said, meaning, words)
         if later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
             said += f"; it asks to wait (Retry-After {later})"
         headers = {name: response.headers[name] for name in STEERING if name in response.headers}

@@ -73,6 +73,8 @@ MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
 WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
 """What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
 not count."""
+INSTEAD = {"max_tokens": "max_completion_tokens", "temperature": ""}
+"""Fields that OpenAI's reasoning models refuse, and what they take instead; nothing: the value is the server's own."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -254,6 +256,8 @@ class ServerResponder(Responder):
             )
         self._key_in_clear = key_in_clear(self._client.address, self.options)
         self._kept: dict[str, bytes] = {}
+        self._not_taken: set[str] = set()
+        """Fields of `INSTEAD` that the model has refused."""
         self.scores: bool | None = None if self.options.kind == "text" else False
         """True if this server scores answers; None before the first such request."""
         self._no_scores: str | None = None if self.options.kind == "text" else "a chat server does not repeat prompts"
@@ -292,8 +296,9 @@ class ServerResponder(Responder):
         }
 
     def learnt(self) -> dict[str, Any]:
-        """Does the server score answers, and if not, why?"""
-        return {"scores": self.scores, "no_scores_because": self._no_scores}
+        """Does the server score answers, and if not, why? Is the temperature its own, since it takes no other?"""
+        own = {"own_temperature": True} if "temperature" in self._not_taken else {}
+        return {"scores": self.scores, "no_scores_because": self._no_scores, **own}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens and retries."""
@@ -419,7 +424,9 @@ class ServerResponder(Responder):
 
     async def _answer(self, body: dict[str, Any], read: Callable[[Any], Read]) -> Read:
         """What is read of the answer to a request, which is made unless its answer is kept."""
-        whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
+        taken = {INSTEAD[name] if name in self._not_taken else name: value for name, value in body.items()}
+        taken.pop("", None)
+        whole = {name: value for name, value in {**taken, **self.options.body}.items() if value is not None}
         if self.options.template_options:
             whole[TEMPLATE_FIELD] = dict(self.options.template_options)
         path, cache = KINDS[self.options.kind], self.options.cache
@@ -433,7 +440,14 @@ class ServerResponder(Responder):
                 self._work["reused"] += 1
                 self._work["uncounted"] += None in _usage(kept)
                 return found
-            content = await self._client.request(path, whole)
+            try:
+                content = await self._client.request(path, whole)
+            except RefusedError as refusal:
+                refused = {name for name in INSTEAD if name in whole and refusal.of_field(name)}
+                if not refused - set(self.options.body):
+                    raise
+                self._not_taken |= refused
+                return await self._answer(body, read)
             try:
                 document = from_json(content)
                 found = read(document)

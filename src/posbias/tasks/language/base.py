@@ -65,8 +65,9 @@ NOTICES = {
     "answer_elsewhere": "another passage holds an accepted answer, too",
     "control_tokens": "the text spells control tokens",
     "thoughts_left_out": "the model's chat template leaves out thoughts of earlier answers",
+    "call_not_offered": "an answer calls a tool that the prompt does not offer",
 }
-"""Oddities of samples that are read from a file, by name."""
+"""Oddities of samples that are read from a file, and of answers to them, by name."""
 QUERIES = ("after", "before", "both")
 """Places of the question relative to the items."""
 
