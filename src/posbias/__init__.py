@@ -10,7 +10,7 @@ Ask about a model or an architecture:
     attention: Measure a model's attention: distance, entropy, sinks, content logits, kernels, mixing and rollouts.
     predict: Predict the profile of an architecture or a model by a theory.
     compare: Compare two profiles by every registered distance, beside the flat line's.
-    decompose: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
+    decompose: Replace one ingredient of a model at a time, and keep every prompt's profile.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
     correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and models.
     place: Order passages so that the relevant ones stand where this model uses them.

@@ -25,10 +25,10 @@ def test_decompose_saves_what_the_library_finds_and_its_report_can_be_redrawn(po
     options = DecomposeOptions(interventions=split_literals(chosen), kinds=("probability",))
     found = decompose(model, prompts, options=options)
     for entry in found.counterfactuals:
-        for (source, kind), rows in entry.profiles.items():
-            stored = record.arrays[f"changed/{entry.name}/{source}/{kind}"]
-            np.testing.assert_array_equal(stored, rows)
-            np.testing.assert_array_equal(printed["arrays"][f"changed/{entry.name}/{source}/{kind}"], rows)
+        for kind, rows in entry.profiles.items():
+            name = f"changed/{entry.name}/measured/{kind}"
+            np.testing.assert_array_equal(record.arrays[name], rows)
+            np.testing.assert_array_equal(printed["arrays"][name], rows)
     assert record.verb == "decompose"
     assert [entry["name"] for entry in record.scalars["interventions"]] == split_literals(chosen)
     assert record.resolved["command"].startswith("posbias decompose")

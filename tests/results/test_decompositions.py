@@ -9,6 +9,7 @@ from posbias import Record, write_report
 from posbias.decomposition.decomposition import Counterfactual, Decomposition, store_decomposition
 from posbias.decomposition.page import (
     CAVEAT,
+    LEFT,
     decomposition_report,
     reasons_of,
     tables_of,
@@ -29,27 +30,13 @@ def moved(profiles: np.ndarray, share: float) -> np.ndarray:
 
 def build(count: int) -> Decomposition:
     flat = np.random.default_rng(0).dirichlet(np.full(N_POSITIONS, 50.0), count)
-    series = [("measured", "jacobian"), ("power_rollout_rerun", "jacobian"), ("rollout_content", "jacobian")]
-    changed = {series[0]: moved(flat, 0.3), series[1]: moved(flat, 0.2)}
-    reasons = {"rollout_content": "no_rope: <nothing> to take out"}
     resolved = {"title": "made <up>", "command": "posbias decompose made-up"}
-    decomposition = Decomposition(
-        Record("decompose", {"model": "made up"}, resolved),
-        baseline=dict.fromkeys(series, flat),
-        counterfactuals=(
-            Counterfactual("no_rope", "encoding", changed, reasons, np.full(count, 0.25)),
-            Counterfactual(
-                "sink_masked(positions=2)",
-                "sinks",
-                {series[2]: moved(flat, 0.1)},
-                {"measured": "not on this model"},
-                None,
-            ),
-        ),
-        left_out={"rollout_content": "no attention"},
-        kinds=("jacobian",),
+    items = (
+        Counterfactual("no_rope", "encoding", {"jacobian": moved(flat, 0.3)}, None, np.full(count, 0.25)),
+        Counterfactual("sink_masked(positions=2)", "sinks", reason="sink_masked(positions=2): <nothing> to mask"),
     )
-    return store_decomposition(decomposition)
+    record = Record("decompose", {"model": "made up"}, resolved)
+    return store_decomposition(Decomposition(record, {"jacobian": flat}, items))
 
 
 @pytest.fixture
@@ -57,26 +44,15 @@ def decomposition() -> Decomposition:
     return build(8)
 
 
-def test_tables_show_shifts_and_gaps_in_points(decomposition):
+def test_tables_show_shifts_in_points(decomposition):
     tables = {table.title: (table.header, table.cells) for table in tables_of(decomposition)}
-    header, cells = tables["Shift of the mass in percentage points (Jacobian)"]
-    assert header == ["ingredient", "replaced by", "source", "first tenth", "middle tenth", "last tenth"]
-    assert [row[:3] for row in cells] == [
-        ["encoding", "no_rope", "measured"],
-        ["encoding", "no_rope", "power rollout of the changed model"],
-        ["sinks", "sink_masked(positions=2)", "architecture: residual rollout with content"],
-    ]
+    header, ((*named, first, _, _),) = tables["Shift of the mass in percentage points (Jacobian)"]
+    assert header == ["ingredient", "replaced by", "first tenth", "middle tenth", "last tenth"]
+    assert named == ["encoding", "no_rope"]
     # 30 % of everything goes to the first position, which had about a fortieth: the first tenth wins about .3 * .9.
-    assert cells[0][3].startswith("+27.")
-    assert cells[1][3].startswith("+18.")
-    (gap,) = tables["Theory's shift less the measured one, in points (Jacobian)"][1]
-    assert gap[3].startswith("-9.")
-    (score,) = tables["How far are a theory's shifts from the measured ones?"][1]
-    assert score[-1] == "closer"
+    assert first.startswith("+27.")
     assert tables["How far does the change drive the model?"][1] == [["encoding", "no_rope", "0.250 [0.176, 0.324]"]]
-    assert [row[0] for row in tables["Masses with nothing replaced (a flat line: 10 % each)"][1]] == [
-        "measured", "power rollout of the changed model", "architecture: residual rollout with content",
-    ]  # fmt: skip
+    assert [row[0] for row in tables["Masses with nothing replaced (a flat line: 10 % each)"][1]] == ["Jacobian"]
 
 
 def test_the_verdict_says_no_more_than_the_intervals(decomposition):
@@ -89,12 +65,11 @@ def test_the_verdict_says_no_more_than_the_intervals(decomposition):
     assert list(decomposition_report(decomposition).verdict) == ["No replacement is shown to move the profile."]
 
 
-def test_what_was_not_possible_is_told_with_its_reason(decomposition):
-    assert reasons_of(decomposition) == [
-        "architecture: residual rollout with content: no attention",
-        "no_rope, architecture: residual rollout with content: not possible, <nothing> to take out",
-        "sink_masked(positions=2), measured: not possible, not on this model",
-    ]
+def test_what_was_not_possible_is_told_with_its_reason_and_older_runs_say_what_is_not_drawn(decomposition):
+    told = ["sink_masked(positions=2): not possible, <nothing> to mask"]
+    assert reasons_of(decomposition) == told
+    decomposition.record.arrays["baseline/power_rollout_rerun/jacobian"] = decomposition.baseline["jacobian"]
+    assert reasons_of(decomposition) == [*told, LEFT]
 
 
 def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(decomposition, tmp_path):

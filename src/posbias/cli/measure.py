@@ -89,7 +89,7 @@ def decompose(
 ) -> None:
     """Show what each ingredient contributes to a model's profile.
 
-    Mask, residual stream, encoding, content and sinks are replaced one at a time, in the model and in theory.
+    Mask, residual stream, encoding, content and sinks are replaced one at a time, and the profile is measured again.
 
     Args:
         model: Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.

@@ -34,8 +34,7 @@ class DecomposeOptions:
     interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS
     """Changes, as objects or literals, each made on its own and at most once."""
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS
-    """Kinds of influence, such as jacobian, probability, logprob; the power rollout is compared with the first, if that
-    is one of these."""
+    """Kinds of influence, such as jacobian, probability, logprob; the verdict speaks of the first."""
     seed: Natural = 0
     """Seed of probes and resamples."""
     directory: Annotated[Path | None, Flag(None)] = None
