@@ -25,7 +25,6 @@ def test_the_record_holds_output_and_depth(posbias, tiny_llama, tmp_path) -> Non
     assert np.all(depth[:, -4:] == 0)
     assert np.all(record.arrays["trained/depth/jacobian/low"] <= depth)
     assert len(record.scalars["details"]["integrated_gradients"]["completeness_gap"]) == 3
-    assert record.scalars["details"]["perturbation"]["prefix_reused"] == [1, 1, 1]
 
 
 def test_a_target_is_measured(posbias, tiny_llama) -> None:

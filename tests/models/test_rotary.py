@@ -11,7 +11,7 @@ import posbias as pb
 from posbias import UsageError
 from posbias.measurement.attention import working_precision
 from posbias.models.attention_blocks import AttentionLayer, query_blocks, seen_layers, watch_attention
-from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model
 
@@ -40,23 +40,6 @@ def test_a_sort_of_layers_may_switch_alone() -> None:
         **{**CONFIGS["olmo3"]().to_dict(), "rope_parameters": {**BY_TYPE, "full_attention": long}}
     )
     assert AngleLengths.of(network(config)).switches == (24,)
-
-
-@pytest.mark.parametrize("name", LONGROPE)
-@pytest.mark.parametrize("kept", [12, 24, 40])
-def test_what_is_kept_serves_only_lengths_of_the_same_angles(name: str, kept: int) -> None:
-    model = shaken_model(name)
-    tokens = torch.arange(2, 47)[None]
-    embeddings = model.embed(tokens)
-    prefix = Prefix(model, embeddings[:, :kept])
-    for length in (kept + 2, 24, 25, 45):
-        if length <= kept:
-            continue
-        got = prefix.outputs(kept, embeddings[:, kept:length], [0, length - kept - 1]).logits[0]
-        with torch.no_grad():
-            whole = model.network(input_ids=tokens[:, :length], use_cache=False).logits[0]
-        torch.testing.assert_close(got, whole[[kept, length - 1]])
-    assert trusted_prefix(model, embeddings) is not None
 
 
 @torch.no_grad()

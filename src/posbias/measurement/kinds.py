@@ -22,7 +22,7 @@ from posbias.checks import Count, NonNegative, OneOf
 from posbias.errors import RunError, UsageError
 from posbias.measurement.outputs import WIDER, Influence, Output, Question, Reading, first_in_forward
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.hugging_face import Prefix, trusted_prefix
+from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry, split_literals
 
@@ -369,10 +369,8 @@ class Perturbation(Experiment):
     KL is of second order in a small change, so that it gathers on few positions; `root` takes the square root of the
     mean, which is comparable with the gradient kinds. For the mean of several outputs, KL is averaged over them.
 
-    Cost: `draws` forward passes for every measured position, each over what follows the position (half the prompt on
-    average) where the network's cache of keys and values can be trusted with the unchanged beginning, which is tried
-    on every prompt and reported in `details`; over the whole prompt otherwise. That is as much as `draws` N / 2 forward
-    passes of a prompt of N positions, 1 / `batch` more for the unchanged prompt: take `positions` for long contexts.
+    Cost: `draws` forward passes of the prompt for every measured position, 1 / `batch` more for the unchanged prompt:
+    take `positions` for long contexts.
     """
 
     draws: Count = 2
@@ -394,7 +392,7 @@ class Perturbation(Experiment):
 
     @torch.no_grad()
     def measure(self, question: Question) -> Influence:
-        """Mean KL with its standard error over draws; `details` say whether prefixes were reused."""
+        """Mean KL with its standard error over draws."""
         generator = question.generator(self.name)
         size = question.reading.n_positions
         places, stretches = self._places(size, generator)
@@ -404,10 +402,10 @@ class Perturbation(Experiment):
         # Uniform over all tokens except the one that stands there.
         tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
         tokens = tokens + (tokens >= question.reading.token_ids[places][:, None])
-        prefix = trusted_prefix(question.model, question.embeddings)
-        changed, replacements = np.repeat(places, self.draws), tokens.ravel()
+        model, changed, replacements = question.model, np.repeat(places, self.draws), tokens.ravel()
+        causal = isinstance(model, HuggingFaceModel) and not looks_ahead(model, question.embeddings)
         chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
-        moved = [_moved(question, prefix, changed[chunk], replacements[chunk]) for chunk in chunks]
+        moved = [_moved(question, changed[chunk], replacements[chunk], causal=causal) for chunk in chunks]
         divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
             where = first_in_forward(question.model, question.embeddings)
@@ -419,8 +417,7 @@ class Perturbation(Experiment):
         if self.root:
             mean = np.sqrt(mean)
             spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
-        details = {"prefix_reused": float(prefix is not None)}
-        return Influence(np.repeat(mean, stretches), np.repeat(spread, stretches), details)
+        return Influence(np.repeat(mean, stretches), np.repeat(spread, stretches))
 
     def _places(
         self, size: int, generator: torch.Generator
@@ -434,25 +431,17 @@ class Perturbation(Experiment):
 
 
 def _moved(
-    question: Question, prefix: Prefix | None, places: Int64[np.ndarray, "copies"], tokens: Int64[np.ndarray, "copies"]
+    question: Question, places: Int64[np.ndarray, "copies"], tokens: Int64[np.ndarray, "copies"], *, causal: bool
 ) -> Float64[np.ndarray, "copies"]:
-    """KL from the prompt's own outputs, in nats, of copies with one token replaced each, at ascending places."""
+    """KL from the prompt's own outputs, in nats, of copies with one token replaced each."""
     reading, model = question.reading, question.model
-    start = 0 if prefix is None else int(places[0])
-    read = np.array([position for position in reading.positions if position >= start])
-    if read.size == 0:
-        return np.zeros(len(places))
     # The unchanged prompt runs in the same batch, so that rounding cancels.
-    token_ids = np.tile(reading.token_ids[start:], (len(places) + 1, 1))
-    token_ids[np.arange(1, len(token_ids)), places - start] = tokens
+    token_ids = np.tile(reading.token_ids, (len(places) + 1, 1))
+    token_ids[np.arange(1, len(token_ids)), places] = tokens
     embeddings = model.embed(model.token_tensor(token_ids.tolist()))
-    rows = (read - start).tolist()
-    if prefix is None:
-        moved = divergences(model.outputs(embeddings, rows).logits)
-    else:
-        moved = divergences(prefix.outputs(start, embeddings, rows).logits)
-        # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
-        moved[places[:, None] > read] = 0
+    moved = divergences(model.outputs(embeddings, list(reading.positions)).logits)
+    if causal:  # rows of a batch are rounded in ways of their own
+        moved[places[:, None] > np.array(reading.positions)] = 0
     return np.asarray(reading.share * moved.sum(axis=1))
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
@@ -40,7 +41,7 @@ from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.key_bias import BEFORE, KeyBiasMethod
 from posbias.mitigation.methods.temperature import Temperature
 from posbias.mitigation.options import FitOptions
-from posbias.models.hugging_face import HuggingFaceModel, Prefix
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AngleLengths
 from posbias.progress import track
 from posbias.prompts.tokens import locate
@@ -55,6 +56,8 @@ STEPS_BETWEEN_CHECKS = 10
 PATIENCE = 3
 """Looks without an improvement after which a fit ends."""
 
+Kept = list[tuple[Tensor, Tensor]]
+"""Keys and values of a prompt's beginning, layer by layer."""
 Windows = Sequence[Int64[np.ndarray, "_"]]
 """Windows of ordinary text, in token ids."""
 Losses = Float64[np.ndarray, "prompt"]
@@ -126,9 +129,10 @@ class Loss:
 
     def __post_init__(self) -> None:
         self._wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in self.encoded]
-        self._prefixes: dict[int, Prefix] = {}
+        self._kept: dict[int, Kept] = {}
+        self._lengths = AngleLengths.of(self.model.network)
         # Behind kept keys, or by angles of every length's own, each prompt is run alone.
-        alone = any(self.begins) or AngleLengths.of(self.model.network) != AngleLengths()
+        alone = any(self.begins) or self._lengths != AngleLengths()
         self._together = 1 if alone else self.together
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
@@ -144,19 +148,26 @@ class Loss:
             found[group] = losses.detach().tolist()
         return np.asarray(found[list(indices)])
 
-    def _beginning(self, index: int) -> Prefix | None:
-        """Keys and values before the question of a prompt that is run alone; as many as `KEPT_BYTES` hold are kept."""
-        if not self.begins[index] or index in self._prefixes:
-            return self._prefixes.get(index)
-        tokens = self.encoded[index].prompt[: self.begins[index]]
-        prefix = Prefix(self.model, self.model.embed(self.model.token_tensor([tokens.tolist()])))
-        if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
-            self._prefixes[index] = prefix
-        return prefix
+    def _beginning(self, index: int) -> Kept | None:
+        """Keys and values before the question of a prompt that is run alone; as many as `KEPT_BYTES` hold are kept.
 
-    def _losses(self, group: Sequence[int], beginning: Prefix | None) -> Float[Tensor, "prompt"]:
+        None of a prompt so long that its rotary angles are others.
+        """
+        begin, whole = self.begins[index], self._wholes[index]
+        if index in self._kept or not begin or self._lengths.angles(begin) != self._lengths.angles(len(whole)):
+            return self._kept.get(index)
+        # Without the configuration: sliding layers would keep only a window.
+        cache, embeddings = DynamicCache(), self.model.embed(self.model.token_tensor([whole[:begin].tolist()]))
+        with torch.no_grad():
+            self.model.outputs(embeddings, [begin - 1], cache=cache)
+        kept = [(layer.keys, layer.values) for layer in cache.layers]
+        if sum(part.nbytes for each in (*self._kept.values(), kept) for pair in each for part in pair) <= KEPT_BYTES:
+            self._kept[index] = kept
+        return kept
+
+    def _losses(self, group: Sequence[int], beginning: Kept | None) -> Float[Tensor, "prompt"]:
         """Negative log-likelihood of each answer, per token, of prompts that are run together."""
-        first = self.begins[group[0]]
+        first = 0 if beginning is None else self.begins[group[0]]
         tokens = np.zeros((len(group), max(len(self._wholes[index]) for index in group) - first), dtype=np.int64)
         rows = []
         for row, index in zip(tokens, group, strict=True):
@@ -165,9 +176,9 @@ class Loss:
             rows.append(range(start, start + len(self.encoded[index].answer)))
         read = sorted(set().union(*rows))
         embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
-        run = self.model.outputs if beginning is None else partial(beginning.outputs, first)
-        losses = []
-        for logits, predicting, index in zip(run(embeddings, read).logits, rows, group, strict=True):
+        cache = None if beginning is None else DynamicCache(beginning)
+        found, losses = self.model.outputs(embeddings, read, cache=cache).logits, []
+        for logits, predicting, index in zip(found, rows, group, strict=True):
             predicted = logits[read.index(predicting.start) :][: len(predicting)].float()
             answer = torch.as_tensor(self.encoded[index].answer, device=logits.device)
             losses.append(torch.nn.functional.cross_entropy(predicted, answer))

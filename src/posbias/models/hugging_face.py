@@ -1,8 +1,7 @@
 """`HuggingFaceModel`: a causal language model of the transformers library as a `Model`.
 
 Weights are frozen and the network evaluates, so the only gradients are those of the vectors entering it. One forward
-pass gives both the last hidden state (caught where it enters the unembedding) and the logits. A `Prefix` keeps keys and
-values of a prompt's beginning for the prompts that share it.
+pass gives both the last hidden state (caught where it enters the unembedding) and the logits.
 """
 
 import copy
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from posbias.errors import UsageError
 from posbias.models.attention import beyond_attention, watch_branches
 from posbias.models.families import FAMILIES
-from posbias.models.layout import AngleLengths, Layout, stretched_positions
+from posbias.models.layout import Layout, stretched_positions
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.tokens import template_options_of
@@ -330,73 +329,6 @@ def _rows(
 
 def _collapse(per_layer: list[Any]) -> Any:
     return per_layer[0] if all(item == per_layer[0] for item in per_layer) else per_layer
-
-
-class Prefix:
-    """The keys and values of one prompt, from which any continuation of any beginning of it can be run."""
-
-    def __init__(self, model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> None:
-        from transformers import DynamicCache
-
-        self._model, self._embeddings = model, embeddings
-        self._lengths = AngleLengths.of(model.network)
-        # Without the configuration: sliding layers would keep only a window, and could not be cut back.
-        self._cache = DynamicCache()
-        with torch.no_grad():
-            self.whole = model.outputs(embeddings, [embeddings.shape[1] - 1], cache=self._cache)
-        """The prompt's own last output."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(tensor.nbytes for layer in self._cache.layers for tensor in (layer.keys, layer.values))
-
-    def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
-        """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
-
-        Positions are strictly ascending and counted from the first of `embeddings`. A prompt so long that rotary
-        angles are others is run whole.
-        """
-        from transformers import DynamicCache
-
-        if start == 0:
-            return self._model.outputs(embeddings, positions)
-        batch, length = len(embeddings), start + embeddings.shape[1]
-        if self._lengths.angles(length) != self._lengths.angles(self._embeddings.shape[1]):
-            whole = torch.cat([self._embeddings[:, :start].expand(batch, -1, -1), embeddings], 1)
-            return self._model.outputs(whole, [start + position for position in positions])
-        layers = [
-            (layer.keys[:, :, :start].expand(batch, -1, -1, -1), layer.values[:, :, :start].expand(batch, -1, -1, -1))
-            for layer in self._cache.layers
-        ]
-        return self._model.outputs(embeddings, positions, cache=DynamicCache(layers))
-
-
-def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature"]) -> Prefix | None:
-    """The prompt's prefix cache, or None unless it reproduces the prompt's own output.
-
-    The first half of the prompt is run alone and continued with the second, and must give the logits of the whole:
-    so the cache works. That no position looks ahead (a mask that is not causal would) is asked of the gradient, which
-    needs no tolerance: in half precision a weak look ahead is smaller than what rounding does to the logits.
-    """
-    n_positions = embeddings.shape[1]
-    half = n_positions // 2
-    if not isinstance(model, HuggingFaceModel) or half == 0 or looks_ahead(model, embeddings):
-        return None
-    try:
-        prefix = Prefix(model, embeddings)
-        first = Prefix(model, embeddings[:, :half])
-        with torch.no_grad():
-            continued = first.outputs(half, embeddings[:, half:], [n_positions - half - 1])
-    except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
-        return None
-    with torch.no_grad():
-        alone = model.outputs(embeddings, [n_positions - 1]).logits
-    # Never below float32's: many families compute their softmax and norms in it whatever the model's type.
-    epsilon = max(torch.finfo(alone.dtype).eps, torch.finfo(torch.float32).eps)
-    tolerance = epsilon**0.5 * float(alone.abs().max())
-    reproduces = all(float((output.logits - alone).abs().max()) <= tolerance for output in (prefix.whole, continued))
-    return prefix if reproduces else None
 
 
 def looks_ahead(model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> bool:
