@@ -1,8 +1,5 @@
 """A model of transformers with its tokenizer, as users have it in hand, is the model that its name loads."""
 
-import copy
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,6 @@ from transformers import (
 
 import posbias as pb
 from posbias.models.networks import reinitialise
-from posbias.models.weights import network_sha256
 from tiny_families import CONFIGS, MIXTURES, READS_TOKENS, shaken_model
 
 
@@ -107,105 +103,27 @@ def test_described_families_read_embeddings_alone(name, dtype):
     assert model.reads_tokens is None
 
 
-ADAPTING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-"""peft asks a network for it by its old name."""
-
-
-def adapted(network: Any, **settings: Any) -> Any:
-    """A PeftModel whose adapter changes what the network computes."""
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # asked by peft
+def test_what_is_wrapped_or_compiled_is_refused():
+    """With peft's layers in place, or a graph that knows no hooks, other numbers than the model's would be read."""
     import peft
 
-    lora = peft.LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM", **settings)
-    torch.manual_seed(0)
-    return peft.get_peft_model(network, lora).eval()
+    def made():
+        return shaken_model("llama", dtype=torch.float32).network
 
+    def refused(network, said):
+        with pytest.raises(pb.UsageError, match=said):
+            pb.load_model(network)
 
-ADAPTED = {
-    "projections": {"target_modules": ["q_proj", "v_proj"]},
-    "every linear map": {"target_modules": "all-linear"},
-    "embeddings": {"target_modules": ["embed_tokens", "k_proj"]},
-    "rows of the embedding": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
-    "whole modules": {"target_modules": ["o_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
-}
-
-
-@ADAPTING
-@pytest.mark.parametrize("settings", ADAPTED.values(), ids=ADAPTED)
-def test_a_peft_model_measures_as_its_merged_network(settings):
-    network = shaken_model("llama", dtype=torch.float32).network
-    plain = pb.load_model(copy.deepcopy(network))
-    wrapped = adapted(network, **settings)
-    merged = pb.load_model(copy.deepcopy(wrapped).merge_and_unload())
-    model = pb.load_model(wrapped)
-    assert model.described
-    assert model.origin.source == "LlamaForCausalLM with adapter default (LORA)"
-    prompts = pb.load_prompts("synthetic", model, n_positions=8, count=2)
-    one, other, without = (
-        pb.measure(each, prompts, kinds=("probability", "perturbation")) for each in (model, merged, plain)
-    )
-    for kind, profile in one.profiles.items():
-        np.testing.assert_allclose(profile.influence, other.profiles[kind].influence, rtol=1e-3)
-        assert np.abs(profile.influence / without.profiles[kind].influence - 1).max() > 0.01
-    np.testing.assert_allclose(one.mixing, other.mixing, rtol=1e-4)
-
-
-@ADAPTING
-def test_weights_beside_an_adapter_are_not_read_as_if_they_acted_alone():
-    """peft's layers answer `.weight` with that of the layer below them."""
-    wrapped = adapted(shaken_model("llama", dtype=torch.float32).network, target_modules=["v_proj"])
-    model = pb.load_model(wrapped)
-    prompts = pb.load_prompts("synthetic", model, n_positions=12, count=2)
+    lora = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(made(), lora)
+    refused(wrapped, r"PeftModelForCausalLM wraps a network; give what its merge_and_unload\(\) returns")
+    prompts = pb.load_prompts("synthetic", pb.load_model(wrapped.get_base_model()), n_positions=12, count=2)
     with pytest.raises(pb.UsageError, match=r"an adapter is beside them; load what merge_and_unload\(\)"):
-        pb.predict(model, 12, theory="power_rollout", prompts=prompts)
-    wrapped.merge_adapter()
-    assert pb.attention(model, prompts).distance.per_prompt.all()
-
-
-@ADAPTING
-def test_adapters_of_several_kinds_at_once_are_run_within_their_network():
-    import peft
-
-    lora = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    wrapped = peft.get_peft_model(shaken_model("llama", dtype=torch.float32).network, lora, mixed=True)
-    wrapped.add_adapter("other", lora)
-    wrapped.set_adapter(["default", "other"])
-    model, tokens = pb.load_model(wrapped), torch.arange(3, 19)[None]
-    assert model.origin.source == "LlamaForCausalLM with adapter default (LORA) with adapter other (LORA)"
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(tokens, [15])[:, 0], wrapped(input_ids=tokens).logits[:, 15])
-
-
-@ADAPTING
-def test_runs_under_an_adapter_and_without_it_are_not_taken_for_one():
-    wrapped = adapted(shaken_model("llama", dtype=torch.float32).network, target_modules=["v_proj"])
-    known = network_sha256(wrapped.get_base_model())
-    with wrapped.disable_adapter():
-        assert network_sha256(wrapped.get_base_model()) != known
-    assert network_sha256(wrapped.get_base_model()) == known
-
-
-@ADAPTING
-def test_adapters_that_lengthen_prompts_are_refused():
-    import peft
-
-    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    wrapped = peft.get_peft_model(shaken_model("llama", dtype=torch.float32).network, settings)
-    with pytest.raises(pb.UsageError, match=r"'default' \(PROMPT_TUNING\) adds vectors to prompts"):
-        pb.load_model(wrapped)
-
-
-def test_a_compiled_network_is_measured_uncompiled_and_parts_of_one_are_refused():
-    network = shaken_model("llama", dtype=torch.float32).network
-    model = pb.load_model(torch.compile(network, backend="eager"))
-    assert model.network is network
-    network.model.layers[1].mlp.compile(backend="eager")
-    with pytest.raises(pb.UsageError, match=r"compiled in place or in parts \(model.layers.1.mlp is\)"):
-        pb.load_model(network)
-    network = shaken_model("llama", dtype=torch.float32).network
-    network.model.layers[2] = torch.compile(network.model.layers[2], backend="eager")
-    with pytest.raises(pb.UsageError, match=r"\(model.layers.2 is\)"):
-        pb.load_model(network)
-    network = shaken_model("llama", dtype=torch.float32).network
-    network.compile(backend="eager")
-    with pytest.raises(pb.UsageError, match=r"\(as a whole is\); allowed: one that is not compiled"):
-        pb.load_model(network)
+        pb.predict(wrapped.get_base_model(), 12, theory="power_rollout", prompts=prompts)
+    assert pb.load_model(wrapped.merge_and_unload()).described
+    refused(torch.compile(made(), backend="eager"), r"give it as before torch\.compile")
+    for part in (lambda network: network, lambda network: network.model.layers[1].mlp):
+        network = made()
+        part(network).compile(backend="eager")
+        refused(network, r"give it as before torch\.compile")

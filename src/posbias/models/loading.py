@@ -166,12 +166,6 @@ def _convert(gguf: Path, target: Path) -> None:
         tokenizer.save_pretrained(target)
 
 
-COMPILED = "_orig_mod"
-"""Name under which `torch.compile` keeps the network that it has wrapped."""
-COMPILED_CALL = "_compiled_call_impl"
-"""Attribute of a module that is called in place of its hooks and its forward pass, if `compile()` has set it."""
-
-
 @checked
 def load_model(
     source: str | Path | nn.Module,
@@ -302,19 +296,20 @@ def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
 def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A network that transformers loaded, as a model: it is frozen and evaluates from now on.
 
-    What `torch.compile` or peft has wrapped around it is left out: the network inside is run, uncompiled, with the
-    adapters that peft has put into its layers.
-
     Raises:
-        UsageError: not a causal language model of transformers, parts of it are compiled, what peft adds to prompts, or
-            a tokenizer that cannot be called.
+        UsageError: not a causal language model of transformers, what torch.compile or peft has wrapped, or a tokenizer
+            that cannot be called.
     """
-    network, adapters = _within(network)
+    for module in network.modules() if isinstance(network, nn.Module) else ():
+        # A graph knows no hooks, and would be run in place of them.
+        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None:
+            raise UsageError("a compiled network, or part of one, runs without hooks; give it as before torch.compile")
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
+    if type(network).__module__.startswith("peft."):
+        raise UsageError(f"{type(network).__name__} wraps a network; give what its merge_and_unload() returns")
     path = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
     name = Path(path).resolve().name if Path(path).is_absolute() or absolute_source(path) != path else path
-    name += "".join(f" with {adapter}" for adapter in adapters)
     check_decoder(network.config, name)
     if network.get_output_embeddings() is None:  # type: ignore[operator]
         raise UsageError(
@@ -326,35 +321,6 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
         model = HuggingFaceModel(network, tokenizer, origin=Origin(name))
     model.no_tokenizer = "a network brings no tokenizer (give posbias.load_model(network, tokenizer))"
     return model
-
-
-def _within(network: Any) -> tuple[Any, list[str]]:
-    """The network of transformers in what torch.compile and peft make of it, and the adapters that are active."""
-    adapters: list[str] = []
-    while isinstance(network, nn.Module):
-        wrapper: Any = network
-        if COMPILED in network._modules:
-            network = network._modules[COMPILED]
-        elif hasattr(network, "peft_config") and type(network).__module__.startswith("peft."):
-            active = wrapper.active_adapters if hasattr(network, "active_adapters") else wrapper.active_adapter
-            for adapter in [active] if isinstance(active, str) else active:
-                kind = wrapper.peft_config[adapter].peft_type.value
-                if wrapper.peft_config[adapter].is_prompt_learning:
-                    raise UsageError(
-                        f"adapter {adapter!r} ({kind}) adds vectors to prompts, which have no position of their own; "
-                        "allowed: adapters inside layers, such as LORA"
-                    )
-                adapters.append(f"adapter {adapter} ({kind})")
-            network = wrapper.base_model.model
-        else:
-            break
-    for path, module in network.named_modules() if isinstance(network, nn.Module) else ():
-        if COMPILED in module._modules or getattr(module, COMPILED_CALL, None) is not None:
-            raise UsageError(
-                f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that "
-                "is not compiled, or torch.compile(network), whose network is taken"
-            )
-    return network, adapters
 
 
 def _check_usable(model: HuggingFaceModel) -> None:

@@ -28,7 +28,7 @@ from posbias.mitigation.methods.base import (
 )
 from posbias.mitigation.methods.recipe import check_files, difference, is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
-from posbias.models.loading import COMPILED, model_in_hand
+from posbias.models.loading import model_in_hand
 from posbias.prompts.tokens import locate
 
 INSTALLED = "_posbias_installed"
@@ -198,10 +198,6 @@ def _refuse_static(network: nn.Module, positional: tuple[Any, ...], named: dict[
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
     modules = list(network.modules()) if isinstance(network, nn.Module) else []
-    if any(COMPILED in module._modules for module in modules):
-        raise UsageError(
-            "mitigated: what torch.compile made runs without the method; give the network that it was given"
-        )
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if modules else []
     modes = [module.training for module in modules]
     model = model_in_hand(network, tokenizer)
