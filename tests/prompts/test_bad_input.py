@@ -93,7 +93,8 @@ def test_paths(model, tmp_path):
     refused("defualt", model, "prompts 'defualt': need 'default'")
     (tmp_path / "text.csv").write_text("a")
     refused(tmp_path / "text.csv", model, "need 'default'")
-    refused("table.parquet", model, "Parquet files are read by 'hf:DIRECTORY'")
+    refused("table.parquet", model, "need 'default'")
+    refused("hf:owner/name:split", model, r"hf: left posbias after 0.1.0: load_dataset\(NAME, .*to_json")
     (tmp_path / "folder.txt").mkdir()
     refused(tmp_path / "folder.txt", model, "cannot read")
 

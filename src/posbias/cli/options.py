@@ -47,7 +47,7 @@ class PromptFlags:
     """Source, number and length of the prompts."""
 
     prompts: str | None = "default"
-    """'default', 'synthetic', a .txt or .jsonl file ('file.jsonl#field'), or 'hf:owner/name:split'."""
+    """'default', 'synthetic', or a .txt or .jsonl file ('file.jsonl#field')."""
     shuffle: bool = False
     """Put each prompt's tokens in random order, as a control."""
     length: Annotated[int, Ge(1)] = 512

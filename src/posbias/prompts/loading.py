@@ -31,20 +31,17 @@ from posbias.prompts.prompts import (
     synthetic_prompts,
     why_no_tokenizer,
 )
-from posbias.prompts.sources import (
-    SCHEME,
-    Document,
-    Group,
-    dataset_group,
-    default_corpus,
-    record_file,
-    text_file,
-)
+from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
 from posbias.prompts.tokens import control_pattern, opening, tokenise
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
 
+LEFT = {
+    "chat:": 'put what apply_chat_template returns into records, {"token_ids": [...]}',
+    "hf:": "load_dataset(NAME, split='train[:2000]').to_json('texts.jsonl') writes a file that is read",
+}
+"""Sources that posbias had, and what to do instead."""
 OPEN_SEGMENTS = 32
 """Segments of one group that take turns at a time."""
 
@@ -62,8 +59,7 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
     Args:
         source: "default" (the corpus in the package; some of its files as "default#austen,jargon_file"); the path of a
             .txt file (UTF-8; a line that holds only a form feed separates documents), or of a .jsonl file (field
-            `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a dataset of
-            Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens; token ids of
+            `text`, else `token_ids`; another one as "FILE#FIELD"); "synthetic", uniform random tokens; token ids of
             shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken. Any of these
             inside a `PromptSource`, for shuffled tokens.
         model: A loaded model, a hub id, a path, "demo" or a model of transformers; it gives `tokenizer`,
@@ -94,7 +90,7 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
     text = os.fspath(source)
     if text == "synthetic":
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
-    name, groups = _groups(text, n_positions, seed)
+    name, groups = _groups(text, n_positions)
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
         if model.tokenizer is None:
@@ -155,17 +151,12 @@ def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> t
     return tuple(tuple(control_pattern(model.tokenizer).findall(text)) for text in texts)
 
 
-def _groups(text: str, n_positions: int, seed: int) -> tuple[str, list[Group]]:
-    if text.startswith("chat:"):
-        raise UsageError(
-            f"prompts {text!r}: chat: left posbias after 0.1.0: put what apply_chat_template returns into records, "
-            '{"token_ids": [...]}'
-        )
+def _groups(text: str, n_positions: int) -> tuple[str, list[Group]]:
+    for scheme, remedy in LEFT.items():
+        if text.startswith(scheme):
+            raise UsageError(f"prompts {text!r}: {scheme} left posbias after 0.1.0: {remedy}")
     if text.partition("#")[0] == "default":
         return text, default_corpus(text.partition("#")[2])
-    if text.startswith(SCHEME):
-        group = dataset_group(text, seed=seed)
-        return group.name, [group]
     path, field = Path(text), None
     if not path.exists() and "#" in text:
         before, _, after = text.rpartition("#")
@@ -175,12 +166,7 @@ def _groups(text: str, n_positions: int, seed: int) -> tuple[str, list[Group]]:
         return path.name, [text_file(path, n_positions)]
     if suffix == ".jsonl":
         return text.rpartition(os.sep)[2], [record_file(path, n_positions, field)]
-    if suffix == ".parquet":
-        raise UsageError(f"prompts {text!r}: Parquet files are read by 'hf:DIRECTORY', all those of a directory")
-    raise UsageError(
-        f"prompts {text!r}: need 'default', 'synthetic', a .txt file, a .jsonl file[#field], 'hf:owner/name', or token "
-        "ids"
-    )
+    raise UsageError(f"prompts {text!r}: need 'default', 'synthetic', a .txt file, a .jsonl file[#field], or token ids")
 
 
 _Long = tuple[Int64[np.ndarray, "_"], int]
@@ -230,17 +216,14 @@ class WindowDrawer:
         return np.random.default_rng([self.seed, *path])
 
     def _disjoint(self, group: int) -> Iterator[Window]:
-        """Non-overlapping windows of one group, its segments in random order; those of a stream as they come."""
-        segments: Iterable[tuple[int, list[Document]]] = enumerate(self.groups[group].segments)
-        if isinstance(self.groups[group].segments, list):
-            numbered = list(segments)
-            segments = (numbered[k] for k in self._generator(1, group).permutation(len(numbered)))
-        return take_turns((self._segment(group, *segment) for segment in segments), OPEN_SEGMENTS)
+        """Non-overlapping windows of one group, its segments in random order."""
+        order = self._generator(1, group).permutation(len(self.groups[group].segments)).tolist()
+        return take_turns((self._segment(group, segment) for segment in order), OPEN_SEGMENTS)
 
-    def _segment(self, group: int, segment: int, read: list[Document]) -> Iterator[Window]:
+    def _segment(self, group: int, segment: int) -> Iterator[Window]:
         """Non-overlapping windows of one segment, tokenised when the first is asked for."""
         generator = self._generator(2, group, segment)
-        documents = self._token_ids(read, self.groups[group].name)
+        documents = self._token_ids(self.groups[group].segments[segment], self.groups[group].name)
         self.longest = max([self.longest, *map(len, documents)])
         long = [
             (token_ids, int(generator.integers(len(token_ids) % self.length + 1)))

@@ -1,16 +1,10 @@
-"""Sources of prompts: the default corpus, text files, JSON lines and data sets, as groups of documents.
+"""Sources of prompts: the default corpus, text files and JSON lines, as groups of documents.
 
-A file is read whole, within `files.READ_BYTES`; what is larger is streamed as a data set. Documents are tokenised a
-segment at a time, only those that windows are drawn from. In a text file a line that holds only a form feed (U+000C)
-ends one document and begins the next. A record is one document, in the field or column named after `#` in the path,
-otherwise `text`, otherwise `token_ids`.
-
-A data set of Hugging Face is spelled `hf:owner/name[config]:split#field`; all but the id may be left out, and a local
-directory of data files stands in for an id. It is streamed, so that only as many documents are fetched as the windows
-need, in the order of the library's seeded shuffle.
+A file is read whole, within `files.READ_BYTES`. Documents are tokenised a segment at a time, only those that windows
+are drawn from. In a text file a line that holds only a form feed (U+000C) ends one document and begins the next. A
+record is one document, in the field named after `#` in the path, otherwise `text`, otherwise `token_ids`.
 """
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.errors import UsageError, check_most, one_line
+from posbias.errors import UsageError, check_most
 from posbias.files import READ_BYTES, check_text, decoded, json_object, read_lines, read_whole
 from posbias.prompts.prompts import as_token_ids
 
@@ -36,14 +30,6 @@ PER_POSITION = 64
 """A segment has so many characters for each token of a window, so that several windows fit (English: 4-5 per token)."""
 DOCUMENT_BORDER = re.compile(r"^[ \t]*\f[ \t]*$", re.MULTILINE)
 DEFAULT_FIELDS = ("text", "token_ids")
-SCHEME = "hf:"
-LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
-BATCH_DOCUMENTS = 16
-"""Documents of a data set read at a time."""
-MOST_BATCHES = 65536
-"""Batches read at most, a million documents: enough for any number of prompts that can be measured."""
-SHUFFLE_BUFFER = 256
-"""Documents held while shuffling."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +38,8 @@ class Group:
 
     name: str
     """Name in messages: the file's."""
-    segments: Iterable[list[Document]]
-    """Documents that are tokenised together, without empty ones; those of a stream are read as they are asked for."""
+    segments: list[list[Document]]
+    """Documents that are tokenised together, without empty ones."""
     is_text: bool = True
     """Set if documents are texts; otherwise they are token ids."""
 
@@ -82,7 +68,7 @@ def default_corpus(names: str = "") -> list[Group]:
 
 def text_file(path: Path, n_positions: int) -> Group:
     """A UTF-8 text file."""
-    documents = documents_of(decoded(read_whole(path, "text file (hf:DIRECTORY streams longer ones)"), repr(str(path))))
+    documents = documents_of(decoded(read_whole(path, "text file"), repr(str(path))))
     return Group(path.name, segmented(documents, n_positions))
 
 
@@ -132,31 +118,6 @@ def choose_field(chosen: str | None, fields: Sequence[str], source: str) -> str:
     raise UsageError(f"{source}: no field {missing}; known: {', '.join(fields) or 'none'} (choose one by FILE#FIELD)")
 
 
-Records = Iterator[tuple[str, dict[str, Any]]]
-"""Records in order, each with its place for messages."""
-
-
-def begun(records: Records, field: str | None, source: str) -> tuple[str, bool, Records]:
-    """The field to read, whether it holds texts, and all records; the first one decides, none at all is refused."""
-    first = next(records, None)
-    if first is None:
-        raise UsageError(f"{source} holds no records")
-    where, record = first
-    chosen = choose_field(field, list(record), where)
-    return chosen, isinstance(record[chosen], str), itertools.chain([first], records)
-
-
-def documents_in(records: Iterable[tuple[str, dict[str, Any]]], field: str, is_text: bool) -> list[Document]:
-    """The documents of records, checked, without empty ones."""
-    documents: list[Document] = []
-    for where, record in records:
-        value = record[choose_field(field, list(record), where)]
-        if value == [] or (isinstance(value, str) and not value.strip()):
-            continue
-        documents.append(_checked(value, is_text, where))
-    return documents
-
-
 def _checked(value: Any, is_text: bool, where: str) -> Document:
     """A document that is text or token ids as expected."""
     if is_text:
@@ -172,56 +133,19 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
 
 
 def record_file(path: Path, n_positions: int, field: str | None) -> Group:
-    """A file of JSON lines, plain or gzip; every record must have the field."""
-    chosen, is_text, records = begun(_json_lines(path), field, repr(str(path)))
-    return Group(path.name, segmented(documents_in(records, chosen, is_text), n_positions), is_text)
-
-
-def _json_lines(path: Path) -> Records:
-    size = 0
+    """A file of JSON lines, plain or gzip; every record must have the field, of the sort that it has in the first."""
+    documents: list[Document] = []
+    size, is_text = 0, None
     for where, line in read_lines(path):
         size += len(line)
-        check_most(f"{str(path)!r}, which hf:DIRECTORY would stream", size, READ_BYTES, "bytes")
-        yield where, json_object(line, where)
-
-
-def dataset_group(text: str, *, seed: int) -> Group:
-    """The documents of a data set, `hf:owner/name[config]:split#field`, in batches in the order they come.
-
-    The split is "train" if none is named.
-
-    Raises:
-        UsageError: another spelling, the library is not installed, or there is no such dataset, config, split or field.
-    """
-    match = LITERAL.fullmatch(text)
-    if match is None:
-        raise UsageError(f"prompts {text!r}: need hf:owner/name[config]:split#field (all but the id may be left out)")
-    split = match["split"] or "train"
-    # Only the base name of a directory goes into records.
-    owner = Path(match["id"]).resolve().name if Path(match["id"]).is_dir() else match["id"]
-    config, field = f"[{match['config']}]" if match["config"] else "", f"#{match['field']}" if match["field"] else ""
-    name = f"{SCHEME}{owner}{config}:{split}{field}"
-    streamed = _streamed(name, match["id"], match["config"], split, seed)
-    chosen, is_text, records = begun(streamed, match["field"], name)
-    batches = iter(lambda: list(itertools.islice(records, BATCH_DOCUMENTS)), [])
-    segments = (documents_in(batch, chosen, is_text) for batch in itertools.islice(batches, MOST_BATCHES))
-    return Group(name, segments, is_text)
-
-
-def _streamed(name: str, dataset: str, config: str | None, split: str, seed: int) -> Records:
-    """The records of a data set in the order of the library's seeded shuffle, with their places."""
-    try:
-        import datasets
-    except ImportError:
-        raise UsageError(f"prompts {name!r} need the datasets package: pip install 'posbias[datasets]'") from None
-    watched = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        stream = datasets.load_dataset(dataset, config, split=split, streaming=True)
-        for number, record in enumerate(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)):
-            yield f"{name}, record {number}", record
-    except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
-        raise UsageError(f"prompts {name!r} cannot be loaded: {one_line(error)}") from None
-    finally:
-        if not watched:
-            datasets.enable_progress_bars()
+        check_most(repr(str(path)), size, READ_BYTES, "bytes")
+        record = json_object(line, where)
+        if is_text is None:
+            field = choose_field(field, list(record), where)
+            is_text = isinstance(record[field], str)
+        value = record[choose_field(field, list(record), where)]
+        if value != [] and not (isinstance(value, str) and not value.strip()):
+            documents.append(_checked(value, is_text, where))
+    if is_text is None:
+        raise UsageError(f"{str(path)!r} holds no records")
+    return Group(path.name, segmented(documents, n_positions), is_text)
