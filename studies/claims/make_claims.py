@@ -19,9 +19,9 @@ HEADER = """# Study: claims, put to the test
 has all, with what was computed, assumed and violated ([verify](../../docs/verify.md) says what that means).
 
 `posbias verify` tests those of three papers again, `python studies/claims/make_claims.py` (seed 0) writes this page.
-Claims of other papers (read from abstracts and some code; networks are ours), our own, which are tests now, and
-`scrambling.csv` ran at commit 32267854. Positions count from 0, t from 0 (t + 1 layers); d is the distance query - key,
-eps the smallest admissible attention weight.
+Claims of other papers (read from abstracts and some code; networks are ours), our own and `scrambling.csv` ran at
+commit 32267854. Positions count from 0, t from 0 (t + 1 layers); d is the distance query - key, eps the smallest
+admissible attention weight.
 """
 
 FOOTER = """
@@ -32,17 +32,13 @@ FOOTER = """
 - *2504.20966.* Softpick needs no sink, and is not kept from one: asked for the first token, it attends to it.
 - *2601.04098.* Small networks keep their profile of conductance. On the demo model ([`scrambling.csv`](scrambling.csv),
   8 prompts) the last eighth has 0.295 of the gradient, and scrambling changes that by -0.102 [-0.167, -0.020].
-- *2510.10276.* Recency follows from the demand. Primacy showed in no order of recall: not decided.
-- *2508.07479 (lengths beside the context window), primacy in 2506.15156.* Not decided: they need trained models of
-  several windows, and of Mamba's size.
+- *2510.10276, primacy.* Not decided ([study](../experiments/README.md)).
+- *2508.07479 (lengths beside the context window), primacy in 2506.15156.* Not decided: they need larger models.
 
 ## Where the papers are read differently from their letter
 
 - *RoPE, theorems 4.7 and I.2.* For a fixed N any positive function is Theta of any other. The test asks whether one
   set of constants serves all N, as it does for theorem 4.5. It does not.
-- *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
-- *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
-  positions j ... i.
 - *2603.10123, claim 4.* Leaves out the last token ([study](../birth/README.md)).
 """
 

@@ -159,17 +159,6 @@ class StudyResult:
             return "support"
         return "null"
 
-    def compared(self) -> str:
-        """Where `flat_mean_field` stands at the worst position."""
-        words: dict[str, list[str]] = {"above": [], "below": [], "not different from": []}
-        for other in ("none", "permuted", "recency"):
-            found = self.difference("flat_mean_field", "worst", other)
-            assert found is not None
-            p = self.corrected("worst")["flat_mean_field"] if other == "none" else float(found.p())
-            sort = "not different from" if p >= LEVEL else "above" if found.value > 0 else "below"
-            words[sort].append(f"`{other}`")
-        return ", ".join(f"{sort} {' and '.join(named)}" for sort, named in words.items() if named)
-
     def predicts(self) -> bool:
         """Whether influence at initialisation predicts what is learnt first, as registered."""
         p = self.corrected("order")
@@ -233,9 +222,7 @@ def verdicts(studies: list[StudyResult]) -> str:
             found.append(shown(estimate.interval(), "+.3f", bold=p < LEVEL))
         found.insert(1, f"{study.detectable('flat_mean_field'):.3f}")
         order = "yes" if study.predicts() else "no"
-        lines.append(
-            f"| {TITLES[study.name]} | **{study.verdict()}**: {study.compared()} | {' | '.join(found)} | {order} |"
-        )
+        lines.append(f"| {TITLES[study.name]} | **{study.verdict()}** | {' | '.join(found)} | {order} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Accuracy as training goes on, and by place at its end: `python studies/experiments/by_training.py [RUN]`.
 
 Of every architecture of the longer retrieval study (`longer.yaml`), means over seeds; gaps with Student intervals.
+longer.csv is what it prints.
 """
 
 import sys
@@ -34,17 +35,16 @@ def gap(rows: Float[np.ndarray, "seed evaluation gap"], evaluation: int = -1) ->
 
 
 def lines(record: Record) -> list[str]:
-    """The rows of the table in README.md."""
+    """The rows of longer.csv."""
     novel, places = values(record, "accuracy_novel_classes"), values(record, "accuracy_by_place")
     published, unconfounded = values(record, "gaps"), values(record, "unconfounded_gaps")
-    made = []
+    made = ['residual,encoding,novel classes,by place,"gap, published sets","gap, unconfounded"']
     for residual, encoding in novel:
         cell = residual, encoding
         course = " ".join(f"{value:.2f}" for value in novel[cell].mean(axis=0)[1:])
         by_place = " ".join(f"{value:.2f}" for value in places[cell][:, -1].mean(axis=0))
-        made.append(
-            f"| {residual} | {encoding} | {course} | {by_place} | {gap(published[cell])} | {gap(unconfounded[cell])} |"
-        )
+        gaps = f'"{gap(published[cell])}","{gap(unconfounded[cell])}"'
+        made.append(f"{residual},{encoding},{course},{by_place},{gaps}")
     return made
 
 

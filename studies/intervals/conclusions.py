@@ -162,7 +162,7 @@ def tables() -> str:
     """The table of README.md."""
     with (Path(__file__).parent / "conclusions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    lines = ["| conclusion | case | n | before | now |", "|---|---|---:|---:|---:|"]
+    lines = ["| conclusion | case | n | rate |", "|---|---|---:|---:|"]
     for name, (case, units, methods) in ON_THE_PAGE.items():
         row = next(
             row
@@ -171,7 +171,7 @@ def tables() -> str:
             and row["case"].startswith(case)
             and (row["units"], row["methods"]) == (units, methods)
         )
-        cells = [name, row["case"], units, row["before"], f"**{row['now']}** [{row['now, low']}, {row['now, high']}]"]
+        cells = [name, row["case"], units, f"**{row['now']}** [{row['now, low']}, {row['now, high']}]"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
