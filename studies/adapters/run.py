@@ -109,8 +109,7 @@ def judged(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float
         scores = []
         for example, request in zip(asked, encoded, strict=True):
             located, _ = locate(example.prompt, example.passages, model.tokenizer)
-            at_work, passages = method.on_prompt(located or (), len(request.prompt))
-            with pb.mitigated(model, at_work, passages=passages):
+            with pb.mitigated(model, method, passages=method.known(located or (), len(request.prompt))):
                 scores += judged(model, None, [example])
         return scores
     lengths = [len(request.prompt) + len(request.answer) - 1 for request in encoded]

@@ -16,7 +16,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "context_bias": (f"context_bias(values={TABLE}, scales={SCALES})", PASSAGES),
     "key_bias": (f"key_bias(biases='gamma_key(alpha=1.5)', scales={SCALES})", ()),
     "key_bias from the question": ("key_bias(biases='gamma_key(alpha=1.5)', from_question=True)", PASSAGES),
-    "positional_channel": ("positional_channel(channel=3, factor=-1.0)", ()),
+    "positional_channel": ("positional_channel(channel=3, factor=-1.0)", PASSAGES),
     "ms_poe": ("ms_poe(first_layer=0)", PASSAGES),
 }
 TOKENS = torch.arange(3, 18)[None]

@@ -6,8 +6,7 @@ Every arm is an evaluation with a record of its own below the run's directory; f
 method are pieces beside it. A killed run goes on from the samples, texts and fits that are there.
 
 Text has no passages and no question: what acts from the question on, what moves or reads passages, and what changes
-requests is not judged by it. `ms_poe` knows the passages only to rank heads at their end; it is given a whole window as
-one, as its paper ranks at the end of a prompt.
+requests is not judged by it.
 """
 
 import hashlib
@@ -38,7 +37,7 @@ from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit
 from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
-from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Method, Mitigation, Spans
 from posbias.mitigation.methods.recipe import Recipe, check_files, is_recipe, write_recipe
 from posbias.mitigation.options import ALL, DEFAULT, MitigateOptions
 from posbias.mitigation.result import ORDINARY_TEXT, ArmResult, Effort, MitigationTrial
@@ -359,26 +358,27 @@ def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
 def read_text(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
     """Find the nats per token of every window of ordinary text in an arm, or say why it is not judged by them."""
     text, model, method = plan.text, plan.model, arm.method
-    reached = isinstance(method, Mitigation) and (method.text_is_passage or not method.needs_passages)
+    passages: Spans | None = () if method is None else None
+    if isinstance(method, Mitigation):
+        passages = method.in_text(0 if text is None else text.shape[1])
     if model is None:
         arm.untold = SERVER
-    elif method is not None and not reached:
+    elif passages is None:
         arm.untold = ELSEWHERE
     elif text is None:
         arm.untold = UNASKED
     else:
-        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(model, method, text)})["nats"]
+        arm.nats = store.get(f"text-{arm.slug}", lambda: {"nats": _nats(model, method, text, passages)})["nats"]
 
 
 @torch.no_grad()
 def _nats(
-    model: HuggingFaceModel, method: Method | None, windows: Int64[np.ndarray, "documents token"]
+    model: HuggingFaceModel, method: Method | None, windows: Int64[np.ndarray, "documents token"], passages: Spans
 ) -> Float64[np.ndarray, "documents"]:
     """Mean negative log-likelihood of every token but the first of each window."""
     rows = list(range(windows.shape[1] - 1))  # each token is read from the one before it
-    whole = [(0, windows.shape[1])] if method is not None and method.needs_passages else []
     found = []
-    with nullcontext(model) if method is None else mitigated(model, method, passages=whole) as read:
+    with nullcontext(model) if method is None else mitigated(model, method, passages=passages) as read:
         for window in track(windows, ORDINARY_TEXT):
             logits = read.outputs(read.embed(read.token_tensor([window.tolist()])), rows).logits[0]
             found.append(-score_answer(logits, window[1:]).logprob / len(rows))

@@ -15,7 +15,7 @@ from posbias.errors import UsageError, printable
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.encoding import encode_requests
-from posbias.interventions.base import cache_of
+from posbias.interventions.base import cache_of, hooked, named_arguments
 from posbias.mitigation.methods.base import (
     MITIGATIONS,
     Method,
@@ -24,6 +24,7 @@ from posbias.mitigation.methods.base import (
     PromptMitigation,
     Spans,
     Wrapped,
+    check_one_list,
     check_spans,
 )
 from posbias.mitigation.methods.recipe import check_files, difference, is_recipe, read_recipe
@@ -93,13 +94,21 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             raise UsageError(
                 f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
             )
-        method.check_passages(places)
+        method.check(model, places)
         if method.strength == 0:
             return self._given
+        known: Any = places if callable(places) else check_spans(method.name, places)
+
+        def refuse(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            # `generate` compiles a network that has a cache of fixed size, and a graph may miss the hooks.
+            if getattr(cache_of(named), "is_compileable", False):
+                raise UsageError("mitigated: static caches are not allowed under a method; dynamic ones are")
+            if method.needs_passages and not callable(known):
+                check_one_list(named_arguments(network, positional, named), method.name, single=method.single)
+
         with ExitStack() as opened:
-            known: Any = places if callable(places) else check_spans(method.name, places)
             opened.enter_context(method.apply(model, known))
-            opened.enter_context(model.network.register_forward_pre_hook(_refuse_static, with_kwargs=True))
+            opened.enter_context(hooked([model.network.register_forward_pre_hook(refuse, with_kwargs=True)]))
             setattr(model.network, INTERVENTION_MARK, str(method))
             opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
             self._open = opened.pop_all()
@@ -189,12 +198,6 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
     return located
 
 
-def _refuse_static(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Refuse a cache of fixed size: `generate` compiles a network that has one, and a graph may miss the hooks."""
-    if getattr(cache_of(named), "is_compileable", False):
-        raise UsageError("mitigated: static caches are not allowed under a method; dynamic ones are")
-
-
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
     modules = list(network.modules()) if isinstance(network, nn.Module) else []
@@ -224,26 +227,25 @@ class _Mitigated(Wrapped):
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """The replies of the model under the method, like those of `Responder.respond`."""
-        model: Any = self.inner.model
-        if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
-            with mitigated(model, self.method):
+        model, method = self.inner.model, self.method
+        if not method.needs_passages:
+            with mitigated(model, method):
                 return self.inner.respond(requests, generate=generate, score=score)
         prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
-        opened: list[tuple[Mitigation, Spans]] = []
+        known: list[Spans] = []
         for request, prompt in zip(requests, prompts, strict=True):
             located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
-            method, passages = self.method.on_prompt(located or (), len(prompt))
-            method.check_passages(passages)
-            opened.append((method, passages))
-        if self.method.needs_question and opened:
-            begins = [passages[-1][1] if passages else 0 for _, passages in opened]
+            known.append(method.known(located or (), len(prompt)))
+            method.check(model, known[-1])
+        if method.needs_question:
+            begins = [passages[-1][1] for passages in known]
             first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=model.device))
-            entering = mitigated(model, opened[0][0])
+            entering = mitigated(model, method)
             entering.places = lambda: first(tuple(self.inner.reading) or (0,))  # it knows which ones it reads
             with entering:
                 return self.inner.respond(requests, generate=generate, score=score, alike=begins)
         replies: list[Reply] = []
-        for request, prompt, (method, passages) in zip(requests, prompts, opened, strict=True):
+        for request, prompt, passages in zip(requests, prompts, known, strict=True):
             self.inner.tried(prompt)  # without it: a trial cuts prompts where no prompt of its is cut
             with mitigated(model, method, passages=passages):
                 replies += self.inner.respond([request], generate=generate, score=score)

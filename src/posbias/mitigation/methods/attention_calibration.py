@@ -44,6 +44,7 @@ class AttentionCalibration(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    every_layer: ClassVar[bool] = True
 
     temperature: Positive = 5e-5
     """Temperature of the softmax over documents, in attention per token, > 0."""
@@ -53,7 +54,6 @@ class AttentionCalibration(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Rescale attention on passages in the upper layers, query by query."""
-        self.check_every_layer(model)
         spans, first = tuple(passages), model.sizes.get("layers", 0) // 2
         passes = DummyPasses(model, spans, _dummy_tokens(model, self.dummy))
 

@@ -5,8 +5,8 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
-from posbias.interventions.base import hooked, named_arguments
 from posbias.interventions.keys import Begins
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
@@ -78,8 +77,10 @@ class Method(ABC):
 class Mitigation(Method):
     """A change inside a model, without training; one list of passages serves all prompts of a batch."""
 
-    text_is_passage: ClassVar[bool] = False
-    """Of a text without passages, the whole counts as one."""
+    single: ClassVar[bool] = False
+    """Prompts are read one at a time, without padding."""
+    every_layer: ClassVar[bool] = False
+    """It would pass by the linear layers of a model, which is refused then."""
     fitted_to: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
     """`identity` of the model that it was fitted to, checked where it is resolved; empty if it is not known."""
 
@@ -91,18 +92,19 @@ class Mitigation(Method):
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
 
-    def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
-        """The method that answers one prompt of so many tokens, and the passages that it is to know."""
-        return self, passages
+    def known(self, passages: Spans, length: int) -> Spans:
+        """Of a prompt of so many tokens, the passages that the method is to know."""
+        return passages
 
-    def check_passages(self, passages: Places) -> None:
-        """Refuse a prompt without passages if the method needs them."""
+    def in_text(self, length: int) -> Spans | None:
+        """What stands for passages in a text of so many tokens, which has none; None: it leaves text as it is."""
+        return None if self.needs_passages else ()
+
+    def check(self, model: HuggingFaceModel, passages: Places) -> None:
+        """Refuse a model, or a prompt without passages, that the method cannot serve."""
         if self.needs_passages and not passages:
             raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
-
-    def check_every_layer(self, model: HuggingFaceModel) -> None:
-        """Refuse a model with linear layers, which would pass the method by."""
-        if beyond_attention(model.network):
+        if self.every_layer and beyond_attention(model.network):
             raise UsageError(
                 f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
                 "models with attention in every layer"
@@ -195,26 +197,12 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-@contextmanager
-def question_begins(model: HuggingFaceModel, places: Places, *, name: str) -> Iterator[Begins]:
-    """Within the context, the first token of the question in every prompt: behind the last passage; without any, 0."""
+def question_begins(model: HuggingFaceModel, places: Places) -> Begins:
+    """What says the first token of the question in every prompt that is read: the one behind the last passage."""
     if callable(places):
-        yield places
-    else:
-        begins = torch.tensor([[places[-1][1] if places else 0]], device=model.device)
-        with unpadded(model, name) if places else nullcontext():
-            yield lambda: begins
-
-
-@contextmanager
-def unpadded(model: HuggingFaceModel, name: str, *, single: bool = False) -> Iterator[None]:
-    """Within the context, what `check_one_list` refuses is refused."""
-
-    def check(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        check_one_list(named_arguments(network, positional, named), name, single=single)
-
-    with hooked([model.network.register_forward_pre_hook(check, with_kwargs=True)]):
-        yield
+        return places
+    begins = torch.tensor([[places[-1][1]]], device=model.device)
+    return lambda: begins
 
 
 def check_one_list(arguments: Mapping[str, Any], name: str, *, single: bool) -> None:

@@ -36,8 +36,6 @@ class ContextBias(Mitigation):
         check_shape(self.name, self.values, model)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
         scales = factors(self, self.scales, model)
-        with (
-            question_begins(model, passages, name=self.name) as begins,
-            biased(model, str(self), lambda layer, _: table[layer], scales=scales, by_side=True, first_query=begins),
-        ):
+        begins = question_begins(model, passages)
+        with biased(model, str(self), lambda layer, _: table[layer], scales=scales, by_side=True, first_query=begins):
             yield

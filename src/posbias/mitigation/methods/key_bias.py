@@ -72,8 +72,6 @@ class KeyBiasMethod(Mitigation):
         """Add s b_j in every attention module."""
         logits = KeyBiased(self.biases).logits(model, self.strength)
         scales = factors(self, self.scales, model)
-        with (
-            question_begins(model, passages if self.from_question else (), name=self.name) as begins,
-            biased(model, str(self), logits, scales=scales, first_query=begins if self.from_question else 0),
-        ):
+        first = question_begins(model, passages) if self.from_question else 0
+        with biased(model, str(self), logits, scales=scales, first_query=first):
             yield

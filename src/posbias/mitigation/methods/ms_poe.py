@@ -17,7 +17,7 @@ from torch import Tensor
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, KeptKeys, PerCache, attending
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, unpadded
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import changing_kinds, turned_by
@@ -75,7 +75,7 @@ class MsPoe(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
-    text_is_passage: ClassVar[bool] = True
+    single: ClassVar[bool] = True
 
     low: Positive = 1.2
     """> 0; 1 leaves a head as it is."""
@@ -86,6 +86,10 @@ class MsPoe(Mitigation):
 
     def __post_init__(self) -> None:
         checked_value("ms_poe: high", self.high, Annotated[float, Ge(self.low)])
+
+    def in_text(self, length: int) -> Spans:
+        """Heads are ranked at the end of a text, as at the end of a prompt."""
+        return [(0, length)]
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -119,8 +123,7 @@ class MsPoe(Mitigation):
             value = call.value.repeat_interleave(heads // call.value.shape[1], 1)
             return call.run(query=query, key=keys, value=value)
 
-        single = unpadded(model, self.name, single=True)
-        with rankings.followed(model.network), single, attending(model, str(self), attend):
+        with rankings.followed(model.network), attending(model, str(self), attend):
             yield
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from posbias.architecture import Mask
 from posbias.errors import UsageError
 from posbias.interventions.base import Attended, AttentionCall, KeptKeys, attending, has_sinks
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, unpadded
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.ms_poe import Frequencies, shown_keys, turning
 from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.layout import turned_by
@@ -47,11 +47,12 @@ class Pine(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    single: ClassVar[bool] = True
+    every_layer: ClassVar[bool] = True
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Attend by queries that are turned anew for every document."""
-        self.check_every_layer(model)
         implementation = getattr(model.config, "_attn_implementation", None)
         if implementation not in ("eager", "sdpa"):
             raise UsageError(f"pine: attention {implementation!r} takes no mask; allowed are eager and sdpa")
@@ -70,7 +71,7 @@ class Pine(Mitigation):
             documents = layers[call.layer]
             return documents.attended(call, plain_keys.of(call, None, documents.turned_back))
 
-        with unpadded(model, self.name, single=True), attending(model, str(self), attend):
+        with attending(model, str(self), attend):
             setattr(model.network, LOOKS_AHEAD_MARK, True)
             try:
                 yield

@@ -6,11 +6,11 @@ others; so earlier tokens' changed keys are there when a later query asks, whate
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.checks import Natural
@@ -30,72 +30,55 @@ class PositionalChannel(Mitigation):
     """One hidden channel is multiplied by a factor in the input of queries and keys, in middle layers; values stay.
 
     The layers are 10 to 25 of 32, 0 nearest the input, as released, and as far up in other depths. It acts on the
-    queries that predict: those whose logits a call asks for (the last token of a prompt, then every new one; of an
-    answer to be scored, all its tokens; all, if a call asks for all), or, with `from_question`, on all behind the last
-    passage. A responder knows where a prompt ends and changes all queries from its last token on. With a strength s,
-    the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache. Generation without a
-    cache changes only the newest query at each step.
+    queries behind the last passage. Of a prompt that is answered everything but its last token counts as a passage, so
+    that it acts on the queries that predict; with `from_question` it acts on all behind the last passage that stands in
+    it. With a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache.
 
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
 
+    needs_passages: ClassVar[bool] = True
     needs_question: ClassVar[bool] = True
+    every_layer: ClassVar[bool] = True
 
     channel: Natural
     """Index in the hidden state, 0 ... width - 1; `fit` finds one."""
     factor: float = 0.0
     """The channel is multiplied by; published: 0 or -1."""
     from_question: bool = False
-    """Change all queries behind the last passage, which has to be known then."""
+    """Change all queries behind the last passage, not only those that predict."""
 
-    @property
-    def needs_passages(self) -> bool:  # type: ignore[override]
-        """To know where the question begins."""
-        return self.from_question
-
-    def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
+    def known(self, passages: Spans, length: int) -> Spans:
         """The prompt's last token counts as the question, so that the change is a matter of position."""
-        if self.from_question:
-            return self, passages
-        return replace(self, from_question=True), [(0, length - 1)]
+        return passages if self.from_question else [(0, length - 1)]
+
+    def in_text(self, length: int) -> Spans | None:
+        """All queries of a text predict; the first one sees nothing but itself, and is the same either way."""
+        return None if self.from_question else [(0, 1)]
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Make queries and keys twice, and attend with the changed ones if a query predicts."""
-        self.check_every_layer(model)
         blocks = model.family.blocks(model.network)
         first = 10 * len(blocks) // 32
         layers = range(first, max(26 * len(blocks) // 32, first + 1))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         factor = 1 + self.strength * (self.factor - 1)
-        asked: dict[str, Any] = {}
-
-        def read(_network: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            asked["logits"] = named.get("logits_to_keep", 0)  # how many of the last, or which; 0: all
-
-        def predicting(call: AttentionCall) -> Bool[Tensor, "_ query"]:
-            if self.from_question:
-                return (call.query_positions >= begins().to(call.query.device)).to(call.query.device)
-            kept, rows = asked.get("logits", 0), torch.zeros(call.query.shape[2], dtype=torch.bool)
-            rows[kept.cpu() if isinstance(kept, Tensor) else slice(-int(kept), None)] = True
-            return rows[None].to(call.query.device)
 
         def attend(call: AttentionCall) -> Attended:
             if call.layer not in layers:
                 return call.run()
             (query, changed_query), (key, changed_key) = call.query.chunk(2, 1), call.key.chunk(2, 1)
-            rows = predicting(call)
+            rows = (call.query_positions >= begins().to(call.query.device)).to(call.query.device)
             changed = call.run(query=changed_query, key=changed_key) if rows.any() else None
             if changed is not None and rows.all():
                 return changed
             output, weights = call.run(query=query, key=key)
             return output if changed is None else torch.where(rows[:, :, None, None], changed[0], output), weights
 
-        twice = _twice(self.channel, factor)
-        reading = model.network.register_forward_pre_hook(read, with_kwargs=True)
-        questions = question_begins(model, passages if self.from_question else (), name=self.name)
-        with hooked([reading]), questions as begins, attending(model, str(self), attend):
+        begins, twice = question_begins(model, passages), _twice(self.channel, factor)
+        with attending(model, str(self), attend):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
