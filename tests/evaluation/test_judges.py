@@ -296,20 +296,18 @@ def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[
     assert str(caught.value).endswith("; its fields: question, response_A, response_B, label, group")
 
 
-def test_rubrics_and_prompts_of_ones_own(tmp_path: Path) -> None:
+def test_prompts_of_ones_own(tmp_path: Path) -> None:
     path = written(tmp_path / "judge.jsonl", [LINE])
     template = tmp_path / "prompt.txt"
-    template.write_text("Judge by {rubric}. {question}\n{responses}\nBest:")
-    task = LANGUAGE_TASKS.parse(f"pairwise(file={path!r}, rubric='brevity', template={str(template)!r}, chat=True)")
+    template.write_text("Judge by brevity. {question}\n{responses}\nBest:")
+    task = LANGUAGE_TASKS.parse(f"pairwise(file={path!r}, template={str(template)!r}, chat=True)")
     prompts = [example.text for example in task.examples(None, count=1)]
     assert prompts[1] == "Judge by brevity. q\nResponse A:\nbad\n\nResponse B:\ngood\nBest:"
-    told = next(iter(Pairwise(rubric="Prefer the right town.").examples(None, count=1)))
-    assert "Criteria:\nPrefer the right town.\n\nQuestion:" in told.text
-    with pytest.raises(UsageError, match=r"\{rubric\} exactly if a rubric is given"):
-        list(Pairwise(template=str(template)).examples(None, count=1))
+    with pytest.raises(UsageError, match=r"rubric left posbias after 0\.1\.0: criteria stand in a prompt of one's own"):
+        LANGUAGE_TASKS.parse("pairwise(rubric='brevity')")
 
 
-def test_judges_and_rubrics_are_compared_by_question_and_corrected(tmp_path: Path) -> None:
+def test_judges_and_their_prompts_are_compared_by_question_and_corrected(tmp_path: Path) -> None:
     def judged(say: Any, task: str) -> Any:
         return evaluate(Judge(say), task, options=EvaluateOptions(count=30, score=False))
 
@@ -317,7 +315,9 @@ def test_judges_and_rubrics_are_compared_by_question_and_corrected(tmp_path: Pat
         return "A" if first == "good" else "B"
 
     path = written(tmp_path / "judge.jsonl", 30 * [LINE])
-    plain, told = (f"pairwise(file={path!r}{rubric})" for rubric in ("", ", rubric='the good one'"))
+    template = written(tmp_path / "prompt.txt", [])
+    Path(template).write_text("The good one. {question}\n{responses}\nBest:")
+    plain, told = (f"pairwise(file={path!r}{words})" for words in ("", f", template={template!r}"))
     biased = judged(lambda _: "A", plain)
     result = compare_evaluations([biased, judged(knows, told), judged(lambda _: "A", plain)])
     first, right, same = result.compared
@@ -325,7 +325,7 @@ def test_judges_and_rubrics_are_compared_by_question_and_corrected(tmp_path: Pat
     assert right.changes["mean"].value.value == 0.5
     assert right.p["mean"] < 0.001
     assert set(same.p.values()) == {1.0}
-    assert right.name.endswith("rubric='the good one')")
+    assert "template=" in right.name
     again = pb.load_record(result.save(tmp_path / "run"))
     assert again.compared == result.compared
     with pytest.raises(UsageError, match="another task cannot be paired"):

@@ -115,14 +115,13 @@ def test_answers_and_requests_spell_none() -> None:
     assert control_of(meant.prompt, tokenizer) == ["<|im_start|>", "<|im_end|>"]
 
 
-def test_windows_of_a_file_count_what_they_spell(tmp_path: Path) -> None:
+def test_windows_of_a_file_hold_none(tmp_path: Path) -> None:
     model = OneModel(tokenizer_of("byte"))
     path = tmp_path / "notes.txt"
     path.write_text(("word " * 10 + "</s> ") * 40)
     prompts = load_prompts(str(path), model, n_positions=120, count=3)
     assert control_of(prompts.token_ids.ravel(), model.tokenizer) == []
     spelled = sum(model.tokenizer.decode(row).count("</s>") for row in prompts.token_ids)
-    assert prompts.describe()["control_tokens"] == {"</s>": spelled}
     assert spelled >= 3
 
 

@@ -16,7 +16,7 @@ from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, SHUFFLED, Placement
 from posbias.results.naming import KINDS, THEORIES, label
-from posbias.results.page import CONTROL_TOKENS, Report, first_of, quoted
+from posbias.results.page import Report, first_of
 from posbias.results.tables import Table
 from posbias.statistics import MISSING
 from posbias.tasks.language.base import NOTICES
@@ -46,7 +46,7 @@ NOTICED = {
     "gold_without_answer": "a model that reads only that passage cannot be right there",
     "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
     "answer_elsewhere": "a right answer need not come from the passage that moves, so less depends on the position",
-    "control_tokens": CONTROL_TOKENS,
+    "control_tokens": "they were read as ordinary text, never as the tokens",
     "thoughts_left_out": "it answers without having read them",
     "call_not_offered": "it counts as wrong",
 }
@@ -196,7 +196,9 @@ def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: boo
     sentences = []
     for name, entry in notices.items():
         samples = entry["samples"]
-        tokens = f" ({quoted(entry['tokens'])})" if "tokens" in entry else ""
+        counts = entry.get("tokens", {}).items()
+        spelled = [f"{token!r} {times} times" if times > 1 else repr(token) for token, times in counts]
+        tokens = f" ({first_of(spelled)})" if spelled else ""
         after = NOTICED[name]
         if name == "control_tokens" and not here:
             after = "it is not known whether whatever runs the model reads them as ordinary text"

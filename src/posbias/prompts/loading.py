@@ -32,7 +32,7 @@ from posbias.prompts.prompts import (
     why_no_tokenizer,
 )
 from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
-from posbias.prompts.tokens import control_pattern, opening, tokenise
+from posbias.prompts.tokens import opening, tokenise
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
@@ -112,14 +112,8 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
         raise UsageError(
             f"{name} gives only {len(windows)} distinct prompts of {n_positions} tokens, {count} were asked for"
         )
-    drawn = np.stack(windows)
-    return Prompts(
-        np.hstack((np.tile(np.array(prefix, dtype=np.int64), (count, 1)), drawn)),
-        source=name,
-        seed=seed,
-        prefix=prefix,
-        control_tokens=_spelled(drawn, model),
-    )
+    opened = np.tile(np.array(prefix, dtype=np.int64), (count, 1))
+    return Prompts(np.hstack((opened, np.stack(windows))), source=name, seed=seed, prefix=prefix)
 
 
 def _given(source: Any, model: TokenModel, *, n_positions: int, count: int) -> Prompts:
@@ -137,18 +131,6 @@ def _given(source: Any, model: TokenModel, *, n_positions: int, count: int) -> P
         raise UsageError(f"{count} prompts were asked for, but only {given.count} were given")
     check_vocabulary(given.token_ids[:count], model, "token ids")
     return replace(given, token_ids=given.token_ids[:count])
-
-
-def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> tuple[tuple[str, ...], ...]:
-    """Control tokens that drawn windows spell; documents of ready token ids, which may hold some, spell none."""
-    if model.tokenizer is None:
-        return ()
-    special = set(getattr(model.tokenizer, "all_special_ids", ()))
-    texts = (
-        model.tokenizer.decode(window, clean_up_tokenization_spaces=False) if special.isdisjoint(window) else ""
-        for window in windows.tolist()
-    )
-    return tuple(tuple(control_pattern(model.tokenizer).findall(text)) for text in texts)
 
 
 def _groups(text: str, n_positions: int) -> tuple[str, list[Group]]:

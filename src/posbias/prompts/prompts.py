@@ -6,9 +6,7 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 """
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -69,8 +67,6 @@ class Prompts:
     """The seed that chose the windows; None if nothing was drawn."""
     prefix: tuple[int, ...] = ()
     """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
-    control_tokens: tuple[tuple[str, ...], ...] = ()
-    """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -104,7 +100,6 @@ class Prompts:
             "count": self.count,
             "n_positions": self.n_positions,
             "prefix": list(self.prefix),
-            "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
         }
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "page.html.jinja"
 DEMO_NAME = "SmolLM2-135M-Instruct"
-CONTROL_TOKENS = "they were read as ordinary text, never as the tokens"
-"""What is done with control tokens that a text spells."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
 
@@ -152,18 +150,11 @@ def real_name(title: str) -> str:
 
 
 def caveats_of(record: Record) -> list[str]:
-    """Warnings about the model (an encoding that is not the published one), the theories and the prompts."""
+    """Warnings about the model (an encoding that is not the published one) and the theories."""
     resolved = record.resolved
     model = resolved.get("model") or (resolved.get("responder") or {}).get("model")
     caveats = [*(model.get("caveats", ()) if isinstance(model, Mapping) else ()), *record.scalars.get("caveats", ())]
-    if tokens := (record.prompts or {}).get("control_tokens"):
-        caveats.append(f"The prompts spell control tokens ({quoted(tokens)}): {CONTROL_TOKENS}.")
     return list(map(str, caveats))
-
-
-def quoted(tokens: Mapping[str, int]) -> str:
-    """Control tokens, each with the number of times that it occurs; the first of many."""
-    return first_of([f"{token!r} {times} times" if times > 1 else repr(token) for token, times in tokens.items()])
 
 
 def first_of(texts: Sequence[str]) -> str:

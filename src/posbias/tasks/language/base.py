@@ -31,6 +31,7 @@ LEFT = {
     "items(repeats=)": "write the record again, its units in another order, with one 'group' for both",
     "key_value(file=)": "pairs are drawn as the published ones were, random UUIDs; for others take items(file=...)",
     "pairwise(pattern=)": "answer_pattern (--answer-pattern)",
+    "pairwise(rubric=)": "criteria stand in a prompt of one's own, template='prompt.txt'",
     "needle(literal=)": "items(file=...), with facts and questions that share no word",
     "needle(needles=)": "one needle is asked for, among distractors=...",
     "listwise": "pairwise, or items(file=..., rule='choice') with the responses as units",
@@ -329,9 +330,10 @@ class LanguageTask(ABC):
             UsageError: a task or tokenizer with which no length can be asked for, a length below the shortest prompt,
                 or one that the items do not fill.
         """
-        if type(getattr(self, self.counted)) is not int or tokenizer is None:
-            why = "has a fixed number of items" if tokenizer is not None else "counts no tokens without a tokenizer"
-            raise UsageError(f"{self.name} {why}, so its prompts cannot be made {tokens} tokens long")
+        fixed = type(getattr(self, self.counted)) is not int or getattr(self, "setting", "gold") != "gold"
+        if fixed or tokenizer is None:
+            why = "has a fixed number of items" if fixed else "counts no tokens without a tokenizer"
+            raise UsageError(f"{self} {why}, so its prompts cannot be made {tokens} tokens long")
         measured = min(MEASURED_SAMPLES, self.samples_there or MEASURED_SAMPLES)
 
         def longest(items: int) -> int:

@@ -16,11 +16,9 @@ by teacher forcing is that of the right letter.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from posbias.checks import FileName
-from posbias.errors import UsageError
 from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, LanguageTask, Line, Text, line_of, published_lines
 from posbias.tasks.language.documents import CITIES, drawn_documents
 from posbias.tasks.language.readings import TIE, verdict_of
@@ -47,11 +45,8 @@ class Pairwise(LanguageTask):
 
     file: FileName | None = None
     """A .jsonl or .jsonl.gz file of pairs; None: generated."""
-    rubric: str | None = field(default=None, kw_only=True)
-    """Criteria that the judge is told."""
     template: FileName | None = field(default=None, kw_only=True)
-    """A file with the prompt in words of one's own: {responses} once, {question} at least once, and {rubric} if one is
-    given."""
+    """A file with the prompt in words of one's own, such as criteria: {responses} once, {question} at least once."""
 
     scoring: ClassVar[str] = "verdict"
     counted: ClassVar[str] = "file"
@@ -61,12 +56,10 @@ class Pairwise(LanguageTask):
     fixed_order: ClassVar[bool] = True
     slot: ClassVar[str] = "responses"
     between: ClassVar[str] = "\n\n"
-    wording: ClassVar[tuple[str, ...]] = ("rubric", "template")
+    wording: ClassVar[tuple[str, ...]] = ("template",)
     """Parameters that change what is said about the same samples."""
 
     def __post_init__(self) -> None:
-        if self.rubric is not None and not self.rubric.strip():
-            raise UsageError(f"{self.name}: rubric must be a text with the criteria, got {self.rubric!r:.80}")
         if self.template is not None:
             object.__setattr__(self, "lead_in", "")  # the answer continues words of one's own
 
@@ -109,22 +102,9 @@ class Pairwise(LanguageTask):
     @property
     def plain(self) -> tuple[str, str]:
         """The question before the responses, and what is asked behind them."""
-        criteria = "" if self.rubric is None else f"Criteria:\n{self.rubric}\n\n"
         head = "Two responses to a question are given. Decide which one is better.\n\n"
         asked = "\n\nAnswer with one letter, A or B." + ("" if self.chat else f"\n\n{self.lead_in}")
-        return f"{head}{criteria}Question:\n{{question}}\n\n", asked
-
-    @cached_property
-    def words(self) -> tuple[str, str]:
-        """As `plain`, or of one's own template, with the rubric."""
-        before, after = super().words
-        if self.template is None:
-            return before, after
-        if ("{rubric}" in before + after) != (self.rubric is not None):
-            raise UsageError(
-                f"{self.name}: template {self.template!r} must hold {{rubric}} exactly if a rubric is given"
-            )
-        return before.replace("{rubric}", self.rubric or ""), after.replace("{rubric}", self.rubric or "")
+        return f"{head}Question:\n{{question}}\n\n", asked
 
 
 def _drawn(seed: int, index: int) -> Asked:
