@@ -21,11 +21,8 @@ Method = Callable[[], np.ndarray]
 
 
 def streamed(model: HuggingFaceModel, prompts: Prompts) -> Method:
-    """All of posbias's attention statistics; the mean attention distance by layer and head is returned.
-
-    Mean content logits are not kept, as by default for long prompts.
-    """
-    options = AttentionOptions(mean_content=False, rollouts=False)
+    """All of posbias's attention statistics; the mean attention distance by layer and head is returned."""
+    options = AttentionOptions(rollouts=False)
     return lambda: pb.attention(model, prompts, options=options).distance.by_head
 
 

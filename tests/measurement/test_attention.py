@@ -131,12 +131,6 @@ def test_where_a_model_breaks_its_promise_is_said():
     assert attention(_model("bloom"), _prompts()).caveats == ()
 
 
-def test_content_logits_that_are_not_kept_have_no_similarity():
-    found = attention(_model("llama"), _prompts(), options=AttentionOptions(mean_content=False))
-    assert found.similarity is None
-    assert [reason.split(":")[0] for reason in found.left_out] == ["similarity of the mean content logits"]
-
-
 @pytest.mark.parametrize("cells", [1, 5, 8])
 def test_cells_are_sums_over_keys_and_means_over_queries(cells, monkeypatch):
     monkeypatch.setattr("posbias.measurement.attention.CELLS", cells)
@@ -191,43 +185,6 @@ def _heads(values, size):
     if values.ndim == 4 and values.shape[2] == N_POSITIONS:
         return values[0].double().numpy()
     return values[0].reshape(N_POSITIONS, -1, size).transpose(0, 1).double().numpy()
-
-
-@pytest.mark.parametrize("kind", ["llama-biases", "qwen3-window"])
-def test_similarity_is_that_of_quantiles_and_histograms_of_the_mean(kind):
-    model, prompts = _model(kind), _prompts()
-    below = _visible(model) & ~np.eye(N_POSITIONS, dtype=bool)
-    found = attention(model, prompts).similarity
-    off, own = _regions(_content(model, prompts).mean(0), below)
-    edges = np.quantile(np.concatenate([part.ravel() for part in off + own]), [0.005, 0.995])
-    assert found is not None
-    for name, region in (("diagonal", own), ("off_diagonal", off)):
-        similarity, outside = _similarity(region, edges)
-        np.testing.assert_allclose(getattr(found, name), similarity, atol=1e-9)
-        np.testing.assert_allclose(getattr(found, f"{name}_outside"), outside, atol=1e-9)
-
-
-def _regions(logits, below):
-    """Visible entries j < i and entries j = i, each [layer][head entry], from [layer head query key]."""
-    off = [layer[:, mask] for layer, mask in zip(logits, below, strict=True)]
-    return off, list(np.diagonal(logits, axis1=2, axis2=3))
-
-
-def _similarity(region, edges):
-    """1 - entropy / log(199), and the share outside, [layer head]."""
-    counts = np.array([[np.histogram(head, np.linspace(*edges, 200))[0] for head in layer] for layer in region])
-    share = counts / counts.sum(-1, keepdims=True)
-    entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(-1)
-    sizes = np.array([[layer.shape[1]] for layer in region])
-    return 1 - entropy / np.log(199), 1 - counts.sum(-1) / sizes
-
-
-def test_a_narrow_head_is_more_similar_than_a_wide_one():
-    model = _own_model("llama")
-    block_attention = model.family.blocks(model.network)[0].attention
-    block_attention.q_proj.weight[:8] *= 0.01  # head 0
-    found = attention(model, _prompts()).similarity.off_diagonal
-    assert found[0, 0] > 0.8 > found[1:].max()
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
@@ -317,8 +274,6 @@ def test_equal_keys_attend_evenly():
     np.testing.assert_allclose(found.distance.per_prompt, (N_POSITIONS - 1) / 4)
     np.testing.assert_allclose(found.entropy.per_prompt, 1)
     np.testing.assert_allclose(found.content.difference.per_prompt, 0, atol=TOLERANCE)
-    assert np.all(found.similarity.diagonal == 1)
-    assert not found.similarity.off_diagonal_outside.any()
     assert not found.monotonicity.violated.per_prompt.any()
 
 
@@ -332,7 +287,7 @@ def reduced_without_values(n_positions):
         state = AttentionState(shared, alone, alone, 0.25, first)
         with Operations() as operations:
             found = reduce_layer(state, thresholds=THRESHOLDS, kernels=torch.zeros(8, 8))
-            content = reduce_content(state, into=None)
+            content = reduce_content(state)
     assert found["distance"].is_meta
     assert content["off_diagonal"].is_meta
     return operations
@@ -354,12 +309,6 @@ def test_only_accumulators_are_kept():
     np.testing.assert_allclose(found.entropy.per_prompt, attention(model, prompts).entropy.per_prompt)
 
 
-def test_content_logits_that_do_not_fit_in_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("posbias.memory.available_bytes", lambda: 1000)
-    with pytest.raises(UsageError, match=r"mean content logits take .*take shorter prompts, or mean_content=False"):
-        attention(_model("llama"), _prompts(), options=AttentionOptions(mean_content=True))
-
-
 def test_bad_input_is_named(kernel_model):
     model = _model("llama")
     with pytest.raises(UsageError, match="'KernelModel'"):
@@ -375,7 +324,6 @@ def test_bad_input_is_named(kernel_model):
 def test_the_shortest_prompts(n_positions):
     found = attention(_model("bloom"), _prompts(n_positions, 1))
     assert np.all(np.isfinite(found.entropy.per_prompt))
-    assert np.all((found.similarity.off_diagonal >= 0) & (found.similarity.diagonal <= 1))
 
 
 def test_attention_that_is_not_finite_is_refused_with_its_layer():

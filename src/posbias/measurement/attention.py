@@ -6,9 +6,8 @@ is kept unless it is small or asked for. Sums are float64 whatever the weights' 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,9 @@ from posbias.measurement.attention_statistics import (
     MixingStatistics,
     Monotonicity,
     PromptMean,
-    Similarity,
 )
 from posbias.measurement.options import AttentionOptions
 from posbias.measurement.prompt import check_prompts, mixing_from_norms
-from posbias.memory import check_room
 from posbias.models.attention import BranchWatch, watch_branches
 from posbias.models.attention_blocks import (
     AttentionLayer,
@@ -39,7 +36,7 @@ from posbias.models.attention_blocks import (
     seen_layers,
     watch_attention,
 )
-from posbias.models.devices import CPU, float64_device
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
@@ -50,8 +47,6 @@ from posbias.theory.power_rollout import attention_rollouts
 
 CELLS = 128
 """Side of the mean kernels, in cells of neighbouring positions: as many as a picture shows."""
-CONTENT_BYTES = 1 << 29
-"""Mean content logits (layers x heads x N x N) are kept without being asked for up to this size: 512 MiB."""
 FEWEST_POSITIONS = 3
 """Fewest positions of a prompt: the content and the monotonicity of fewer say nothing."""
 UNRECORDED = ("directory", "overwrite")
@@ -60,11 +55,6 @@ MOST_COUNTED = 255
 """Heads whose entries above a threshold are counted in one byte."""
 ROUND_OFF = 1e-6
 """Prefix masses are sums of softmaxes computed in float32; a rise below this is not a violation."""
-BINS = 199
-TAILS = (0.005, 0.995)
-"""Quantiles at which the bins of the similarity begin and end."""
-NARROW = 2.0**-12
-"""Width of all bins, relative to the largest logit, up to which logits differ by rounding alone."""
 
 
 @checked
@@ -78,16 +68,15 @@ def attention(
     do not count.
 
     Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
-    head, and about as much again for the rollouts. Memory: blocks of weights (heads x queries x N), and the mean
-    content logits if they are kept.
+    head, and about as much again for the rollouts. Memory: blocks of weights (heads x queries x N).
 
     Args:
         model: A decoder, loaded; or a hub id, a path, "demo" or a model of transformers.
         prompts: Equally long prompts of at least 3 tokens.
-        options: Settings, among them what is kept, and the directory of the record.
+        options: Settings, and the directory of the record.
 
     Raises:
-        UsageError: no attention that can be seen, an argument outside its range, or logits that do not fit in memory.
+        UsageError: no attention that can be seen, or an argument outside its range.
         RunError: attention that is not finite.
     """
     options = options or AttentionOptions()
@@ -143,22 +132,16 @@ def working_precision(model: Model) -> torch.dtype:
 class _Sums:
     """Sums over prompts of large quantities, on the model's device, and a row per prompt of small ones.
 
-    Kernels and content logits are in the working precision, the rest in float64; all on the CPU for a device without.
+    Kernels are in the working precision, the rest in float64; all on the CPU for a device without.
     """
 
     def __init__(
         self, model: HuggingFaceModel, layers: Sequence[int], options: AttentionOptions, *, n_positions: int
     ) -> None:
-        depth, heads, dtype = len(layers), model.sizes["heads"], working_precision(model)
-        size, cells = depth * heads * n_positions**2 * dtype.itemsize, min(n_positions, CELLS)
-        keeps_content = size <= CONTENT_BYTES if options.mean_content is None else options.mean_content
-        if keeps_content and model.device == CPU:
-            check_room(size, "mean content logits", "take shorter prompts, or mean_content=False")
-        self.layers, self.options, self.heads, self.dtype = layers, options, heads, dtype
-        self.device = float64_device(model.device)
-        zeros = partial(torch.zeros, dtype=dtype, device=self.device)
-        self.kernels = zeros(depth, cells, cells)
-        self.content = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
+        depth, cells = len(layers), min(n_positions, CELLS)
+        self.layers, self.options, self.heads = layers, options, model.sizes["heads"]
+        self.device, self.dtype = float64_device(model.device), working_precision(model)
+        self.kernels = torch.zeros(depth, cells, cells, dtype=self.dtype, device=self.device)
         self.first = torch.zeros(depth, n_positions, dtype=torch.int64)
         """The oldest key that each query sees, by layer."""
         self.scale = np.zeros(depth)
@@ -180,10 +163,7 @@ class _Sums:
             raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
         self.first[row], self.scale[row] = state.first, state.scale
         place = float64_device(state.query.device)
-        content = reduce_content(
-            layer.before_rotation(state).on(place), into=None if self.content is None else self.content[row]
-        )
-        thresholds = self.options.sink_thresholds
+        content, thresholds = reduce_content(layer.before_rotation(state).on(place)), self.options.sink_thresholds
         self.found.append(reduce_layer(state.on(place), thresholds=thresholds, kernels=self.kernels[row]) | content)
 
     def add(self, watch: BranchWatch, *, prompt: int) -> None:
@@ -215,11 +195,6 @@ class _Sums:
     def statistics(self, model: HuggingFaceModel, count: int) -> AttentionStatistics:
         """The sums of `count` prompts as statistics."""
         cells, n_positions = self.kernels.shape[-1], self.first.shape[1]
-        left_out = [self.no_mixing] if self.no_mixing else []
-        if self.content is None:
-            left_out[:0] = [
-                "similarity of the mean content logits: they are kept up to a size, or with mean_content=True"
-            ]
         depth, listed, counted = model.sizes["layers"], ", ".join(map(str, self.layers)), []
         if len(self.layers) < depth:
             counted = [
@@ -237,7 +212,6 @@ class _Sums:
             content=ContentLogits(
                 HeadStatistic.of(rows["diagonal"]), HeadStatistic.of(rows["off_diagonal"]), self.scale
             ),
-            similarity=None if self.content is None else similarity_of(self.content.div_(count), self.first),
             sink_thresholds=tuple(self.options.sink_thresholds),
             sinks=PromptMean.of(rows["sinks"]),
             sinks_by_layer=self.sinks_by_layer / count,
@@ -246,7 +220,7 @@ class _Sums:
             mixing=None
             if self.no_mixing
             else MixingStatistics(PromptMean.of(rows["token_mean"]), PromptMean.of(rows["frobenius"])),
-            left_out=tuple(left_out),
+            left_out=(self.no_mixing,) if self.no_mixing else (),
             caveats=(*model.caveats(), *counted),
         )
 
@@ -341,17 +315,12 @@ def _row_entropy(weights: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows"]:
     return entropy
 
 
-def reduce_content(
-    state: AttentionState, *, into: Float[Tensor, "heads query key"] | None
-) -> dict[str, Float64[Tensor, "heads"]]:
-    """Means of scale * q_i.k_j before rotation at j = i and at visible j < i; all are added `into` if given.
+def reduce_content(state: AttentionState) -> dict[str, Float64[Tensor, "heads"]]:
+    """Means of scale * q_i.k_j before rotation at j = i and at visible j < i.
 
     sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{f-1}), K the cumulative sum, f the first visible key: order N d, no pair
     is formed. Some query sees a key before its own.
     """
-    if into is not None:
-        logits = (state.query * state.scale).flatten(1, 2) @ state.key.transpose(1, 2)
-        into += logits.view(into.shape).to(into)
     query, key = state.query.double(), state.key.double()
     before = torch.nn.functional.pad(key.cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
     earlier = before[:, :-1]
@@ -362,36 +331,3 @@ def reduce_content(
         "diagonal": ((query * key[:, None]).sum(-1).flatten(0, 1) * state.scale).mean(1),
         "off_diagonal": torch.einsum("kgic,kic->kg", query, earlier).flatten() * (state.scale / pairs),
     }
-
-
-def similarity_of(
-    mean: Float[Tensor, "layers heads n_positions n_positions"], first: Int64[Tensor, "layers n_positions"]
-) -> Similarity:
-    """How concentrated the mean content logits are within the range of the whole model; `Similarity` defines it."""
-    position = torch.arange(mean.shape[-1])
-    visible = (position < position[:, None]) & (position >= first[:, :, None])
-    off = [layer[:, seen.to(layer.device)] for layer, seen in zip(mean, visible, strict=True)]
-    own = mean.diagonal(dim1=2, dim2=3)
-    every = torch.cat([own.flatten(), *(layer.flatten() for layer in off)])
-    largest = max(float(every.max()), -float(every.min()))
-    low, high = map(float, np.quantile(every.numpy(force=True), TAILS, overwrite_input=True))
-    if high - low <= NARROW * largest:  # all are equal: they fall into the bin in the middle
-        low, high = low - (largest or 1.0), high + (largest or 1.0)
-
-    def of(layers: Iterable[Float[Tensor, "heads _"]]) -> tuple[np.ndarray, np.ndarray]:
-        found = []
-        for logits in layers:  # all heads at once, each with bins of its own, and one for what lies outside
-            bins = (logits - low).mul_(BINS / (high - low)).clamp_(max=BINS - 1).floor_()
-            bins += BINS * torch.arange(len(logits), device=logits.device)[:, None]
-            bins.masked_fill_((logits < low) | (logits > high), BINS * len(logits))
-            counts = torch.bincount(bins.flatten().long(), minlength=BINS * len(logits) + 1)[:-1].view(-1, BINS)
-            inside = counts.sum(1)
-            entropy = torch.special.entr(counts / inside.clamp_min(1).double()[:, None]).sum(1)
-            # 0 where nothing is inside, as in the published code.
-            similarity = torch.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
-            found.append((similarity.numpy(force=True), 1 - inside.numpy(force=True) / logits.shape[1]))
-        similarities, outside = zip(*found, strict=True)
-        return np.stack(similarities), np.stack(outside)
-
-    (diagonal, diagonal_outside), (off_diagonal, off_diagonal_outside) = of(own), of(off)
-    return Similarity(diagonal, off_diagonal, diagonal_outside, off_diagonal_outside)

@@ -111,27 +111,6 @@ class ContentLogits:
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity:
-    """How concentrated the content logits' mean over prompts is: 1 - entropy / log(199) of a histogram, in [0, 1].
-
-    Its 199 equal bins run from the 0.5 % to the 99.5 % quantile of all visible content logits of all layers and heads
-    together, so a head's similarity is relative to the whole model's range. 1: all in one bin; 0: spread evenly. The
-    model's own scale drops out where all layers share it. Computed once, so without an interval.
-
-    Source: arXiv 2602.16837, appendix E, and its notebook attention_stats. There the quantiles are those of a random
-    million of entries, among them those above the diagonal, which no query sees.
-    """
-
-    diagonal: Float64[np.ndarray, "layers heads"]
-    """Of the entries j = i."""
-    off_diagonal: Float64[np.ndarray, "layers heads"]
-    """Of the visible entries j < i."""
-    diagonal_outside: Float64[np.ndarray, "layers heads"]
-    """Share of the diagonal entries outside the bins, which the histogram leaves out; at 1 the similarity is 0."""
-    off_diagonal_outside: Float64[np.ndarray, "layers heads"]
-
-
-@dataclass(frozen=True, eq=False)
 class Monotonicity:
     """Distance of each prompt's attention (mean over heads) from stochastic monotonicity, F_i+1(k) <= F_i(k).
 
@@ -174,8 +153,6 @@ class AttentionStatistics(Result):
     """Share of every row that a learned sink, a place that is no position, takes, in (0, 1), mean over queries; None
     for families without (all except GPT-OSS)."""
     content: ContentLogits
-    similarity: Similarity | None
-    """None if the mean content logits were not kept."""
     sink_thresholds: tuple[float, ...]
     sinks: PromptMean
     """[thresholds, n_positions] per prompt: share of the queries that may see j with A_ij > threshold, in [0, 1], mean
@@ -190,7 +167,7 @@ class AttentionStatistics(Result):
     mixing: MixingStatistics | None
     """None if the blocks do not add branches to their input."""
     left_out: tuple[str, ...]
-    """Statistics that were not kept, and statistics and rollouts that do not apply, with the reason."""
+    """Statistics and rollouts that do not apply, with the reason."""
     caveats: tuple[str, ...]
     """Differences between the model that ran and what its name promises."""
     rollouts: Mapping[str, Float64[np.ndarray, "count n_positions"]] = field(default_factory=dict)
@@ -207,7 +184,7 @@ class AttentionStatistics(Result):
             raise UsageError(f"run {record.run_id} is of an older posbias attention, which must be run again")
         parts, shares = nested(record.arrays), record.scalars["rollouts"]
         rollouts = {name: parts["rollouts"][name]["per_prompt"] for name in shares}
-        missing = dict.fromkeys(("learned_sink", "similarity", "mixing"))
+        missing = dict.fromkeys(("learned_sink", "mixing"))
         stored = {**missing, **parts, **record.scalars, "rollouts": rollouts, "about": record.resolved}
         statistics = from_stored(cls, stored)
         vars(statistics)["rollout_shares"] = {

@@ -142,12 +142,10 @@ class MeasureOptions(PassOptions):
 @checked
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Settings of `attention`: thresholds, what is kept, and where."""
+    """Settings of `attention`."""
 
     sink_thresholds: Annotated[tuple[Share, ...], partial(split_numbers, sort=float)] = (0.2, 0.3)
     """Thresholds of the sink score, in (0, 1), at least one: 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
-    mean_content: Annotated[bool | None, Flag(None)] = None
-    """Average the content logits of every pair over prompts, for their similarity; by default if they fit 512 MiB."""
     rollouts: Annotated[bool, Flag(None)] = True
     """Roll the same attention out, too, if nothing else mixes positions."""
     directory: Annotated[Path | None, Flag(None)] = None

@@ -27,7 +27,7 @@ GLOSSARY = {
     " (GPT-OSS) is a place of each head's softmax that is no position; distance and entropy are those of the rest.",
     "Content logits": "Query times key times the model's scale, without positions: before rotation, ALiBi and soft cap."
     " Diagonal: a token with itself; off-diagonal: with the tokens before it. Published measurements leave the scale"
-    " out. Similarity: 1 - entropy / log(199) of their histogram over 199 bins.",
+    " out.",
     "Mixing": "How large the attention branch is beside the stream it is added to: 0 is none, 1 is all.",
     "Prefix-monotone": "Each query gives the first k + 1 keys no more attention than the query before it does, for"
     " every k. Theories of primacy assume it; counted is how often it fails, and by how much.",
@@ -87,10 +87,6 @@ def _whole_table(run: AttentionStatistics, title: str) -> Table:
     if run.learned_sink is not None:
         rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
     cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
-    for name, values in vars(run.similarity).items() if run.similarity else ():
-        words = name.replace("off_", "off-").replace("_outside", ", outside the bins")
-        flat = "" if "outside" in name else "1 (all equal)"
-        cells.append([f"similarity of the mean logits, {words}", number_text(float(values.mean())), flat])
     for index, threshold in enumerate(run.sink_thresholds):
         cells.append([f"queries that give position 0 more than {threshold:g}", run.first_sink(index).text(), ""])
     return Table(title, ("what", "mean [95 %]", "flat line"), cells)
@@ -107,9 +103,6 @@ def _layer_table(run: AttentionStatistics) -> Table:
     header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]
     columns = [(statistic.value, digits) for statistic, digits in shown.values()]
     columns += [(sinks[:, 0], 3) for sinks in run.sinks_by_layer]
-    if run.similarity is not None:
-        header += ["sim diag", "sim off"]
-        columns += [(run.similarity.diagonal.mean(axis=1), 3), (run.similarity.off_diagonal.mean(axis=1), 3)]
     cells = [
         [str(layer), *(number_text(float(values[layer]), digits) for values, digits in columns)]
         for layer in range(run.depth)
