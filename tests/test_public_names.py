@@ -171,8 +171,6 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     assert [pb.MeasureOptions(layers=text).layers for text in ("11, 0", " all")] == [(0, 11), "all"]
     assert pb.AttentionOptions(sink_thresholds="0.2,.5").sink_thresholds == (0.2, 0.5)
     assert pb.DesignOptions(depth=2, n_positions="64,16").lengths == (16, 64)
-    free = pb.design("u_shape(middle=0.25)", "alibi,mixing", options=pb.DesignOptions(depth=2, n_positions=8, starts=1))
-    assert free.over == ("alibi", "mixing")
     for wrong in ({"lengths": "512,x"}, {"lengths": "1e3"}, {"lengths": "512,,1024"}, {"methods": "a,,b"}):
         with pytest.raises(pb.UsageError, match=r"'[^']*'(: allowed are whole| has an empty item)"):
             pb.EvaluateOptions(**wrong)

@@ -43,7 +43,7 @@ Exact values:
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the length.
 
 Settings, all keyword arguments:
-    AttentionOptions: Settings of `attention`: thresholds, what is kept, and where.
+    AttentionOptions: Settings of `attention`.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     CompareOptions: Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples.
     CorrelateOptions: Settings of `correlate`.

@@ -51,7 +51,7 @@ def bounded(axes: Axes) -> None:
         found = []
         for bound in bounds:
             base = Architecture(depth=depth, mixing=mixing)
-            problem = Problem(base, [GammaKeys(bound)], Flat(), [N_POSITIONS])
+            problem = Problem(base, GammaKeys(bound), Flat(), [N_POSITIONS])
             best = problem.architecture(problem.solve(starts=3, seed=0))
             exact = Architecture(
                 depth=depth,

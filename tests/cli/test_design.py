@@ -41,13 +41,8 @@ def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbi
     assert posbias("design", target, *flags, "--over", "key_bias").returncode == 0
 
 
-def test_a_stack_that_moves_nothing_has_no_distance_and_a_target_that_a_flat_line_meets_is_named(posbias, tmp_path):
+def test_a_target_that_a_flat_line_meets_is_named(posbias):
     flags = ["--depth", 4, "--length", 64, "--json"]
-    moved = posbias("design", "flat", "--over", "mixing", "--mixing", 0, *flags, "--out", tmp_path / "run")
-    scalars = json.loads(moved.stdout)["scalars"]
-    assert [entry["before"] for entry in scalars["distances"]] == [None] * 3
-    assert scalars["at_ends"] == {"mixing": [4, 4]}
-    assert "4 ended at an end of the searched range" in (tmp_path / "run" / "report.html").read_text()
     shallow = posbias("design", "u_shape(middle=0.95)", *flags)
     assert "So does a flat line: W1 0.0022 at 64 positions." in json.loads(shallow.stdout)["verdict"]
 
@@ -85,10 +80,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     ("flags", "message"),
     [
         (["flat", "--length", "many"], "--length: 'many': allowed are whole numbers"),
-        (
-            ["flat", "--over", "heads"],
-            "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, key_bias, mixing, windows",
-        ),
+        (["flat", "--over", "heads"], "unknown free parameter 'heads'; known: alibi, gamma_key, key_bias, windows"),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
         (["flat", "--device", "cpu"], "--device is read with --model only"),

@@ -177,7 +177,7 @@ def design(
 
     Args:
         target: flat, power(exponent=E), recency(rate=R), u_shape(middle=M), a run, or a .csv file.
-        over: key_bias, gamma_key, gamma_alibi, alibi, windows, mixing; several with commas.
+        over: key_bias, gamma_key, alibi or windows.
         model: A model at initialisation, 'config:PATH_OR_ID', by mean field.
         initialisations: With --model: fresh initialisations that are measured, with the design and without; 0: none.
         measured_at: With --model: lengths at which they are measured; by default the longest.
@@ -190,7 +190,7 @@ def design(
     from posbias.designing.design import design as find
     from posbias.designing.result import TOLERANCE
 
-    free, lengths = split_literals(over), [max(settings.lengths)]
+    lengths = [max(settings.lengths)]
     if measured_at is not None:
         lengths = options.whole_numbers("measured-at", measured_at)
     if model is None:
@@ -202,14 +202,14 @@ def design(
             raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
     with running(context, flags) as run:
         if model is None:
-            solution = find(target, free, options=settings)
+            solution = find(target, over, options=settings)
         else:
             loaded = loading.load(model)
-            solution = find(target, free, model=loaded, options=replace(settings, theory="mean_field"))
+            solution = find(target, over, model=loaded, options=replace(settings, theory="mean_field"))
             if initialisations:
                 solution = _measured(solution, loaded, lengths, count=max(initialisations, 2), seed=settings.seed)
         record = solution.record
-        if model is None and "mixing" not in solution.over and not options.was_given(context, "mixing"):
+        if model is None and not options.was_given(context, "mixing"):
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
     if strict and not solution.met:

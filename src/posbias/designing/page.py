@@ -67,12 +67,10 @@ def _statements(run: Design) -> list[str]:
             said.append(f"So does a flat line: W1 {_at(flat)} positions.")
     else:
         said = [f"The target is not met to W1 {TOLERANCE:g}: {theory} leaves {left}."]
-        if all(after <= TOLERANCE for after in asked.values()):
-            said.append("Its attention is off: the search set every mixing to its lower bound.")
         if run.theory == "rollout" and len(run.lengths) == 1:
             said.append("On causal layers without content a key bias meets any target at one length: --over key_bias.")
         elif run.theory == "rollout":
-            said.append("Other mixings come nearer at several lengths: --over gamma_key,mixing.")
+            said.append("Another mixing may come nearer at several lengths: --mixing.")
     if carried := {n: after for n, (after, _) in run.distances.items() if n not in run.lengths}:
         said.append(f"At other lengths: W1 {_at(carried)}.")
     for name, (count, of) in run.at_ends.items():

@@ -211,8 +211,6 @@ KEY_BIAS = "key_bias"
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
-OFF_MIXING = 0.002
-"""A free mixing below this is at the lower end of what is searched: attention is off."""
 STORED = ("exact", "parameters", "residual")
 """Fields that a record holds as they are."""
 
@@ -286,6 +284,8 @@ class Design(Result):
         """The design that a record holds."""
         resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
         of_stems = (below(arrays, stem) for stem in ("profile/", "before/", "target/"))
+        if "mixing" in resolved["over"]:
+            raise UsageError(f"run {record.run_id} was designed over mixing, which left posbias after 0.1.0")
         # A file sorts names as text, so 16 stands before 8.
         profiles, before, targets = ({n: of_stem[str(n)] for n in sorted(map(int, of_stem))} for of_stem in of_stems)
         if scalars["whole"]:  # a profile, which is among them unless it was given at a length of its own
@@ -374,12 +374,8 @@ class Design(Result):
 
     @property
     def met(self) -> bool:
-        """True if W1 is at most `TOLERANCE` at every length asked for, by layers that mix positions at all.
-
-        If every free mixing ends at its lower end, attention is off: what little it moves has the target's profile.
-        """
-        off = "mixing" in self.over and bool((self.architecture.layer_mixing <= OFF_MIXING).all())
-        return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
+        """True if W1 is at most `TOLERANCE` at every length asked for."""
+        return all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
 
     @property
     def intervention(self) -> KeyBiased:

@@ -1,8 +1,8 @@
-"""Free parameters of a design, and the search for the values that bring the profile to a target.
+"""The free parameter of a design, and the search for the values that bring the profile to a target.
 
 The misfit is the variance over positions of ln(profile / target), the last position apart unless the target says what
-it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients by the adjoint,
-beside content, sinks and windows by mixing alone; what they do not give, and mean field, is differenced.
+it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients by the adjoint
+unless there are content, sinks or windows; what they do not give, and mean field, is differenced.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64
 from scipy.optimize import minimize
 
 from posbias.architecture import Alibi, Architecture, GammaKey, SlidingWindow
@@ -25,8 +25,10 @@ from posbias.theory.rollout import ProfileGradient, Rollout, profile_gradient, r
 
 LEFT = {
     "spline": "key_bias is exact at one length, gamma_key is defined at every length",
+    "gamma_alibi": "gamma_key, beside which a model's own slopes stay",
+    "mixing": "give other mixings (--mixing), one design each",
     "sinks": "they could only switch attention off; predict has them: --sinks",
-    "residual_scale": "mixing: a branch added s times is mixing s / (1 + s)",
+    "residual_scale": "--mixing: a branch added s times is mixing s / (1 + s)",
     "norm_placement": "a design for each configuration, --model config:PATH",
 }
 """Free parameters that posbias had."""
@@ -52,11 +54,9 @@ NEAR_END = 1e-3
 
 
 class Free(ABC):
-    """One sort of parameter that a design may change."""
+    """One sort of parameter that a design may change; a search moves in the logarithms of its values."""
 
     name: ClassVar[str]
-    logarithmic: ClassVar[bool] = True
-    """True if the search moves in the logarithms of the values."""
     by_head: ClassVar[bool] = False
     """True for a value of every head, the same in all layers; otherwise of every layer, the same for all heads."""
     least: float
@@ -64,13 +64,12 @@ class Free(ABC):
     """The ends of the range that a search tries."""
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """The least and the largest value of every parameter, in the coordinates of the search."""
-        ends = np.array([self.least, self.most])
-        return np.tile(np.log(ends) if self.logarithmic else ends, (base.heads if self.by_head else base.depth, 1))
+        """The logarithms of the least and the largest value of every parameter."""
+        return np.tile(np.log([self.least, self.most]), (base.heads if self.by_head else base.depth, 1))
 
     def plain(self, values: Vector) -> list[Any]:
         """The parameters as a user would write them."""
-        return [float(value) for value in (np.exp(values) if self.logarithmic else values)]
+        return [float(value) for value in np.exp(values)]
 
     @abstractmethod
     def starts(self, base: Architecture) -> list[Vector]:
@@ -149,54 +148,6 @@ class AlibiSlopes(Free):
         return np.asarray(by_profile.slopes.sum(axis=0) * np.exp(values))
 
 
-@FREE.register("gamma_alibi")
-@dataclass(frozen=True)
-class SlopedGammaKeys(Free):
-    """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
-
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Bounds of gamma keys, whose weights are summed beside a slope, then of slopes."""
-        return np.concatenate([GammaKeys(MODEL_ALPHA).bounds(base), AlibiSlopes().bounds(base)])
-
-    def starts(self, base: Architecture) -> list[Vector]:
-        """Starts of gamma keys, nearly without slopes."""
-        return [np.append(alphas, AlibiSlopes().starts(base)[0]) for alphas in GammaKeys().starts(base)]
-
-    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
-        """Aimed starts of gamma keys, nearly without slopes."""
-        slopes = AlibiSlopes().starts(base)[0]
-        return [np.append(alphas, slopes) for alphas in GammaKeys().aimed(base, target, n_positions)]
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """Gamma keys with a slope, less the slope of the first layer's heads, to which a key bias is added."""
-        slopes = np.exp(values[base.depth :])
-        for group in base.head_groups[0]:
-            present = group.linear_slopes()
-            slopes[group.heads] -= 0.0 if present is None else present
-        return replace(base, encoding=[GammaKey(alpha, slopes.tolist()) for alpha in self.plain(values[: base.depth])])
-
-
-@FREE.register("mixing")
-@dataclass(frozen=True)
-class Mixings(Free):
-    """m_l of every layer: none is switched off, none drowns the residual stream."""
-
-    logarithmic = False
-    least, most = 1e-3, 0.999
-
-    def starts(self, base: Architecture) -> list[Vector]:
-        """The architecture's mixing, less of it, more of it."""
-        return [np.clip(base.layer_mixing * factor, *self.bounds(base).T) for factor in (1.0, 0.3, 3.0)]
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """The architecture with that mixing."""
-        return replace(base, mixing=values)
-
-    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
-        """The derivatives themselves."""
-        return by_profile.mixing
-
-
 @FREE.register("windows")
 @dataclass(frozen=True)
 class Windows(Free):
@@ -219,26 +170,18 @@ class Windows(Free):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A misfit to be made small over some free parameters."""
+    """A misfit to be made small over free parameters of one sort."""
 
     base: Architecture
-    free: Sequence[Free]
+    free: Free
     target: Target
     lengths: Sequence[int]
     profile: Callable[[Architecture, int], Vector] | None = None
     """The theory's profile, to be differenced; None: the rollout, with its adjoint."""
 
-    def split(self, values: Shaped[np.ndarray, "_"]) -> list[Any]:
-        """The values of each sort of parameter."""
-        sizes = [len(sort.bounds(self.base)) for sort in self.free]
-        return np.split(values, np.cumsum(sizes)[:-1])
-
     def architecture(self, values: Vector) -> Architecture:
-        """The architecture with all values in place."""
-        changed = self.base
-        for sort, part in zip(self.free, self.split(values), strict=True):
-            changed = sort.change(changed, part)
-        return changed
+        """The architecture with these values."""
+        return self.free.change(self.base, values)
 
     def misfit(self, values: Vector) -> float:
         """Mean misfit over lengths, without gradient."""
@@ -254,10 +197,8 @@ class Problem:
         for n_positions in self.lengths if self.profile is None else ():
             rollout = Rollout(self.architecture(values), n_positions)
             value, cotangent = misfit_of(rollout.pull(rollout.unit(-1)), self.target)
-            by_profile = profile_gradient(rollout, cotangent)
-            split = zip(self.free, self.split(values), strict=True)
-            parts = np.concatenate([sort.gradient(part, by_profile) for sort, part in split])
-            total, gradient = total + value / len(self.lengths), gradient + parts / len(self.lengths)
+            by_values = self.free.gradient(values, profile_gradient(rollout, cotangent))
+            total, gradient = total + value / len(self.lengths), gradient + by_values / len(self.lengths)
         for index in np.flatnonzero(np.isnan(gradient)):
             ahead = self.misfit(values + STEP * np.eye(len(values))[index])
             gradient[index] = (ahead - total) / STEP
@@ -271,8 +212,10 @@ class Problem:
             seed: Seed of the random starts.
             near: The only start, if a good one is known.
         """
-        bounds, generator = self.bounds, np.random.default_rng(seed)
-        candidates = self._starts() if near is None else [near]
+        bounds, generator = self.free.bounds(self.base), np.random.default_rng(seed)
+        candidates = [near] if near is not None else self.free.starts(self.base)
+        if near is None and self.profile is None:
+            candidates = [*self.free.aimed(self.base, self.target, max(self.lengths)), *candidates]
         n_random = starts - len(candidates) if near is None else 0
         candidates += [candidates[k % len(candidates)] + generator.normal(0, 0.3, len(bounds)) for k in range(n_random)]
         # Equal misfits are one start: windows wider than the context are all alike.
@@ -281,7 +224,7 @@ class Problem:
         }
         ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)][:starts]
         search: dict[str, Any] = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "bounds": bounds}
-        whole, options = any(isinstance(sort, Windows) for sort in self.free), ROUGH
+        whole, options = isinstance(self.free, Windows), ROUGH
         if whole:
             search = {"fun": self.misfit, "method": "COBYQA", "bounds": bounds}
             options = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
@@ -295,26 +238,11 @@ class Problem:
                 announce(f"the search ended early: {best.message}")
         return np.asarray(best.x)
 
-    @property
-    def bounds(self) -> Float64[np.ndarray, "parameters 2"]:
-        """Bounds of all values, in the coordinates of the search."""
-        return np.concatenate([sort.bounds(self.base) for sort in self.free])
-
-    def at_ends(self, values: Vector) -> list[Bool[np.ndarray, "_"]]:
-        """True for values at an end of their range, sort by sort: a wider range might do better."""
-        low, high = self.bounds.T
+    def at_ends(self, values: Vector) -> int:
+        """How many values lie at an end of their range: a wider one might do better."""
+        low, high = self.free.bounds(self.base).T
         near = NEAR_END * (high - low)
-        return self.split((values <= low + near) | (values >= high - near))
-
-    def _starts(self) -> list[Vector]:
-        """Every sort's starts side by side: the k-th with the k-th of the other sorts, or their last."""
-        by_sort = [sort.starts(self.base) for sort in self.free]
-        if self.profile is None:
-            aimed = [sort.aimed(self.base, self.target, max(self.lengths)) for sort in self.free]
-            first = max(map(len, aimed))
-            by_sort = [[*(exact or usual[:1] * first), *usual] for exact, usual in zip(aimed, by_sort, strict=True)]
-        count = max(map(len, by_sort))
-        return [np.concatenate([starts[min(k, len(starts) - 1)] for starts in by_sort]) for k in range(count)]
+        return int(((values <= low + near) | (values >= high - near)).sum())
 
 
 def _steepness(logs: Vector) -> float:
