@@ -1,4 +1,4 @@
-"""The heat map of a text shows the influence of every token beside the theory's."""
+"""The heat map of a text shows the influence of every token."""
 
 import re
 
@@ -46,20 +46,10 @@ def test_markup_of_a_text_is_text(measurement):
     assert "&lt;" in html
 
 
-def test_a_theory_stands_beside_with_its_profile_of_the_same_prompt(model, measurement):
-    theory = pb.predict(model, 14, theory="power_rollout", prompts=measurement.prompts)
-    shown = spans(measurement.tokens(prompt=1, theory=theory)._repr_html_())[14:]
-    np.testing.assert_allclose([number for _, number, _, _ in shown], 14 * theory.per_prompt[1], rtol=5e-3)
-    of_architecture = pb.predict(pb.Architecture(depth=2), 14)
-    assert len(spans(measurement.tokens(theory=of_architecture.profile)._repr_html_())) == 28
-
-
 def test_wrong_requests_are_refused_and_a_record_keeps_no_text(measurement, tmp_path):
     for arguments, said in (
         ({"prompt": 2}, "prompt must be a whole number >= 0 and < 2, got 2"),
         ({"kind": "probability"}, "kind must be one of jacobian, logit"),
-        ({"theory": pb.Profile.uniform(3)}, "prediction or profile of 14 positions"),
-        ({"theory": "rollout"}, "prediction or profile of 14 positions"),
     ):
         with pytest.raises(pb.UsageError, match=said):
             measurement.tokens(**arguments)

@@ -41,11 +41,10 @@ from posbias.models.model import Model
 from posbias.models.weights import REDUCED, converted, dispatched, quantised
 from posbias.profiles import Profile
 from posbias.prompts import Prompts
-from posbias.results.figures import Curve
-from posbias.results.naming import KINDS, THEORIES, label
+from posbias.results.naming import KINDS, label
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, as_stored
-from posbias.results.showing import Showing, Shown
+from posbias.results.showing import Shown
 from posbias.runs.parts import fingerprint, finished_run
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
@@ -54,39 +53,32 @@ SATURATED = 8.0
 """Times the uniform share, or a fraction of it, at which a colour is full."""
 MORE, LESS = "213,94,0", "0,114,178"
 """Red, green and blue of tokens above and below the uniform share, told apart by the colour-blind."""
-PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6;flex:1;min-width:18em"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TokenMap(Showing):
-    """The tokens of one prompt with their measured influence, beside a theory's if one is given."""
+class TokenMap:
+    """The tokens of one prompt on the colours of their influence, for a notebook."""
 
-    prompt: int
+    title: str
     texts: tuple[str, ...]
     """Text of every token as it stands in the prompt; "#7" for token 7 of a model without a tokenizer."""
-    curves: tuple[Curve, ...]
-    """The measurement, then the theory."""
+    times: Float64[np.ndarray, "n_positions"]
+    """Influence of every token in multiples of the uniform share."""
 
-    def shown(self) -> Shown:
-        """The curves of the one prompt; without intervals, which are over prompts."""
-        names = " beside ".join(curve.name for curve in self.curves)
-        return Shown(f"prompt {self.prompt}, {len(self.texts)} tokens: {names}", self.curves)
+    def __repr__(self) -> str:
+        return f"TokenMap({self.title}, {len(self.texts)} tokens)"
 
     def _repr_html_(self) -> str:
-        size, columns = len(self.texts), ""
-        for curve in self.curves:
-            columns += f'<div style="{PLAIN}"><p>{escape(curve.name)}</p>'
-            for place, (text, times) in enumerate(zip(self.texts, curve.y * size, strict=True)):
-                strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
-                colour = f"rgba({MORE if times > 1 else LESS},{strength:.2f})"
-                hint = f"position {place}: {times:.3g} x uniform"
-                columns += f'<span style="background:{colour}" title="{hint}">{escape(text)}</span>'
-            columns += "</div>"
-        scale = (
-            f"Orange: above the uniform share 1/{size}, blue: below; full colour at {SATURATED:g} times or an eighth"
-        )
-        row = f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{columns}</div>'
-        return f"<div><p><b>{escape(self.shown().title)}</b><br>{scale}.</p>{row}</div>"
+        spans = []
+        for place, (text, times) in enumerate(zip(self.texts, self.times, strict=True)):
+            strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
+            colour = f"rgba({MORE if times > 1 else LESS},{strength:.2f})"
+            hint = f"position {place}: {times:.3g} x uniform"
+            spans.append(f'<span style="background:{colour}" title="{hint}">{escape(text)}</span>')
+        share = f"Orange: above the uniform share 1/{len(spans)}, blue: below"
+        scale = f"{share}; full colour at {SATURATED:g} times or an eighth."
+        text = f'<div style="white-space:pre-wrap;font-family:monospace;line-height:1.6">{"".join(spans)}</div>'
+        return f"<div><p><b>{escape(self.title)}</b><br>{scale}</p>{text}</div>"
 
 
 def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> tuple[str, ...]:
@@ -164,36 +156,24 @@ class Measurement(ProfileRun):
         curves = tuple(replace(each, drawn=True) for each in super().shown().curves)
         return Shown(title, curves, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
 
-    def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
-        """A prompt's text with every token's influence as a heat map, beside a theory's if one is given.
+    def tokens(self, prompt: int = 0, *, kind: str | None = None) -> TokenMap:
+        """A prompt's text with every token's influence as a heat map.
 
         Args:
             prompt: Index of the prompt, 0 ... count - 1.
             kind: By default the first that was measured.
-            theory: A `Profile`, or a prediction; if it has a profile for every prompt, that of the same prompt is
-                taken.
 
         Raises:
-            UsageError: no such prompt or kind, a theory over other positions, or prompts that were not kept.
+            UsageError: no such prompt or kind, or prompts that were not kept.
         """
         if self.prompts is None:
             raise UsageError("a measurement that was read from a record holds no text; take that of measure")
         prompt = checked_value("prompt", prompt, Annotated[Natural, Lt(self.count)])
         name = next(iter(self.profiles)) if kind is None else kind
         checked_value("kind", name, Annotated[str, OneOf(*self.profiles)])
-        curves = [Profile.normalised(self.per_prompt[name][prompt]).curve(label(KINDS, name))]
-        if theory is not None:
-            profile: Any = getattr(theory, "profile", theory)
-            rows: Any = getattr(theory, "per_prompt", None)
-            if not isinstance(profile, Profile) or profile.n_positions != self.n_positions:
-                raise UsageError(
-                    f"theory must be a prediction or profile of {self.n_positions} positions, got {theory!r}"
-                )
-            paired = rows is not None and len(rows) == self.count
-            predicted = Profile.normalised(rows[prompt]) if paired else profile
-            curves.append(predicted.curve(label(THEORIES, getattr(theory, "theory", "theory"))))
+        times = Profile.normalised(self.per_prompt[name][prompt]).influence * self.n_positions
         texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
-        return TokenMap(prompt, texts, tuple(curves))
+        return TokenMap(f"{label(KINDS, name)} on prompt {prompt}", texts, times)
 
 
 @checked

@@ -112,7 +112,7 @@ class Presented(ABC):
 class Showing(Presented):
     """A result that shows itself: as one line, in a notebook, as picture, table and file.
 
-    Every result of posbias is one: profiles, predictions, measurements, maps of tokens, attention statistics,
+    Every result of posbias is one: profiles, predictions, measurements, attention statistics,
     comparisons, curves, evaluations, designs, decompositions, audits and records.
     """
 
