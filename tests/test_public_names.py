@@ -168,7 +168,6 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     ]  # fmt: skip
     asked = pb.EvaluateOptions(lengths="512, 1024", methods="repeat_prompt,temperature(scale=0.5)")
     assert (list(asked.lengths), len(asked.methods)) == ([512, 1024], 2)
-    assert [pb.MeasureOptions(layers=text).layers for text in ("11, 0", " all")] == [(0, 11), "all"]
     assert pb.AttentionOptions(sink_thresholds="0.2,.5").sink_thresholds == (0.2, 0.5)
     assert pb.DesignOptions(depth=2, n_positions="64,16").lengths == (16, 64)
     for wrong in ({"lengths": "512,x"}, {"lengths": "1e3"}, {"lengths": "512,,1024"}, {"methods": "a,,b"}):

@@ -1,4 +1,4 @@
-"""`posbias measure` on other outputs, by depth, in half precision: what the record holds and what is printed."""
+"""`posbias measure` on other outputs, in half precision: what the record holds and what is printed."""
 
 import json
 
@@ -7,23 +7,21 @@ import numpy as np
 from posbias import load_record
 
 
-def test_the_record_holds_output_and_depth(posbias, tiny_llama, tmp_path) -> None:
+def test_the_record_holds_the_output(posbias, tiny_llama, tmp_path) -> None:
     arguments = ["measure", tiny_llama, "--length", 20, "--count", 3, "--dtype", "bfloat16", "--out", tmp_path / "run"]
-    arguments += ["--kinds", "jacobian(probes=2),integrated_gradients(steps=2),perturbation", "--depth-profiles", "all"]
-    refused = posbias(*arguments, "--output", "first")
-    assert (refused.returncode, "unknown output 'first'" in refused.stderr) == (2, True)
+    arguments += ["--kinds", "jacobian(probes=2),integrated_gradients(steps=2),perturbation"]
+    for wrong, said in (
+        (("--output", "first"), "unknown output 'first'"),
+        (("--depth-profiles", "all"), "--depth-profiles left posbias after 0.1.0"),
+    ):
+        refused = posbias(*arguments, *wrong)
+        assert (refused.returncode, said in refused.stderr) == (2, True)
     result = posbias(*arguments, "--output", "at(position=-5)")
     assert result.returncode == 0, result.stderr
     record = load_record(tmp_path / "run").record
     measurement = record.resolved["measurement"]
     assert measurement["output"] == "at(position=-5)"
-    assert measurement["passes"]["layers"] == "all"
-    np.testing.assert_array_equal(record.arrays["trained/depth/jacobian/layers"], [0, 1])
-    depth = record.arrays["trained/depth/jacobian/influence"]
-    assert depth.shape == (2, 20)
-    np.testing.assert_allclose(depth.sum(axis=1), 1)
-    assert np.all(depth[:, -4:] == 0)
-    assert np.all(record.arrays["trained/depth/jacobian/low"] <= depth)
+    assert np.all(record.arrays["trained/measured/jacobian/influence"][-4:] == 0)
     assert len(record.scalars["details"]["integrated_gradients"]["completeness_gap"]) == 3
 
 

@@ -43,7 +43,7 @@ def asked(tiny_llama, long_llama):
 
 
 def measure(asked, **settings):
-    return pb.measure(asked.model, asked.prompts, options=pb.MeasureOptions(layers="all", **settings))
+    return pb.measure(asked.model, asked.prompts, options=pb.MeasureOptions(**settings))
 
 
 def decompose(asked, **settings):

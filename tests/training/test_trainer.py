@@ -41,9 +41,10 @@ STACKS = {
 
 
 @pytest.mark.parametrize(("name", "threads"), [*((name, 2) for name in STACKS), ("retrieval", 1)])
-def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads):
+def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads, monkeypatch):
     members = STACKS[name]
-    run = TrainOptions(engine=Local(threads=threads), chunk=2)
+    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: 2)
+    run = TrainOptions(engine=Local(threads=threads))
     together = train_members(members, SHORT, options=run)
     assert together.n_stacks == 1
     assert together.counts() == {"done": len(members)}
@@ -51,21 +52,23 @@ def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads):
         assert_same(trained, train_members([member], SHORT, options=run).members[0])
 
 
-def test_neither_chunks_nor_the_size_of_stacks_change_a_bit():
+def test_neither_chunks_nor_the_size_of_stacks_change_a_bit(monkeypatch):
     members = STACKS["masks, encodings and targets"]
-    results = [
-        train_members(members, SHORT, options=TrainOptions(chunk=chunk, stack_size=size))
-        for chunk, size in ((1, 64), (5, 64), (4, 2))
-    ]
+    results = []
+    for chunk, size in ((1, 64), (5, 64), (4, 2)):
+        monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_, chunk=chunk: chunk)
+        results.append(train_members(members, SHORT, options=TrainOptions(stack_size=size)))
     assert [result.n_stacks for result in results] == [1, 1, 3]
     for others in results[1:]:
         for first, second in zip(results[0].members, others.members, strict=True):
             assert_same(first, second)
 
 
-def test_odd_widths_are_alone_or_together_equal_to_rounding():
+def test_odd_widths_are_alone_or_together_equal_to_rounding(monkeypatch):
     members = [copier(target, width=7, seed=target) for target in range(5)]
-    alone, together = (train_members(members, SHORT, options=TrainOptions(chunk=chunk)) for chunk in (1, 5))
+    together = train_members(members, SHORT)
+    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: 1)
+    alone = train_members(members, SHORT)
     for first, second in zip(alone.members, together.members, strict=True):
         for name, weights in first.parameters.items():
             difference = (weights - second.parameters[name]).abs().max()

@@ -6,6 +6,7 @@ field.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -22,7 +23,7 @@ from posbias.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
-from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, attention_rollout_prompt
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
 from posbias.theory.power_rollout.rollout import Trace, trace_model
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
@@ -57,11 +58,10 @@ def prompt_theories(
     shares = [] if mixing is None else mixing.tolist()
 
     def attention_rollout() -> np.ndarray:
-        try:
+        trace = None
+        with suppress(UsageError):  # no dense decoder: by a pass of its own
             trace = traced()
-        except UsageError:  # no dense decoder: by a pass of its own
-            return attention_rollout_prompt(model, token_ids, shares)
-        return attention_rollout_of(trace, shares)
+        return attention_rollout_prompt(model, token_ids, shares, trace)
 
     found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
     if mixing is not None:

@@ -34,6 +34,3 @@ class TrainOptions:
     """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
     stack_size: Count = 64
     """Most members trained as one program."""
-    chunk: Annotated[Count | None, Flag(None)] = None
-    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
-    every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""

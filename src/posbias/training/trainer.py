@@ -147,7 +147,7 @@ DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks",
 """Packages whose code decides the result of a training, beside those of tasks that stand elsewhere: checkpoints are
 taken up while it is the same."""
 CPU_VALUES = 1_120_000
-"""Values of the stream (sequences * positions * features) of a stack on a CPU, unless a chunk is given: what is
+"""Values of the stream (sequences * positions * features) of a stack on a CPU: what is
 computed stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
 
 
@@ -282,7 +282,7 @@ class StackTrainer:
         self.members = tuple(members)
         self.schedule = schedule
         self._device = torch.device(options.device)
-        self._chunk = options.chunk or default_chunk(self.members, schedule.batch, self._device)
+        self._chunk = default_chunk(self.members, schedule.batch, self._device)
         self._checkpoint_seconds = options.checkpoint_seconds
         self._step = 0
         self._states = {member: TrainedMember(member) for member in self.members}

@@ -2,7 +2,6 @@
 
 from posbias.theory.power_rollout.actual_attention import (
     ROLLOUTS,
-    attention_rollout_of,
     attention_rollout_prompt,
     attention_rollouts,
 )

@@ -190,6 +190,7 @@ def attention_rollout_prompt(
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
     mixing: Sequence[float] | float,
+    trace: Trace | None = None,
 ) -> Row:
     """Rollout of one prompt's measured attention with a given residual share per layer: non-negative, sums to 1.
 
@@ -197,6 +198,7 @@ def attention_rollout_prompt(
         model: Of transformers, with attention alone in every layer.
         token_ids: The prompt.
         mixing: m_l in [0, 1], one number or one per layer; 1 is attention alone, 0 the identity.
+        trace: The prompt's pass, if it was traced before.
 
     Raises:
         UsageError: attention cannot be seen, or mixing outside [0, 1] or of the wrong length.
@@ -204,16 +206,10 @@ def attention_rollout_prompt(
     Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel; without
         residual stream arXiv 2005.00928.
     """
-    layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    return _with_mixing(layers, mixing)
-
-
-def attention_rollout_of(trace: Trace, mixing: Sequence[float] | float) -> Row:
-    """The rollout of a prompt that was traced before, without a pass of its own."""
-    return _with_mixing([partial(_again, caught.kept, trace.description.dtype) for caught in trace.layers], mixing)
-
-
-def _with_mixing(layers: Sequence[SeenAgain], mixing: Sequence[float] | float) -> Row:
+    if trace is None:
+        layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
+    else:
+        layers = [partial(_again, caught.kept, trace.description.dtype) for caught in trace.layers]
     return np.asarray(_pull(layers, np.array(resolve_mixing(mixing, len(layers)))[:, None])[0])
 
 
