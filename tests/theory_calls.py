@@ -3,11 +3,11 @@
 from posbias import predict
 from posbias.models.model import Model
 from posbias.prompts import Prompts
-from posbias.theory import ModelTheory, Prediction
+from posbias.theory import Prediction, Theory
 from posbias.theory.power_rollout import PowerRollout
 
 
-def of_prompts(theory: ModelTheory, model: Model, prompts: Prompts, seed: int = 0) -> Prediction:
+def of_prompts(theory: Theory, model: Model, prompts: Prompts, seed: int = 0) -> Prediction:
     return predict(model, prompts.n_positions, theory=theory, prompts=prompts, seed=seed)
 
 

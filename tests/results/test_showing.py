@@ -227,8 +227,6 @@ def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_
     losses = [outcome.losses for outcome in run.trained.members]
     np.testing.assert_allclose(second.y, np.mean(losses[2:], axis=0))
     assert repr(run) == "StudyRun(copies, 4 members: 4 done)"
-    assert "position_copy" in study._repr_html_()
-    assert repr(study) == "Study(copies: 4 members, 2 seeds of each point of the grid)"
     with pytest.raises(
         pb.UsageError, match=r"the models of this run lie in .*run'; its record can be saved there alone"
     ):

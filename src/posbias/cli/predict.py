@@ -136,15 +136,15 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
 
 def _reads_prompts(theory: str) -> tuple[str, bool]:
     """The name of a theory, and whether of a model it reads prompts: for activations, or to measure its mixing."""
-    from posbias.theory import ModelTheory, parse_theory
+    from posbias.theory import parse_theory
 
     name, parsed = parse_theory(theory)
-    return name, parsed.reads_prompts if isinstance(parsed, ModelTheory) else name != "attention_only"
+    return name, parsed.reads_prompts
 
 
 def _of_model(source: str, loading: Loading, prompts: options.PromptFlags, theory: str) -> "Prediction":
     """Predict a model, on prompts if they were asked for or the theory needs them."""
-    from posbias.theory import THEORIES, ModelTheory
+    from posbias.theory import THEORIES, ArchitectureTheory
     from posbias.theory import predict as predict_profile
     from posbias.theory.predict import known_mixing
 
@@ -152,7 +152,7 @@ def _of_model(source: str, loading: Loading, prompts: options.PromptFlags, theor
     if name == "mean_field" and loading.init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
     loaded = loading.load(source)
-    mixing_is_known = not issubclass(THEORIES[name], ModelTheory) and known_mixing(loaded) is not None
+    mixing_is_known = issubclass(THEORIES[name], ArchitectureTheory) and known_mixing(loaded) is not None
     needed = prompts.prompts is not None or (reads and not mixing_is_known)
     read = prompts.drawn(loaded) if needed else None
     return predict_profile(loaded, n_positions=prompts.length, theory=theory, prompts=read, seed=prompts.seed)

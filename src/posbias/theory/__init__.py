@@ -3,7 +3,7 @@
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.predict import (
     THEORIES,
-    ModelTheory,
+    ArchitectureTheory,
     Prediction,
     Theory,
     parse_theory,

@@ -170,6 +170,7 @@ class Theory(ABC):
 
     name: ClassVar[str]
     reads_prompts: ClassVar[bool] = True
+    """True if it reads prompts: for activations, or to measure a model's mixing."""
 
     @abstractmethod
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
@@ -185,12 +186,8 @@ class Theory(ABC):
             UsageError: the theory does not apply to the subject, or lacks prompts.
         """
 
-
-class ModelTheory(Theory):
-    """A theory of a loaded model, most often one that follows its forward activations on prompts."""
-
     def labels(self, seed: int) -> dict[str, Any]:
-        """The fields of a prediction that describe its theory."""
+        """The fields of a prediction that describe a theory of a model."""
         parameters = asdict(self)  # type: ignore[call-overload]
         return {"theory": self.name, "spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
 

@@ -30,7 +30,6 @@ from posbias.errors import UsageError, check_most
 from posbias.files import read_whole
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
-from posbias.results.showing import Showing, Shown
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
 from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopping_rule
 
@@ -59,8 +58,8 @@ Settings = dict[str, Any]
 
 
 @checked
-@dataclass(frozen=True, eq=False, repr=False)
-class Study(Showing):
+@dataclass(frozen=True, eq=False)
+class Study:
     """A study file, its sections as plain settings."""
 
     name: str
@@ -74,14 +73,6 @@ class Study(Showing):
     axes: Mapping[str, Sequence[tuple[Any, Settings]]] = field(default_factory=dict)
     """Points of every axis of the grid, each a plain value and the dotted settings it stands for."""
     seeds: tuple[int, ...] = (0,)
-
-    def shown(self) -> Shown:
-        """The sections of the study as facts; it has no curves."""
-        facts = {f"grid, {axis}": ", ".join(str(value) for value, _ in points) for axis, points in self.axes.items()}
-        for section in ("task", "model", "optimiser"):
-            facts[section] = ", ".join(f"{name}={value}" for name, value in getattr(self, section).items())
-        title = f"{self.name}: {self.n_members} members, {len(self.seeds)} seeds of each point of the grid"
-        return Shown(title, facts=facts)
 
     @property
     def n_members(self) -> int:

@@ -39,7 +39,7 @@ from posbias.theory.mean_field.recursion import (
     run_forward,
 )
 from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec, spec_of
-from posbias.theory.predict import THEORIES, ModelTheory, Prediction
+from posbias.theory.predict import THEORIES, Prediction, Theory
 
 FIRST_ORDER_LIMIT = 0.3
 """Logit variance up to which the first order is trusted (docs/theory, section 4)."""
@@ -53,7 +53,7 @@ Profiles = Float64[np.ndarray, "network n_positions"]
 
 @THEORIES.register("mean_field")
 @dataclass(frozen=True)
-class MeanFieldTheory(ModelTheory):
+class MeanFieldTheory(Theory):
     """Jacobian norms at initialisation, from the variances of the model's own weights (docs/theory, section 4)."""
 
     reads_prompts: ClassVar[bool] = False

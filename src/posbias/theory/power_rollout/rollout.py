@@ -42,7 +42,7 @@ from posbias.theory.power_rollout.local_maps import (
     mlp_pull,
     norm_pull,
 )
-from posbias.theory.predict import THEORIES, ModelTheory, Prediction
+from posbias.theory.predict import THEORIES, Prediction, Theory
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
@@ -262,7 +262,7 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
 
 @THEORIES.register("power_rollout")
 @dataclass(frozen=True)
-class PowerRollout(ModelTheory):
+class PowerRollout(Theory):
     """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
 
     key_path: bool = True
