@@ -1,7 +1,6 @@
 """Every task in language: the paired design, exact places of the moved item, and the published wording."""
 
 import json
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ SPELLINGS = (
     "documents(documents=4, query='before')",
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
-    "needle(tokens=1600, depths=5, distractors=3)",
 )
 
 
@@ -357,7 +355,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(needles=2)", "task needle: needles left posbias after 0.1.0: one needle is asked for"),
         ("needle(literal=False)", "task needle: literal left posbias after 0.1.0: items(file=...), with facts and"),
         ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
-        ("needle(distractors=40)", "distractors must be a whole number >= 0 and < 40, got 40"),
+        ("needle(distractors=4)", "task needle: distractors left posbias after 0.1.0: items(file=...) with the"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
         (
             "ruler()",
@@ -399,19 +397,3 @@ def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
         asked(Needle(tokens=300, depths=11), tokenizer, count=1)
     with pytest.raises(UsageError, match="tokens=64 leaves no room"):
         asked(Needle(tokens=64), tokenizer, count=1)
-
-
-def test_distractors_are_of_other_cities_and_stay_while_the_needle_moves(tokenizer: Any) -> None:
-    stated = re.compile(r"The number of ([\w ]+) is (\d{7})\.")
-    rest = set()
-    for example in asked(Needle(tokens=2400, depths=4, distractors=6), tokenizer, count=1):
-        item = item_of(example, tokenizer)
-        needle = stated.fullmatch(item)
-        assert needle
-        told = dict(stated.findall(example.text))
-        assert len(told) == 7
-        assert len({*told.values()}) == 7
-        assert f"What is the number of {needle[1]}?" in example.text
-        assert example.answers == (needle[2],)
-        rest.add(example.text.replace(f"{item} ", "").replace(f" {item}", ""))
-    assert len(rest) == 1

@@ -1,7 +1,6 @@
 """Needle in text: a fact put between two clauses of running text, at depths counted in the model's own tokens.
 
-Distractors state what is like the fact but another one; they keep their places while the needle moves through the text,
-which comes from the default corpus or a text file.
+The text comes from the default corpus or a text file.
 """
 
 import random
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Interval
+from annotated_types import Ge
 
 from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
@@ -23,7 +22,7 @@ from posbias.tasks.language.documents import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
-"""Tokens kept free for each needle and end of the text: joining texts may split tokens anew."""
+"""Tokens kept free for the needle and each end of the text: joining texts may split tokens anew."""
 ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
 CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
@@ -36,7 +35,7 @@ CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class Hidden(Asked):
-    """A text as clauses, with the sentence that is put into it, and others that stay in place."""
+    """A text as clauses, with the sentence that is put into it."""
 
     clauses: tuple[str, ...] = ()
     borders: tuple[int, ...] = (0,)
@@ -56,8 +55,6 @@ class Needle(LanguageTask):
     """Length of the whole prompt: the text is cut at a word to fill it (tokens, >= 64)."""
     depths: Annotated[Count, Ge(2)] = 11
     """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
-    distractors: Annotated[int, Interval(ge=0, lt=len(CITIES))] = 0
-    """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
     corpus: FileName | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
@@ -70,7 +67,7 @@ class Needle(LanguageTask):
         return replace(self, tokens=tokens)
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
-        """A text with its needles."""
+        """A text with its needle."""
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
             raise UsageError(
                 f"{self.name} counts depths in tokens, so it needs the model's (fast) tokenizer; of a server's "
@@ -81,16 +78,13 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
-        towns = source.sample(CITIES, 1 + self.distractors)
-        values = source.sample(range(1_000_000, 10_000_000), 1 + self.distractors)
-        needle, *facts = [f"The number of {town} is {value}." for town, value in zip(towns, values, strict=True)]
-        source.shuffle(facts)
-        question = f"What is the number of {towns[0]}?"
-        bare = _prompt(" ".join([needle, *facts]), question)
-        room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (3 + len(facts))
+        town, value = source.sample(CITIES, 1)[0], source.sample(range(1_000_000, 10_000_000), 1)[0]
+        needle, question = f"The number of {town} is {value}.", f"What is the number of {town}?"
+        bare = _prompt(needle, question)
+        room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - 3 * MERGES
         if room < 1:
-            raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
-        asked = Hidden(question, (str(values[0]),), needle, tuple(facts))
+            raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needle")
+        asked = Hidden(question, (str(value),), needle)
         for _ in range(ATTEMPTS):
             clauses, borders = drawn_text(groups, room, tokenizer, source)
             hidden = replace(asked, clauses=clauses, borders=borders)
@@ -102,17 +96,10 @@ class Needle(LanguageTask):
         )
 
     def draft(self, sample: Hidden, position: int) -> Draft:
-        """The text with the needle before a clause and the other facts evenly spread, always alike."""
-        facts = sample.others
-        borders = [sample.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
-        # At one border facts come first, then the moved needle, then the clause.
-        parts = [(border, 0, fact) for border, fact in zip(borders, facts, strict=True)]
-        parts += [(number, 1, clause) for number, clause in enumerate(sample.clauses)]
-        parts.sort(key=lambda part: part[:2])
-        place = sample.border_at(position / (self.depths - 1)), 0
-        before = [text for number, rank, text in parts if (number, rank) <= place]
-        after = [text for _, _, text in parts[len(before) :]]
-        begin = len(OPENING) + sum(len(part) + 1 for part in before)
+        """The text with the needle before a clause."""
+        border = sample.border_at(position / (self.depths - 1))
+        before, after = sample.clauses[:border], sample.clauses[border:]
+        begin = len(OPENING) + sum(len(clause) + 1 for clause in before)
         text = _prompt(" ".join([*before, sample.moved, *after]), sample.question)
         return Draft(text, sample.answers, (begin, begin + len(sample.moved)))
 
