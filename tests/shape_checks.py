@@ -4,11 +4,9 @@ Imported by `conftest.py`, which is executed again wherever a test imports it: h
 """
 
 import sys
-import threading
 import types
 from dataclasses import is_dataclass
 from functools import partial, wraps
-from inspect import iscoroutinefunction
 from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
@@ -49,23 +47,13 @@ def jaxtyped(function: Any = None, *, typechecker: Any = None, whole: Any = jaxt
         if is_dataclass(function) and "__init__" in vars(function) and not hasattr(function.__init__, "__wrapped__"):
             function.__init__ = jaxtyped(function.__init__, typechecker=typechecker)
         return function
-    if is_defined_again(function):
-        return checked_where_defined_again(function, partial(whole, typechecker=typechecker))
+    if "<locals>" in function.__qualname__ and not hasattr(function, "__wrapped__"):
+        return function  # made anew at every call, and a checker takes a millisecond; the outer one is checked
     try:
         arrays = names_arrays(list(get_type_hints(function).values()))
     except NameError:  # a class that does not exist yet
         arrays = True
     return first_calls(function, whole(function, typechecker=typechecker)) if arrays else typechecker(function)
-
-
-def is_defined_again(function: Any) -> bool:
-    """Whether it stands in another function, with the same signature every time.
-
-    Wrappers have the signature of what they wrap, and dataclasses of the same fields differ in the types of them.
-    """
-    if iscoroutinefunction(function) or hasattr(function, "__wrapped__") or not hasattr(function, "__code__"):
-        return False
-    return "<locals>" in function.__qualname__ and function.__code__.co_filename != "<string>"
 
 
 def first_calls(function: Any, checked: Any) -> Any:
@@ -83,35 +71,6 @@ def first_calls(function: Any, checked: Any) -> Any:
     return first_calls_checked
 
 
-def checked_where_defined_again(function: Any, check: Any) -> Any:
-    """A function defined inside another, checked by the one checker that was made for its first definition.
-
-    Making a checker takes a millisecond: at each definition it was half the time of the kernels' tests.
-    """
-    code = function.__code__
-    if code not in CHECKERS:
-
-        @wraps(function)
-        def latest(*args: Any, **kwargs: Any) -> Any:
-            return DEFINED.targets[-1](*args, **kwargs)
-
-        CHECKERS[code] = check(latest)
-
-    def with_the_checker(*args: Any, **kwargs: Any) -> Any:
-        targets = DEFINED.__dict__.setdefault("targets", [])
-        targets.append(function)
-        try:
-            return CHECKERS[code](*args, **kwargs)
-        finally:
-            targets.pop()
-
-    return first_calls(function, with_the_checker)
-
-
-CHECKERS: dict[types.CodeType, Any] = {}
-"""Of functions defined inside others."""
-DEFINED = threading.local()
-"""`targets`: the functions that checkers are called for in this thread, the innermost last."""
 RUNNING = [""]
 """The test that runs."""
 CHECKED_CALLS = 5

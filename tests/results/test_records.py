@@ -5,10 +5,8 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -77,33 +75,6 @@ def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
     with pytest.raises(RunError, match="no picture"):
         run()
     assert read_record(tmp_path / "run").scalars["value"] == 0.5
-
-
-SAVE_FOREVER = """
-import sys, numpy as np
-from posbias.results.records import Record
-n = 0
-while True:
-    n += 1
-    arrays = {"n": np.full(200_000, float(n))}
-    Record(verb="predict", arguments={}, scalars={"n": n}, arrays=arrays).write_run(sys.argv[1])
-    print(n, flush=True)
-"""
-
-
-def test_kill_at_any_moment_leaves_a_whole_record(tmp_path):
-    for delay in (0.0, 0.003, 0.011, 0.017):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(delay)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        loaded = read_record(tmp_path / "run")
-        assert np.all(loaded.arrays["n"] == loaded.scalars["n"])
 
 
 def test_the_schema_is_of_this_format_and_knows_every_field():
