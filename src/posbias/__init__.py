@@ -124,9 +124,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     if name in _READERS.split():
-        from posbias.published import published_work
-
-        published_work("published")  # has the words of published claims and experiments
+        import_module("posbias_papers.published")  # has the words of published claims and experiments
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -18,7 +18,6 @@ from posbias.cli.options import spread, told
 from posbias.cli.output import FAILED, WRONG, fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
-from posbias.published import PACKAGE
 from posbias.version import __version__
 
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
@@ -61,8 +60,8 @@ VERBS = {
     "place": "posbias.cli.finished:place",
     "train": "posbias.cli.train:train",
     "report": "posbias.cli.finished:report",
-    "verify": f"{PACKAGE}.commands:verify",
-    "reproduce": f"{PACKAGE}.commands:reproduce",
+    "verify": "posbias_papers.commands:verify",
+    "reproduce": "posbias_papers.commands:reproduce",
     "list": "posbias.cli.listing:list_variants",
     "models": "posbias.cli.listing:models",
 }

@@ -12,7 +12,6 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import print_document, print_json
 from posbias.errors import UsageError
-from posbias.published import PACKAGE
 
 SORTS = {
     "masks": "posbias.architecture:MASKS",
@@ -21,7 +20,7 @@ SORTS = {
     "kinds": "posbias.measurement.kinds:KINDS",
     "outputs": "posbias.measurement.outputs:OUTPUTS",
     "metrics": "posbias.comparison.metrics:METRICS",
-    "claims": f"{PACKAGE}.published:CLAIMS",
+    "claims": "posbias_papers.published:CLAIMS",
     "interventions": "posbias.interventions:INTERVENTIONS",
     "mitigations": "posbias.mitigation.methods.base:MITIGATIONS",
     "optimisers": "posbias.training.members:OPTIMISERS",

@@ -34,7 +34,6 @@ from torch import Tensor
 
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.published import PACKAGE
 from posbias.registry import Registry
 
 LEFT = dict.fromkeys(
@@ -43,7 +42,7 @@ LEFT = dict.fromkeys(
 )
 """Tasks that posbias had, and what to do instead."""
 SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry(
-    "synthetic task", left=LEFT, homes={"in_context_retrieval": f"{PACKAGE}.published"}
+    "synthetic task", left=LEFT, homes={"in_context_retrieval": "posbias_papers.published"}
 )
 INDEX_BITS = 30
 """Bits of an index; with 2 bits of purpose they fill the 32 bits of a seed that torch's CPU generator uses."""
