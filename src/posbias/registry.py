@@ -103,7 +103,9 @@ class Registry(Generic[Variant]):
         except UsageError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            fields = ", ".join(inspect.signature(variant).parameters) or "none"
+            shown = vars(variant).get("__dataclass_fields__", {})
+            names = [each for each in inspect.signature(variant).parameters if each not in shown or shown[each].repr]
+            fields = ", ".join(names) or "none"
             raise UsageError(f"{self.sort} {name}: {error}; parameters of {name}: {fields}") from None
 
     def spell(self, variant: object) -> str:

@@ -38,17 +38,6 @@ def text(model):
 
 
 @pytest.fixture(scope="module")
-def uneven(model):
-    """Examples of two lengths."""
-    several = ((2, 4, 5), (3, 2, 6))
-    return [
-        example
-        for pairs, count, seed in several
-        for example in KeyValue(pairs=pairs).examples(model.tokenizer, count=count, seed=seed)
-    ]
-
-
-@pytest.fixture(scope="module")
 def fitted(model, calibration, text):
     return fit("key_bias", model, calibration, text=text, options=QUICK)
 
@@ -71,25 +60,6 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
     options = FitOptions(steps=3, knots=(0, 1, 90), seed=4)
     first, again = (fit("key_bias", model, calibration, text=text, options=options) for _ in range(2))
     assert str(first.method) == str(again.method)
-
-
-@pytest.mark.parametrize(
-    ("method", "more"), [("key_bias", {}), ("key_bias", {"from_question": True}), ("adapter", {"rate": 0.05})]
-)
-def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(
-    method, more, model, uneven, text, monkeypatch
-):
-    """One by one, nothing is padded."""
-    assert len({len(model.tokenizer(example.prompt).input_ids) for example in uneven}) == 2
-    options = FitOptions(steps=3, batch=5, knots=(0, 1, 90), **more)
-    found = []
-    for together in (1, 5):
-        monkeypatch.setattr(fits, "together_in_memory", lambda *_, most=together, **__: most)
-        found.append(fit(method, model, uneven, text=text, options=options).how)
-    first, again = found
-    assert first["answer_loss"] == pytest.approx(again["answer_loss"], abs=2e-6)
-    assert first["text_loss"] == pytest.approx(again["text_loss"], abs=2e-6)
-    assert len(set(first["answer_loss"])) == 3
 
 
 def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):

@@ -20,13 +20,12 @@ from posbias import (
     RunError,
     UsageError,
     load_model,
-    load_prompts,
 )
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders import Response
-from posbias.mitigation import fitting
 from posbias.mitigation import run as running
+from posbias.mitigation.fitting import FITTED_TEXT, JUDGED_TEXT
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.context_bias import ContextBias
@@ -235,36 +234,12 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert responder.model.intervention is None
 
 
-@pytest.mark.parametrize("text", ["default", "own"])
-def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monkeypatch, text):
-    own, read = tmp_path / "own.txt", []
-    own.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
-
-    def loaded(source, **asked):
-        read.append(source)
-        return load_prompts(source, **asked)
-
-    for reader in (running, fitting):
-        monkeypatch.setattr(reader, "load_prompts", loaded)
-    options = MitigateOptions(
-        methods=["key_bias"],
-        calibration=4,
-        evaluation=EvaluateOptions(count=6, positions=(0, 1), generate=False),
-        fitting=FitOptions(steps=1),
-        documents=2,
-        length=32,
-        short=False,
-        text=str(own) if text == "own" else text,
-    )
-    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
-    trial_record("key_value(pairs=2)", responder, options)
-    judged, fitted = read
-    files = {own.name} if text == "own" else {group.name for group in default_corpus(judged.partition("#")[2])}
-    assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
-    assert len(files) == {"default": 2, "own": 1}[text]
-    corpus = ",".join(Path(group.name).stem for group in default_corpus())
-    with pytest.raises(UsageError, match="fits need files of the default corpus that are not judged; name fewer"):
-        trial_record("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))
+def test_fits_read_no_text_that_judges():
+    judged, fitted = ({group.name for group in default_corpus(text[8:])} for text in (JUDGED_TEXT, FITTED_TEXT))
+    assert judged.isdisjoint(fitted)
+    assert len(judged) == 2
+    with pytest.raises(UsageError, match="fits read the default corpus, too; give a file, or leave it out"):
+        MitigateOptions(text="default#austen")
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):

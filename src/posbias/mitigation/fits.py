@@ -9,8 +9,7 @@ The loss of a step is the negative log-likelihood of right answers, per token, m
 on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
 0.
 
-Prompts of different lengths are run together, as many as fit into memory, with padding behind their ends, which no
-token before it can see; behind kept keys and values each is run alone.
+Each prompt of a batch is run by itself, so that its gradients alone have to fit into memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.keys import biased
 from posbias.measurement.outputs import checkpointed
-from posbias.measurement.units import check_passes, halving, together_in_memory
+from posbias.measurement.units import check_passes, halving
 from posbias.mitigation.methods.adapter import SIDES, Adapter, target_projections, tensors_hash, tuned
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
@@ -124,40 +123,34 @@ class Loss:
     """The first token of each that a method acts on; those before it are run once, and kept as far as there is room."""
     numbers: Numbers
     penalty: float
-    together: int
-    """Prompts, or windows, of a batch that run at once, with gradients accumulated."""
 
     def __post_init__(self) -> None:
-        self._wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in self.encoded]
         self._kept: dict[int, Kept] = {}
         self._lengths = AngleLengths.of(self.model.network)
-        # Behind kept keys, or by angles of every length's own, each prompt is run alone.
-        alone = any(self.begins) or self._lengths != AngleLengths()
-        self._together = 1 if alone else self.together
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
-        """Losses of prompts; if gradients are wanted, those of their mean are added, group by group, longest first."""
-        order, found = sorted(indices, key=lambda index: -len(self._wholes[index])), np.zeros(len(self.begins))
-        for first in range(0, len(order), self._together):
-            group = order[first : first + self._together]
-            beginning = self._beginning(group[0])  # which no numbers change
-            with self.numbers.applied(self.model, self.begins[group[0]]):
-                losses = self._losses(group, beginning)
+        """Losses of prompts; if gradients are wanted, those of their mean are added."""
+        found = []
+        for index in indices:
+            beginning = self._beginning(index)  # which no numbers change
+            with self.numbers.applied(self.model, self.begins[index]):
+                loss = self._of_answer(index, beginning)
                 if torch.is_grad_enabled():
-                    (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
-            found[group] = losses.detach().tolist()
-        return np.asarray(found[list(indices)])
+                    (loss / len(indices)).backward()  # type: ignore[no-untyped-call]
+            found.append(float(loss.detach()))
+        return np.asarray(found)
 
     def _beginning(self, index: int) -> Kept | None:
-        """Keys and values before the question of a prompt that is run alone; as many as `KEPT_BYTES` hold are kept.
+        """Keys and values before the question of a prompt; as many as `KEPT_BYTES` hold are kept.
 
         None of a prompt so long that its rotary angles are others.
         """
-        begin, whole = self.begins[index], self._wholes[index]
-        if index in self._kept or not begin or self._lengths.angles(begin) != self._lengths.angles(len(whole)):
+        request, begin = self.encoded[index], self.begins[index]
+        n_read = len(request.prompt) + len(request.answer) - 1
+        if index in self._kept or not begin or self._lengths.angles(begin) != self._lengths.angles(n_read):
             return self._kept.get(index)
         # Without the configuration: sliding layers would keep only a window.
-        cache, embeddings = DynamicCache(), self.model.embed(self.model.token_tensor([whole[:begin].tolist()]))
+        cache, embeddings = DynamicCache(), self.model.embed(self.model.token_tensor([request.prompt[:begin].tolist()]))
         with torch.no_grad():
             self.model.outputs(embeddings, [begin - 1], cache=cache)
         kept = [(layer.keys, layer.values) for layer in cache.layers]
@@ -165,42 +158,28 @@ class Loss:
             self._kept[index] = kept
         return kept
 
-    def _losses(self, group: Sequence[int], beginning: Kept | None) -> Float[Tensor, "prompt"]:
-        """Negative log-likelihood of each answer, per token, of prompts that are run together."""
-        first = 0 if beginning is None else self.begins[group[0]]
-        tokens = np.zeros((len(group), max(len(self._wholes[index]) for index in group) - first), dtype=np.int64)
-        rows = []
-        for row, index in zip(tokens, group, strict=True):
-            row[: len(self._wholes[index]) - first] = self._wholes[index][first:]
-            start = len(self.encoded[index].prompt) - 1 - first
-            rows.append(range(start, start + len(self.encoded[index].answer)))
-        read = sorted(set().union(*rows))
-        embeddings = self.model.embed(self.model.token_tensor(tokens.tolist()))
-        cache = None if beginning is None else DynamicCache(beginning)
-        found, losses = self.model.outputs(embeddings, read, cache=cache).logits, []
-        for logits, predicting, index in zip(found, rows, group, strict=True):
-            predicted = logits[read.index(predicting.start) :][: len(predicting)].float()
-            answer = torch.as_tensor(self.encoded[index].answer, device=logits.device)
-            losses.append(torch.nn.functional.cross_entropy(predicted, answer))
-        return torch.stack(losses)
+    def _of_answer(self, index: int, beginning: Kept | None) -> Float[Tensor, ""]:
+        """Negative log-likelihood of an answer, per token."""
+        request, first = self.encoded[index], 0 if beginning is None else self.begins[index]
+        tokens, start = np.concatenate([request.prompt, request.answer])[first:-1], len(request.prompt) - 1 - first
+        embeddings, cache = self.model.embed(self.model.token_tensor([tokens.tolist()])), None
+        if beginning is not None:
+            cache = DynamicCache(beginning)
+        logits = self.model.outputs(embeddings, list(range(start, len(tokens))), cache=cache).logits[0].float()
+        return torch.nn.functional.cross_entropy(logits, torch.as_tensor(request.answer, device=logits.device))
 
-    def on_text(self, windows: Int64[np.ndarray, "window token"]) -> float:
+    def on_text(self, windows: Windows) -> float:
         """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
-        model, positions, total = self.model, list(range(windows.shape[1])), 0.0
-
-        def logprobs(embeddings: Tensor) -> Tensor:
-            return model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
-
-        for first in range(0, len(windows), self.together):
-            group = windows[first : first + self.together]
-            share, embeddings = len(group) / len(windows), model.embed(model.token_tensor(group.tolist()))
+        model, total = self.model, 0.0
+        for window in windows:
+            embeddings, rows = model.embed(model.token_tensor([window.tolist()])), list(range(len(window)))
             with torch.no_grad():
-                unchanged = logprobs(embeddings)
+                unchanged = model.outputs(embeddings, rows).logits[0].float().log_softmax(-1)
             with self.numbers.applied(model, 0):  # layers may be computed again in the backward pass
-                changed = logprobs(embeddings)
+                changed = model.outputs(embeddings, rows).logits[0].float().log_softmax(-1)
                 divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
-                (self.penalty * share * divergence).backward()  # type: ignore[no-untyped-call]
-            total += share * float(divergence.detach())
+                (self.penalty * divergence / len(windows)).backward()  # type: ignore[no-untyped-call]
+            total += float(divergence.detach()) / len(windows)
         return total
 
 
@@ -235,7 +214,7 @@ def descend(
         optimiser.zero_grad()
         losses[step, 0] = loss.of_answers(order[step].tolist()).mean()
         if options.penalty > 0:
-            losses[step, 1] = loss.on_text(np.stack([text[index] for index in windows[step]]))
+            losses[step, 1] = loss.on_text([text[index] for index in windows[step]])
         if not np.isfinite(losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
@@ -288,17 +267,11 @@ def fit_by_gradient(
     begins = [question_begin(model, example) if options.from_question else 0 for example in examples]
     lengths = [len(request.prompt) for request in encoded]
     # Behind the question few tokens have a backward pass.
-    longest, kept = max(lengths), options.checkpointing or options.from_question
-    check_passes(model, longest, checkpointing=kept)
+    check_passes(model, max(lengths), checkpointing=options.checkpointing or options.from_question)
 
-    def descended(together: int) -> tuple[Numbers, tuple[np.ndarray, list[float]]]:
-        numbers = made(model, options)
-        return numbers, descend(
-            Loss(model, encoded, begins, numbers, options.penalty, together), text, options, held_out=held_out
-        )
-
-    together = together_in_memory(model, longest, options.batch or 1, checkpointing=kept)
-    numbers, (losses, looks) = halving(descended, together)
+    numbers = made(model, options)
+    loss = Loss(model, encoded, begins, numbers, options.penalty)
+    losses, looks = halving(lambda _: descend(loss, text, options, held_out=held_out), 1)
     how = {
         **asdict(options),
         "numbers": numbers.count,

@@ -4,11 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-from jaxtyping import Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -20,7 +16,6 @@ from posbias.mitigation.methods.recipe import identity
 from posbias.mitigation.options import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.sources import default_corpus
 from posbias.tasks.language import Example
 
 
@@ -51,22 +46,18 @@ DISTINCT = 32
 """Characters from which on a passage is taken to belong to one sample alone."""
 LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
-FIT_WINDOWS = 32
-"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
-DEFAULT = "default"
-JUDGED_TEXT = f"{DEFAULT}#jargon_file,us_founding_documents"
-"""Files of the default corpus that judge, unless another text is asked for; fits read the other files."""
+FIT_WINDOWS, WINDOW = 32, 256
+"""Windows of ordinary text that a fit may read, and their tokens."""
+JUDGED_TEXT = "default#jargon_file,us_founding_documents"
+"""Files of the default corpus that judge, unless another text is asked for."""
+FITTED_TEXT = "default#austen,king_james_bible,milton_shakespeare"
+"""Its other files, which fits read."""
 
 
-def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int) -> list[Int64[np.ndarray, "token"]]:
-    """Windows of ordinary text for fits, from the files of the default corpus that are not in the text that judges."""
-    source, _, files = judging.partition("#")
-    judged = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
-    read = [Path(group.name).stem for group in default_corpus() if group.name not in judged]
-    if not read:
-        raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
-    prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
-    return list(prompts.token_ids)
+def fitting_text(model: HuggingFaceModel, *, length: int = WINDOW, seed: int) -> Windows:
+    """Windows of ordinary text for fits."""
+    length = min(length, model.max_positions or length)
+    return list(load_prompts(FITTED_TEXT, model=model, n_positions=length, seed=seed, count=FIT_WINDOWS).token_ids)
 
 
 def contents(examples: Sequence[Example]) -> set[str]:
@@ -83,10 +74,6 @@ def contents(examples: Sequence[Example]) -> set[str]:
             if texts:
                 hashes.add(hashlib.sha256("\0".join([f" {example.target.strip()}", *texts]).encode()).hexdigest()[:16])
     return hashes
-
-
-WINDOW = 256
-"""Tokens of a window of ordinary text."""
 
 
 @checked
@@ -116,9 +103,7 @@ def fit(
     if how is None:
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FITS)}")
     loaded, options = check_model(model), options or FitOptions()
-    length = min(WINDOW, loaded.max_positions or WINDOW)
-    beside = partial(text_beside, JUDGED_TEXT, loaded, length=length, seed=options.seed)
-    given = beside if text is None else lambda: text
+    given = partial(fitting_text, loaded, seed=options.seed) if text is None else lambda: text
     return run_fit(how, Calibration(loaded, calibration, given), options=options)
 
 

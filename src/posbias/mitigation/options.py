@@ -92,8 +92,8 @@ class MitigateOptions:
     documents: CountOrZero = 16
     """Windows of ordinary text on which loss (nats per token) of a local model is compared; 0: none."""
     text: str = "default"
-    """Source of that text: a file or data set, as for prompts; of the default corpus, two files judge and fits read the
-    others."""
+    """Source of that text: a file or data set, as for prompts; by default two files of the default corpus, whose others
+    are read by fits."""
     length: Annotated[Steps, Ge(2), Flag(None)] = 256
     """Tokens of each window, >= 2."""
     tolerance: NonNegative = 0.02
@@ -113,6 +113,10 @@ class MitigateOptions:
         needed = "score" if self.by == "logprob" else "generate"
         if self.by is not None and not getattr(self.evaluation, needed):
             raise UsageError(f"mitigate: by {self.by} needs {needed}, which is switched off; leave out one of the two")
+        if self.text.startswith(f"{DEFAULT}#"):
+            raise UsageError(
+                f"mitigate: text {self.text!r}: fits read the default corpus, too; give a file, or leave it out"
+            )
         self.evaluation.check_plain("mitigate")
         if self.evaluation.directory is not None:
             raise UsageError("mitigate: evaluation.directory is not read; give mitigate the directory of the run")

@@ -33,7 +33,7 @@ from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation, opened
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
 from posbias.mitigation.fits import Calibration, Fit, Windows
-from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit_of, run_fit, text_beside
+from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit_of, fitting_text, run_fit
 from posbias.mitigation.judging import ArmScores, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
@@ -221,11 +221,10 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         list(samples_of(form, responder.tokenizer, replace(plan.asked, positions="spread")))  # refused now if at all
     if model is not None:
         source = JUDGED_TEXT if options.text == DEFAULT else options.text
-        length = min(options.length, model.max_positions or options.length)
-        windows: dict[str, Any] = {"model": model, "seed": options.evaluation.seed}
+        length, seed = min(options.length, model.max_positions or options.length), options.evaluation.seed
         if options.documents:
-            plan.text = load_prompts(source, n_positions=length, count=options.documents, **windows).token_ids
-        plan.fitting_text = partial(text_beside, source, length=length, **windows)
+            plan.text = load_prompts(source, model, n_positions=length, count=options.documents, seed=seed).token_ids
+        plan.fitting_text = partial(fitting_text, model, length=length, seed=seed)
     plan.each(partial(_resolve, plan))
     all_names = [arm.name for arm in plan.arms]
     if twice := [name for name in all_names if all_names.count(name) > 1]:
