@@ -3,23 +3,7 @@
 import json
 import re
 
-import pytest
-
 from posbias.results.records import read_record
-
-
-def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
-    flags = ["--depth", 6, "--heads", 2, "--mixing", 0.2, "--length", "32,64", "--out", tmp_path / "run", "--json"]
-    result = posbias("design", "power(exponent=1.0)", *flags)
-    assert result.returncode == 0, result.stderr
-    printed = json.loads(result.stdout)
-    record = read_record(tmp_path / "run")
-    assert record.verb == "design"
-    assert record.scalars["exact"]
-    assert [entry["n_positions"] for entry in record.scalars["distances"]] == [16, 32, 64, 128]
-    assert all(entry["after"] < 1e-12 < 0.05 < entry["before"] for entry in record.scalars["distances"])
-    assert printed["scalars"]["parameters"]["gamma_key"][0] == 2.0
-    assert 'class="chart"' in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbias, tmp_path):
@@ -74,26 +58,3 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     assert [found["n_positions"] for found in record.scalars["measured"]] == [32, 48]
     assert all(found["distance"]["value"] < found["before"]["value"] for found in record.scalars["measured"])
     assert record.arrays["measured/48/networks"].shape == (6, 48)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["flat", "--length", "many"], "--length: 'many': allowed are whole numbers"),
-        (["flat", "--over", "heads"], "unknown free parameter 'heads'; known: alibi, gamma_key, key_bias, windows"),
-        (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
-        (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
-        (["flat", "--device", "cpu"], "--device is read with --model only"),
-        (["flat", "--initialisations", 4], "--initialisations is read with --model only"),
-        (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
-        (["flat", "--model", "demo"], "write --model config:demo"),
-        (["nowhere.csv"], "cannot read the target nowhere.csv"),
-        (["flat", "--mixing", "0"], "mixing is 0 in every layer: attention moves nothing"),
-        (["flat", "--length", "2"], "--length must be a whole number >= 3"),
-    ],
-)
-def test_wrong_flags_are_one_line(posbias, flags, message):
-    result = posbias("design", *flags)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1

@@ -40,7 +40,7 @@ class Case:
     """A command that writes a run, and what reads one."""
 
     command: str
-    """Words; TINY, OTHER, LONG and STUDY stand for the models and the study, WHOLE for the undisturbed runs."""
+    """Words; TINY, LONG and STUDY stand for the models and the study, WHOLE for the undisturbed runs."""
     readers: tuple[str, ...] = ("report OUT", "report OUT --out ELSE")
     """Words likewise; OUT is what the killed run left."""
     resumes: bool = True
@@ -57,7 +57,6 @@ CASES = {
     "measure-over-another-run": Case(
         f"measure TINY {SHORT} --threads 1", COMPARED, before="attention TINY --length 16 --count 2"
     ),
-    "measure-of-two-models": Case(f"measure TINY OTHER {SHORT} --threads 1", ("report OUT/tiny-llama",)),
     "audit": Case(f"audit TINY {SHORT} --threads 1 --initialisations 1", COMPARED),
     BEHAVIOUR: Case(
         f"audit LONG {SHORT} --threads 1 --initialisations 0 --behaviour {ASKED} --behaviour-count 2 "
@@ -168,9 +167,7 @@ class Bench:
 def bench(tmp_path_factory, tiny_llama, long_llama) -> Iterator[Bench]:
     root = tmp_path_factory.mktemp("killed")
     (root / "whole").mkdir()
-    other = root / "other-llama"
-    shutil.copytree(tiny_llama, other)
-    made = Bench(root, {"TINY": tiny_llama, "LONG": long_llama, "OTHER": other})
+    made = Bench(root, {"TINY": tiny_llama, "LONG": long_llama})
     yield made
     for nursery in made.nurseries:
         nursery.close()

@@ -66,13 +66,15 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--by", "accuracy"), "by accuracy needs generate, which is switched off"),
         (("--fit", "steps"), "'steps': allowed: NAME=VALUE, such as steps=600, rate=0.02, texts in quotes"),
         (("--fit", "stepz=3"), "unknown argument 'stepz'; allowed: steps, batch, rate"),
-        (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
+        (
+            ("--documents", "2", "--text", "default#homer"),
+            "fits read the default corpus, too; give a file, or leave it out",
+        ),
     ):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert message in done.stderr.splitlines()[-1], done.stderr
-        refused_before = "estimate" not in done.stderr
-        assert refused_before or "homer" in message, "before any work"
+        assert "estimate" not in done.stderr, "before any work"
 
 
 def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(posbias, tmp_path):

@@ -57,8 +57,6 @@ def test_theories_that_read_prompts_say_which(posbias, member, tmp_path):
     ("flags", "complaint"),
     [
         (["--theory", "rollout_content", "--prompts", "synthetic"], "rollout_content needs the diagonal content"),
-        (["--theory", "attention_only", "--prompts", "synthetic"], "attention_only reads no --prompts"),
-        (["--theory", "attention_only", "--count", "3"], "attention_only needs none"),
         (["--theory", "rollout"], "the model has no tokenizer"),
     ],
 )

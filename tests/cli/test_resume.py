@@ -17,22 +17,6 @@ FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),proba
 @pytest.mark.parametrize(
     "command",
     [
-        "measure MODEL",
-        "decompose MODEL",
-        "evaluate MODEL --task key_value",
-        "train study.yaml",
-        "reproduce icl-2502.01951 --size smoke",
-    ],
-)
-def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, command):
-    result = posbias(*(tiny_llama if word == "MODEL" else word for word in command.split()), "--resume")
-    assert result.returncode == 2
-    assert result.stderr == "posbias: --resume needs --out: the directory of the run that is continued\n"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
         f"measure MODEL {' '.join(FLAGS)} --out OUT",
         "report RUN --out OUT",
     ],
@@ -46,36 +30,6 @@ def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_l
     assert result.returncode == 2
     assert "another run is writing" in result.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK_FILE]
-
-
-@pytest.mark.parametrize(
-    ("command", "resumes"),
-    [
-        ("measure MODEL --length 8 --count 1 --kinds probability", True),
-        ("evaluate MODEL --task key_value(pairs=2) --count 1 --max-tokens 1 --no-score", True),
-        ("predict --depth 1 --length 4", False),
-        ("verify wu2025/theorem-4.1", False),
-    ],
-)
-def test_a_directory_with_a_finished_run_is_refused(posbias, long_llama, tmp_path, command, resumes):
-    words = [long_llama if word == "MODEL" else word for word in command.split()]
-    out = tmp_path / "run"
-    assert posbias(*words, "--out", out).returncode == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    refused = posbias(*words, "--out", out)
-    assert refused.returncode == 2
-    verb, record = words[0], read_record(out)
-    assert f"run' holds a finished run of posbias {verb} ({record.created}" in refused.stderr
-    assert refused.stderr.endswith("--overwrite replaces it, or choose another --out\n")
-    assert ("--resume takes over what is the same" in refused.stderr) == resumes
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
-    assert posbias(*words, "--out", out, "--overwrite").returncode == 0
-    anew = read_record(out)
-    assert anew.run_id != record.run_id
-    assert "overwrite" not in anew.arguments
-    if resumes:
-        assert posbias(*words, "--out", out, "--resume").returncode == 0
-        assert read_record(out).run_id == anew.run_id
 
 
 @pytest.mark.parametrize(

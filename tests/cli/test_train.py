@@ -28,24 +28,14 @@ def study(tmp_path):
 
 def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study, tmp_path):
     out = tmp_path / "run"
-    result = posbias("train", study, "--out", out, "--json")
+    result = posbias("train", study, "--out", out)
     assert result.returncode == 0, result.stderr
-    printed = json.loads(result.stdout)
     record = read_record(out)
-    assert record.verb == "train"
-    assert record.scalars == printed["scalars"]
     assert record.scalars["counts"] == {"done": 4}
     done = train(load_study(study))
     np.testing.assert_array_equal(record.arrays["losses"], [each.losses for each in done.trained.members])
     assert record.arrays["evaluation_steps"].tolist() == [[0, 10, 20]] * 4
     assert record.arrays["evaluations/loss"].shape == (4, 3)
-    assert not (out / "parts").exists()
-    page = (out / "report.html").read_text()
-    assert "4 members in 1 stack" in page
-    assert "target=5" in page
-    (out / "report.html").unlink()
-    assert posbias("report", out).returncode == 0
-    assert (out / "report.html").read_text() == page
     entry = record.scalars["members"][3]
     assert (entry["name"], entry["model"]) == ("target=5 seed=1", "models/0003")
     measured = posbias(

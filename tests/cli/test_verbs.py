@@ -23,20 +23,6 @@ def document(result):
     return json.loads(result.stdout, parse_constant=pytest.fail)
 
 
-def test_predict_saves_the_profile_of_the_library(posbias, tmp_path):
-    flags = ["--depth", 3, "--heads", 2, "--encoding", "alibi(slopes=[0.5, 0.25])", "--mixing", "[0.1, 0.2, 0.3]"]
-    printed = document(posbias("predict", *flags, "--length", 20, "--out", tmp_path / "run", "--json"))
-    record = read_record(tmp_path / "run")
-    architecture = pb.Architecture(depth=3, heads=2, encoding="alibi(slopes=[0.5, 0.25])", mixing=[0.1, 0.2, 0.3])
-    expected = pb.predict(architecture, n_positions=20).profile.influence
-    np.testing.assert_array_equal(record.arrays["profile/influence"], expected)
-    np.testing.assert_array_equal(printed["arrays"]["profile/influence"], expected)
-    assert record.arguments["mixing"] == "[0.1, 0.2, 0.3]"
-    assert record.resolved["architecture"]["mixing"] == [0.1, 0.2, 0.3]
-    assert record.resolved["command"].startswith("posbias predict --depth 3 --heads 2 --encoding 'alibi(")
-    assert 'class="chart"' in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_predict_takes_lists_and_content(posbias):
     printed = document(
         posbias("predict", "--depth", 2, "--heads", 2, "--mask", '["causal", "sliding_window(width=3)"]', "--mixing",
@@ -114,13 +100,6 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     both = posbias("report", measured, predicted, "--out", tmp_path / "both")
     assert both.returncode == 0, both.stderr
     assert (tmp_path / "both" / "report.html").is_file()
-
-
-def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
-    flags = ["--length", 16, "--count", 2, "--kinds", "logit", "--init-seed", 3]
-    printed = document(posbias("measure", tiny_llama, *flags, "--json"))
-    assert printed["resolved"]["model"]["init_seed"] == 3
-    assert list(printed["scalars"]["subjects"]) == ["initialised"]
 
 
 def test_list_says_which_verbs_a_family_takes(posbias):

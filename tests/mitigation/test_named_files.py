@@ -40,7 +40,7 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
     }
     assert [row[0] for row in report_of(record).summary[1].cells] == list(arms)
     record.scalars["judgement"]["recommended"] = "b-recipe.json"
-    (table,) = report_of(record).folded["Use it with transformers"]
+    (table,) = report_of(record).folded["Use it"]
     assert any(repr(paths[1]) in line for (line,) in table.cells), "the file that was given"
     with pytest.raises(UsageError, match=r"recipe\.json is given twice"):
         trial_record(PAIRS, responder, options(paths[0], str(tmp_path / "b" / ".." / "a" / "recipe.json")))

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from torch.nn.modules.module import register_module_forward_hook
 
 import posbias
 from planted import PlantedMethod, PlantedResponder, trial_record
@@ -28,9 +27,6 @@ from posbias.mitigation import run as running
 from posbias.mitigation.fitting import FITTED_TEXT, JUDGED_TEXT
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
-from posbias.mitigation.methods.context_bias import ContextBias
-from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.page import transformers_lines
 from posbias.mitigation.run import UNCHANGED, plan_trial
 from posbias.prompts.sources import default_corpus
 from posbias.results.page import html_of
@@ -242,46 +238,21 @@ def test_fits_read_no_text_that_judges():
         MitigateOptions(text="default#austen")
 
 
-def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):
+def test_the_page_says_how_a_recommended_method_is_put_to_use(planted):
     record = copy.deepcopy(planted[0])
     (arm,) = (arm for arm in record.scalars["arms"] if arm["name"] == record.scalars["judgement"]["recommended"])
-    assert "Use it with transformers" not in report_of(record).folded, "a planted method is on no model"
-    arm["method"] = "temperature(scale=0.2)"
-    (table,) = report_of(record).folded["Use it with transformers"]
-    assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
-    for spelling, served in (("adapter(weights='ab')", True), ("positional_channel(channel=3)", False)):
-        arm["method"] = spelling
-        assert ("Serve it" in report_of(record).folded) is served
-    arm["method"] = "adapter(weights='ab')"
-    (table,) = report_of(record).folded["Serve it"]
-    assert table.cells[0][0].startswith("posbias export . --to adapter --gguf ")
-    for kind, needing in (("context_bias", False), ("key_bias", True), ("attention_calibration", False)):
-        arm |= {"method": f"{kind}(values=[[1.0, 2.", "needs_passages": needing}
-        (table,) = report_of(record).folded["Use it with transformers"]
-        assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
-    arm["method"] = "repeat_prompt(strength=0.5)"
-    (table,) = report_of(record).folded["Use it in your prompts"]
-    assert table.title == "repeat_prompt(strength=0.5)"
-
-
-@pytest.mark.parametrize(("spelled", "placed"), [("temperature(scale=5.0)", False), ("context_bias", True)])
-def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, placed):
-    model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
-    method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
-    logits = []
-
-    def keep(_module, _inputs, outputs):
-        if hasattr(outputs, "logits"):
-            logits.append(outputs.logits[0, -1].clone())
-
-    lines = transformers_lines(str(recipe), placed=placed)
-    for strength in (0.0, 1.0):
-        write_recipe(recipe, replace(method, strength=strength), model, {})
-        passages, question = ["one two three\n", "four five six\n"], "Which one? "
-        given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
-        with register_module_forward_hook(keep):
-            exec("\n".join(lines), given)
-    assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
+    assert "Use it" not in report_of(record).folded, "a planted method is on no model"
+    for spelling, needing, said in (
+        ("temperature(scale=0.2)", False, ["pb.mitigated(model, 'planted"]),
+        ("adapter(weights='ab')", False, ["install()", "posbias export . --to adapter --gguf ", "--merged "]),
+        ("context_bias(values=[[1.0, 2.", False, ["passages="]),
+        ("key_bias(values=[[1.0, 2.", True, ["passages="]),
+        ("repeat_prompt(strength=0.5)", False, ["The prompt twice"]),
+    ):
+        arm |= {"method": spelling, "needs_passages": needing}
+        (table,) = report_of(record).folded["Use it"]
+        for (line,), words in zip(table.cells, said, strict=True):
+            assert words in line
 
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):

@@ -135,42 +135,18 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     method = MITIGATIONS[kind]
     if not issubclass(method, Mitigation):
         summary = " ".join((getdoc(method) or "").partition("\n\n")[0].split())
-        return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
-    placed = arm.needs_passages or method.needs_passages is True
-    here = ", from the directory of this run"
+        return {"Use it": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
     recipe = f"{arm.directory}/recipe.json" if arm.fitted is not None else arm.recipe or arm.name
-    title = f"{arm.name} on a model of transformers{here if arm.fitted is not None else ''}"
-    lines = [[line] for line in transformers_lines(recipe, placed=placed)]
-    used = {"Use it with transformers": [Table(title, ["Python"], lines)]}
+    lines = [f"pb.mitigated(model, {recipe!r}).install()  # a model of transformers, until it is removed"]
+    if arm.needs_passages or method.needs_passages is True:  # the texts PASSAGES stand in PROMPT, in this order
+        placed = "passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer"
+        lines = [f"with pb.mitigated(model, {recipe!r}, {placed}):  # generate"]
     if kind == Adapter.name:
         export = f"posbias export {shlex.quote(arm.recipe or '.')} --to"
-        forms = [
-            [f"{export} adapter --gguf  # for vLLM, transformers, llama.cpp"],
-            [f"{export} merged --merged  # a whole model, for all others"],
-        ]
-        used["Serve it"] = [Table(f"{arm.name} in other programs{'' if arm.recipe else here}", ["Shell"], forms)]
-    return used
-
-
-def transformers_lines(recipe: str, *, placed: bool) -> list[str]:
-    """Python that puts a method on a model of transformers: for good, or by the passages of each prompt (`placed`)."""
-    tokens = 'tokens = tokenizer(PROMPT, return_tensors="pt")'
-    answer = "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))"
-    lines = [f"pb.mitigated(model, {recipe!r}).install()  # until it is removed", tokens, answer]
-    if placed:
-        lines = [
-            f"{tokens}  # the texts PASSAGES stand in it, in this order; behind them the question begins",
-            f"with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):",
-            f"    {answer}",
-        ]
-    return [
-        "import posbias as pb",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        "model = AutoModelForCausalLM.from_pretrained(NAME)",
-        "tokenizer = AutoTokenizer.from_pretrained(NAME)",
-        *lines,
-    ]
+        lines += [f"{export} adapter --gguf  # in a shell: for vLLM, transformers, llama.cpp"]
+        lines += [f"{export} merged --merged  # a whole model, for all others"]
+    here = ", from the directory of this run" if arm.fitted is not None else ""
+    return {"Use it": [Table(f"{arm.name} in Python{here} (docs/mitigate.md)", ["Lines"], [[line] for line in lines])]}
 
 
 def _number_table(trial: MitigationTrial) -> Table:
