@@ -43,12 +43,6 @@ def test_wrong_lines_are_named(tmp_path: Path, line: Any, complaint: str) -> Non
     )
 
 
-def test_too_few_documents_are_named_with_what_is_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "qa.jsonl", [QUESTION])
-    with pytest.raises(UsageError, match=r"line 1 has 2 documents; 3 were asked \(documents=2 takes all\)"):
-        Documents(file=path, documents=3).examples(None, count=1)
-
-
 OWN = {
     "question": "q",
     "answers": ["x"],
