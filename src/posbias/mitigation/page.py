@@ -23,7 +23,6 @@ from posbias.evaluation.levels import (
     change_text,
 )
 from posbias.evaluation.page import measure_words, requirement_text
-from posbias.evaluation.reading import UNJUDGED
 from posbias.mitigation.judging import (
     APPLY,
     CEILING,
@@ -90,7 +89,6 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         folded={
             "Why each verdict": [Table.of("Verdicts", whys, prose=True)],
             "Every number": [_number_table(trial)],
-            "How answers ended": [_ending_table(trial)],
             **_use(trial),
         },
         left_out=list(trial.left_out),
@@ -164,18 +162,6 @@ def _number_table(trial: MitigationTrial) -> Table:
             corrected = [f"{family[name]:.2g}" if name in family else MISSING for family in families]
             cells.append([verdict.name, name, change, f"{p:.2g}", *corrected, str(units), accepted])
     return Table("Changes against the unchanged model, paired over samples", header, cells)
-
-
-def _ending_table(trial: MitigationTrial) -> Table:
-    """Generated answers that are right, and that cannot be judged."""
-    readings = {arm.name: arm.reading for arm in trial.arms if arm.reading and arm.reading.answers}
-    found = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
-    rows = [
-        {"method": name, "answers": str(reading.answers), "right": number_text(reading.right)}
-        | {UNJUDGED[reason]: str(reading.unjudged.get(reason, 0)) for reason in found}
-        for name, reading in readings.items()
-    ]
-    return Table.of("Generated answers by method", rows)
 
 
 def _figures(trial: MitigationTrial) -> list[Figure]:
