@@ -26,6 +26,7 @@ SORTS = {
     "optimisers": "posbias.training.members:OPTIMISERS",
     "stopping-rules": "posbias.training.members:STOPPING",
     "tasks": "posbias.tasks.language:LANGUAGE_TASKS",
+    "checks": "posbias.tasks.language.adherence:CHECKS",
     "synthetic-tasks": "posbias.tasks.synthetic:SYNTHETIC_TASKS",
     "targets": "posbias.designing.result:TARGETS",
     "engines": "posbias.runs.engines:ENGINES",

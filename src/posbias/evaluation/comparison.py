@@ -6,7 +6,7 @@ corrected (Holm) over all evaluations. A difference that rare ones the other way
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
 from posbias.results.result import COMPARISONS, RESULTS, Result
 from posbias.results.showing import Shown
-from posbias.statistics import StoredInterval, holm
+from posbias.statistics import StoredInterval, StoredNumber, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
 SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
@@ -48,6 +48,33 @@ class Compared:
     """Why its generated answers decide nothing, as `Evaluation.withheld`."""
 
 
+@dataclass(frozen=True)
+class Price:
+    """What one form of a task costs a prompt, mean over turns of the first samples."""
+
+    read: float
+    """Tokens of a prompt; characters if the model's tokenizer is not known."""
+    added: float
+    """Those that the form adds."""
+    kept: StoredNumber
+    """Share of a prompt, 0 ... 1, that a prefix cache keeps from the one of the turn before; NaN of turn 1 alone."""
+    unit: str = "tokens"
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """How long rules are kept in one form of a task."""
+
+    level: Mapping[int, StoredInterval]
+    """Share of replies that keep their rule, by turn; turns with too few samples are missing."""
+    threshold: float
+    """Share of replies that must keep their rule."""
+    kept_until: int
+    """The last turn up to which all of them are shown to reach it; 0 if none is."""
+    lost_by: int | None
+    """The first turn that is shown not to reach it."""
+
+
 @RESULTS.register("compare_evaluations")
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationComparison(Result):
@@ -69,6 +96,16 @@ class EvaluationComparison(Result):
     evaluations: Mapping[str, InstanceOf[Evaluation]] = field(default_factory=dict)
     """All of them if they were made for the comparison, by the names of their directories, where a run that is read
     back has them."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """What each form of the task costs, if forms are compared; the next four likewise."""
+    lasting: Mapping[str, Lasting] = field(default_factory=dict)
+    """How long rules are kept in each."""
+    left_out: tuple[str, ...] = ()
+    """Rules that are broken even when just told."""
+    deciding: tuple[float, int] | None = None
+    """A rise, and about how many samples would find it, if no form is shown to be better than the first."""
+    by_rule: Mapping[str, Mapping[str, StoredNumber]] = field(default_factory=dict)
+    """Share of replies at the last turn that keep each rule, by form."""
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""
@@ -80,13 +117,16 @@ class EvaluationComparison(Result):
 
 
 @checked
-def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = None) -> EvaluationComparison:
+def compare_evaluations(
+    evaluations: Sequence[Any], *, measure: str | None = None, names: Sequence[str] = ()
+) -> EvaluationComparison:
     """Evaluations of one task on the same samples, each less the first.
 
     Args:
         evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
             first samples and the positions that all of them have are compared.
         measure: A key of `MEASURES`; None: the first that all of them have.
+        names: What they are called; by default by their models.
 
     Raises:
         UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
@@ -103,10 +143,10 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
     baseline, *others = paired = [table[complete] for table in shared]
     decided = all(measure in run.measures for run in loaded)  # what withheld answers would say is shown, not compared
-    names, n_samples, highest = _names(loaded), int(complete.sum()), HIGHEST.get(measure, np.inf)
+    named, n_samples, highest = names or _names(loaded), int(complete.sum()), HIGHEST.get(measure, np.inf)
     means = [position_means(table, highest=highest) if n_samples else () for table in paired]
     compared = [
-        Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(names, means, loaded, strict=True)
+        Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(named, means, loaded, strict=True)
     ]
     if n_samples >= needed and decided:
         for number, other in enumerate(others, start=1):
@@ -116,7 +156,7 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
             compared[number] = replace(compared[number], changes=changes, differences=by_place)
         compared = _corrected(compared)
     resolved = {
-        "title": f"{first.task}: {', '.join(names[1:])} beside {names[0]}",
+        "title": f"{first.task}: {', '.join(named[1:])} beside {named[0]}",
         "task": first.task,
         "runs": [evaluation.record.run_id for evaluation in loaded],
         "measure": measure,
@@ -138,7 +178,8 @@ def _check_paired(evaluations: Sequence[Evaluation]) -> None:
 
     def unworded(task: Any) -> str:
         parsed: Any = LANGUAGE_TASKS.parse(task)
-        return str(replace(parsed, **dict.fromkeys((*getattr(parsed, "wording", ()), "chat"))))
+        defaults = {field.name: field.default for field in fields(parsed)}
+        return str(replace(parsed, **{name: defaults[name] for name in (*getattr(parsed, "wording", ()), "chat")}))
 
     asked = [{**dict.fromkeys(SAME), **run.record.resolved, "seed": run.record.seeds["samples"]} for run in evaluations]
     for name in (*SAME, "seed"):

@@ -146,6 +146,8 @@ RISES = {
 
 def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
+    if comparison.lasting:
+        return turns_report(comparison)
     baseline, *others = comparison.compared
     withheld = [entry for entry in comparison.compared if entry.withheld]
     changes = [
@@ -182,6 +184,115 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         note=PAIRED_NOTE,
         record=comparison.record,
     )
+
+
+PLACED = {
+    "system": "in the system message alone",
+    "first": "before the first question",
+    "both": "in the system message and behind the last question",
+    "last": "behind the last question alone",
+}
+TURNS_NOTE = (
+    "Every placement is judged on the same conversations and the same earlier replies, which the model made with the "
+    "rule at the first placement. Intervals are over conversations. A prefix cache keeps the beginning that a prompt "
+    "shares with that of the turn before; prices are means over the turns."
+)
+
+
+def turns_report(comparison: EvaluationComparison) -> Report:
+    """The share of replies that keep their rule by turn, for each placement, and its price."""
+    turns, baseline = comparison.positions, comparison.compared[0]
+    levels = [
+        [placed(name), *(lasting.level[turn].text() if turn in lasting.level else MISSING for turn in turns)]
+        for name, lasting in comparison.lasting.items()
+    ]
+    prices = []
+    for entry in comparison.compared:
+        price, change = comparison.prices[entry.name], entry.changes.get(MEAN)
+        prices.append(
+            {
+                "the rule stands": placed(entry.name),
+                f"kept, less {baseline.name}": MISSING if change is None else change_text(change.value, "+"),
+                "p": MISSING if change is None else f"{entry.p[MEAN]:.2g}",
+                f"{price.unit} a prompt": f"{price.read:.0f}",
+                "of these added": f"{price.added:.1f}",
+                "a prefix cache keeps": MISSING if price.kept != price.kept else f"{price.kept:.0%}",
+            }
+        )
+    by_rule = [
+        {"rule": say, **{name: f"{share:.2f}" for name, share in shares.items()}}
+        for say, shares in comparison.by_rule.items()
+    ]
+    title = "Share of replies that keep the rule, by its place"
+    figure = replace(comparison.shown().figure(), slug="turns", title=title, x_label="turn", y_label="share of replies")
+    return Report(
+        comparison.record.title,
+        kicker="posbias · rules at turns",
+        verdict=turns_verdict(comparison),
+        picture=[figure],
+        summary=[
+            Table(
+                "Share of replies that keep the rule", ["the rule stands", *(f"turn {turn}" for turn in turns)], levels
+            ),
+            Table.of("What each place costs, and gains", prices),
+        ],
+        tables=[Table.of(f"Every rule at turn {turns[-1]}", by_rule)],
+        left_out=[f"broken even when just told, and not judged: {say}" for say in comparison.left_out],
+        note=TURNS_NOTE,
+        record=comparison.record,
+    )
+
+
+def turns_verdict(comparison: EvaluationComparison) -> list[str]:
+    """Until when rules are kept at the first placement, and the cheapest placement that keeps them better."""
+    baseline, *others = comparison.compared
+    withheld = [entry for entry in comparison.compared if entry.withheld]
+    if withheld:
+        return [
+            f"No conclusion from the replies with the rule {placed(e.name)}: {e.withheld} (--max-tokens)."
+            for e in withheld
+        ]
+    turns, lasting = comparison.positions, comparison.lasting[baseline.name]
+    if turns[-1] not in lasting.level:
+        return [f"Too few conversations for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
+    last = turns[-1]
+    share = f"in {lasting.level[last].text('.2f')} of replies at turn {last}"
+    if len(turns) > 1:
+        share += f", in {lasting.level[turns[0]].text('.2f')} at turn {turns[0]}"
+    lost = f"kept until turn {lasting.kept_until} at least" if lasting.kept_until else "not decided by so few samples"
+    if lasting.lost_by is not None:
+        lost = f"lost by turn {lasting.lost_by}"
+    elif lasting.kept_until == last:
+        lost = f"kept through turn {last}"
+    said = [f"With the rule {placed(baseline.name)} it holds {share}: {lost} (share {lasting.threshold:g})."]
+    better = [entry for entry in others if entry.p.get(MEAN, 1.0) < ALPHA and entry.changes[MEAN].value.value > 0]
+    if better:
+        cheapest = min(better, key=lambda entry: comparison.prices[entry.name].added)
+        price, before = comparison.prices[cheapest.name], comparison.prices[baseline.name]
+        held = comparison.lasting[cheapest.name].level[last].text(".2f")
+        kept = (
+            f"; a prefix cache keeps {price.kept:.0%} of it, not {before.kept:.0%}" if price.kept == price.kept else ""
+        )
+        said.append(
+            f"Cheapest place that keeps it better: {placed(cheapest.name)}, in {held} at turn {last}, for "
+            f"{price.added:.0f} {price.unit} a prompt{kept}."
+        )
+    elif lasting.kept_until == last:
+        said.append("No other place is needed.")
+    elif others:
+        said.append("No other place is shown to keep it better.")
+        if comparison.deciding is not None:
+            rise, samples = comparison.deciding
+            said[-1] += f" About {samples:,} conversations (--count) would show a rise of {rise:.2g}."
+    if comparison.left_out:
+        rules = "; ".join(f'"{say}"' for say in comparison.left_out)
+        said.append(f"Left out, since broken even when just told: {rules}")
+    return said
+
+
+def placed(placement: str) -> str:
+    """Where a rule stands, in words."""
+    return PLACED.get(placement, f"behind every {placement[6:-1]}th question")
 
 
 def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:

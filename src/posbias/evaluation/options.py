@@ -32,7 +32,7 @@ LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
-OF_EVALUATE_ALONE = ("lengths", "threshold", "require", "methods")
+OF_EVALUATE_ALONE = ("lengths", "turns", "threshold", "require", "methods")
 """Settings that other verbs which ask samples do not take."""
 CHANGE_NO_REPLY = {
     *OF_EVALUATE_ALONE,
@@ -61,8 +61,10 @@ class EvaluateOptions:
     lengths: Annotated[Sequence[Steps], split_numbers] = ()
     """Lengths of prompts in tokens, ascending, such as 1024,4096, each evaluated at as many positions; by default the
     task's own length alone."""
+    turns: Annotated[Sequence[Count], split_numbers] = ()
+    """Turns of conversations at which rules are judged, such as 1,5,10,20; by default at most 9, evenly spread."""
     threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
-    """Accuracy that the effective length asks for at every position."""
+    """Accuracy that the effective length asks for at every position, and share of replies that must keep a rule."""
     require: Requirement | None = None
     """A bound for pipelines: the whole interval must meet it (exit code 1 if not), such as worst>=0.8, mean>=0.7,
     spread<=0.2, or at several lengths effective_length>=4096."""
@@ -114,7 +116,7 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "methods"):
+        for name in ("lengths", "turns", "methods"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 
@@ -142,6 +144,10 @@ class EvaluateOptions:
         """Positions of the moved item, ascending; all of them must be the task's."""
         import numpy as np
 
+        if self.turns:
+            if task.first_position == 0:
+                raise UsageError(f"evaluate: turns are of conversations, as of rules(...); {task.name} has positions")
+            return task.positions(list(self.turns))
         if not isinstance(self.positions, str):
             return task.positions(list(self.positions))
         text = self.positions.strip()
@@ -149,7 +155,7 @@ class EvaluateOptions:
             return task.positions()
         if (spread := re.fullmatch(r"spread(?:\s*\(\s*(\d*)\s*\))?", text)) is not None:
             most = checked_value("positions: spread", int(spread[1] or SPREAD_POSITIONS), Count)
-            places = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
+            places = np.rint(np.linspace(task.first_position, task.n_items - 1, min(most, task.n_items)))
             return tuple(sorted({int(place) for place in places}))
         try:
             chosen = [int(part) for part in text.split(",")]

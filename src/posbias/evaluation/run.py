@@ -23,6 +23,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.curve import HIGHEST, Scores, position_curve
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
+from posbias.evaluation.forms import compare_forms
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
@@ -39,6 +40,7 @@ from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.running import OpenRun, directory_names, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
+from posbias.tasks.language.adherence import TRANSCRIPT, RulesAtTurns, history_of
 from posbias.tasks.language.calls import call_mark
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
@@ -102,6 +104,8 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         if several:
             return _compared(subject, names, task, options, run)
         responder = opened(subject)
+        if isinstance(task, RulesAtTurns) and not options.lengths:
+            return _at_turns(responder, task, options, run)
         if options.lengths:
             return _concluded(_at_lengths(responder, task, options, run), options.require, run)
         return _concluded(evaluate_responder(responder, task, options), options.require, run)
@@ -148,6 +152,54 @@ def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptio
     return LengthEvaluation.of(at, task=str(task), options=options, depths=depths)
 
 
+def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions, run: OpenRun) -> EvaluationComparison:
+    """A rule at all placements, compared on the same replies."""
+    if len(task.placements) < 2:
+        raise UsageError(f"rules: placements are compared with the first; give at least 2, got {task.placements}")
+    task = replace(task, histories=_rolled_out(responder, task, options))
+
+    def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
+        directory = None if options.directory is None else options.directory / name
+        chosen = replace(options, directory=directory, turns=turns, score=False)
+        return evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
+
+    turns = options.positions_of(task)
+    # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
+    just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
+    finish_evaluation(just_told, run, {"verdict": list(just_told.verdict)}, below="just-told")
+    found = {}
+    for placement, name in zip(task.placements, directory_names(task.placements), strict=True):
+        found[placement] = _concluded(placed(placement, name, turns), options.require, run, below=name)
+    samples = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
+    comparison = compare_forms(
+        found, just_told, task, samples, threshold=options.threshold, tokenizer=responder.tokenizer
+    )
+    return _told_together(comparison, run)
+
+
+def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptions) -> dict[str, tuple[str, ...]]:
+    """The model's replies to all turns but the last, with the rule at the first placement, kept as they come."""
+    histories: dict[str, tuple[str, ...]] = {}
+    if task.replies == TRANSCRIPT:
+        return histories
+    directory = None if options.directory is None else options.directory / "replies"
+    count = options.skip + options.count_of(task)
+    for turn in range(1, max(options.positions_of(task))):
+        at = replace(options, turns=(turn,), score=False)
+        told = replace(task, histories=histories)
+        samples = list(samples_of(told, responder.tokenizer, at))
+        store = PartStore(directory, _settings(responder, told, at))
+        replies, _, _ = _replies(samples, told, at, responder, store)
+        conversations = list(task.draw(None, count=count, seed=options.seed))[options.skip :]
+        for conversation, reply in zip(conversations, replies, strict=True):
+            if reply.response is None or reply.response.skipped is not None:
+                why = "nothing is generated" if reply.response is None else reply.response.skipped
+                raise RunError(f"{conversation.name} cannot go on behind turn {turn}: {why}")
+            name = history_of(conversation)
+            histories[name] = (*histories.get(name, ()), reply.response.text)
+    return histories
+
+
 def _compared(
     subjects: Sequence[Any], names: Sequence[str], task: LanguageTask, options: EvaluateOptions, run: OpenRun
 ) -> EvaluationComparison:
@@ -172,7 +224,12 @@ def _compared(
         directory = None if options.directory is None else options.directory / name
         evaluation = evaluate_responder(answering, task, replace(options, directory=directory, methods=()))
         evaluations[name] = _concluded(evaluation, options.require, run, below=name)
-    comparison = replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
+    return _told_together(replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations), run)
+
+
+def _told_together(comparison: EvaluationComparison, run: OpenRun) -> EvaluationComparison:
+    """Write a comparison of evaluations, each in a directory of its own."""
+    evaluations = comparison.evaluations
     checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
     failing = min(checks, key=lambda check: check.met, default=None)  # the first that fails stands for all
     comparison.record.scalars |= {"requirement": as_stored(failing), "verdict": list(comparison.verdict)}
@@ -221,17 +278,9 @@ def evaluate_responder(
     """
     task = task_for(responder, task)
     samples, positions = list(samples_of(task, responder.tokenizer, options)), list(options.positions_of(task))
-    asked = {
-        "task": str(task),
-        "positions": positions,
-        "max_tokens": options.max_tokens or task.max_tokens,
-        "thinking_tokens": options.thinking_tokens,
-        "answer_pattern": options.answer_pattern,
-    }
+    asked = _asked(task, options)
     described = responder.describe()
-    deciding = {name: value for name, value in described.items() if name in DECIDING}
-    # What a reply depends on, beside the prompts that name it.
-    settings = {"verb": "evaluate", **options.describe(), **asked, "responder": deciding, "made_by": made_by()}
+    settings = _settings(responder, task, options)
     whole = {**settings, "samples": [sample.piece for sample in samples], "seed": options.seed}  # draws have a seed
     depends = {"evaluation": fingerprint(whole), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
@@ -263,6 +312,24 @@ def evaluate_responder(
     record = Record("evaluate", {}, resolved, scalars, seeds={"samples": options.seed})
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
     return replace(Evaluation.from_record(record), outputs=tuple(outputs))
+
+
+def _asked(task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:
+    """What is asked, for a record."""
+    return {
+        "task": str(task),
+        "positions": list(options.positions_of(task)),
+        "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
+    }
+
+
+def _settings(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:
+    """What a reply depends on, beside the prompts that name it."""
+    deciding = {name: value for name, value in responder.describe().items() if name in DECIDING}
+    asked = _asked(task, options)
+    return {"verb": "evaluate", **options.describe(), **asked, "responder": deciding, "made_by": made_by()}
 
 
 def _replies(

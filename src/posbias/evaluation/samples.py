@@ -48,10 +48,9 @@ def task_for(responder: Responder, task: LanguageTask) -> LanguageTask:
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
-    rule = task.answer_rule
-    if rule.function is not None and not options.allow_code:
+    if task.own_code is not None and not options.allow_code:
         raise UsageError(
-            f"{task.name}: answers would be judged by code of one's own, {rule.function!r}, which allow_code=True "
+            f"{task.name}: answers would be judged by code of one's own, {task.own_code!r}, which allow_code=True "
             "(--allow-code) permits"
         )
     positions, count = options.positions_of(task), options.skip + options.count_of(task)
@@ -124,11 +123,11 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     skipped, text = told.get("skipped"), None if told.get("skipped") is not None else told.get("text")
     answer, right, cut, unjudged = text, None, None, None
     if text is not None:
-        settled = rule.settled(text)
+        settled = rule.settled(text, example.answers)
         if task.lead_in and told["continues"]:
             line, ended, _ = text.lstrip().partition("\n")
             answer = f"{task.lead_in} {line}"
-            settled = bool(ended) or rule.settled(answer)
+            settled = bool(ended) or rule.settled(answer, example.answers)
         right = rule.right(answer or "", example.answers)
         cut = told["finish"] == CUT_OFF and right < 1 and not settled
         reasons = {

@@ -1,6 +1,7 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
 from posbias.prompts.tokens import Span, encode, locate, rendered
+from posbias.tasks.language.adherence import RulesAtTurns
 from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, file_sha256
 from posbias.tasks.language.documents import Documents, KeyValue
 from posbias.tasks.language.items import Items

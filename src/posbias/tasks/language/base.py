@@ -211,6 +211,8 @@ class LanguageTask(ABC):
     """True if the right answer depends on which passage stands where, so that nobody else may rearrange them."""
     published: ClassVar[frozenset[str]] = frozenset()
     """Fields by which lines of a published file are told from lines of one's own."""
+    first_position: ClassVar[int] = 0
+    """1 where positions are turns."""
     slot: ClassVar[str] = ""
     """The field of a `template` of one's own, if the task takes one, in whose place the items stand."""
 
@@ -280,6 +282,11 @@ class LanguageTask(ABC):
     def answer_rule(self) -> Rule:
         """The rule by which a generated text is right."""
         return RULES.parse(self.scoring)
+
+    @property
+    def own_code(self) -> str | None:
+        """Code of one's own that judges answers; None if there is none."""
+        return self.answer_rule.function
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """Further numbers of a generated text (None: there is none) beside its score: a table each, by name."""

@@ -70,6 +70,8 @@ class Rule:
     """True if a value counts as an accepted one."""
     wanted: str = "a letter"
     """What an accepted answer must be, if a value is read."""
+    broken: Callable[[str, str], bool] = lambda text, answer: False
+    """True if no text that begins so can say an accepted answer."""
     refuse: Callable[[str], object] | None = None
     """Refuses an accepted answer that cannot be judged otherwise."""
     text: bool = True
@@ -97,11 +99,13 @@ class Rule:
         """True if it is certain what a text says of what is judged, such as a number; else it counts as wrong."""
         return self.says is not None or self.function is not None or self.read(text) is not None
 
-    def settled(self, text: str) -> bool:
-        """True if nothing that might follow a text, which was cut off, belongs to what is judged.
+    def settled(self, text: str, answers: Sequence[str] = ()) -> bool:
+        """True if nothing that might follow a text, which was cut off, changes how it is judged.
 
         Of a value: a mark or label tells it, and the last word, which may have been cut, has no part in it.
         """
+        if answers and all(self.broken(text, answer) for answer in answers):
+            return True
         told = self.read(text)
         if told is None or self.first:
             return told is not None or (self.one_line and "\n" in unfenced(text))
