@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from posbias.mitigation.methods.applying import mitigated
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.models.loading import load_model
 
@@ -42,8 +43,8 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
     """Of the prompt, and of the tokens after it."""
     way: Any = contextlib.nullcontext()
     if method != "plain":
-        given = context_bias(model) if method == CONTEXT_BIAS else method
-        way = mitigated(model, given, passages=passages(tokens.shape[1]))
+        given: Any = context_bias(model) if method == CONTEXT_BIAS else MITIGATIONS.parse(method)
+        way = mitigated(model, given, passages=given.known(passages(tokens.shape[1]), tokens.shape[1]))
     with way, torch.no_grad():
         start = now(model.device)
         output = model.network(input_ids=tokens, use_cache=True, logits_to_keep=1)
