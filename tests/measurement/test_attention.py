@@ -103,28 +103,6 @@ def test_statistics_are_those_of_the_models_own_attention(kind):
     assert (found.count, found.n_positions) == (COUNT, N_POSITIONS)
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
-def test_monotonicity_is_that_of_the_models_own_attention(kind):
-    model, prompts = _model(kind), _prompts()
-    dense = _dense(model, prompts).mean(2)
-    with blocks_of(HEADS * 4 * N_POSITIONS):
-        found = attention(model, prompts).monotonicity
-    for layer in range(DEPTH):
-        for prompt in range(COUNT):
-            violated, gap = _violations(dense[prompt, layer])
-            assert found.violated.per_prompt[prompt, layer] == pytest.approx(violated)
-            assert found.gap.per_prompt[prompt, layer] == pytest.approx(gap)
-    assert found.violated.per_prompt.any(axis=0).all()
-
-
-def _violations(kernel):
-    """Share and mean of the rises of prefix masses, triple by triple."""
-    prefix = kernel.cumsum(-1)
-    rises = [prefix[i + 1, k] - prefix[i, k] for i in range(N_POSITIONS - 1) for k in range(i)]
-    broken = [rise for rise in rises if rise > 1e-6]
-    return len(broken) / len(rises), float(np.mean(broken)) if broken else 0.0
-
-
 def test_where_a_model_breaks_its_promise_is_said():
     caveats = attention(_model("falcon-alibi"), _prompts()).caveats
     assert any("ALiBi" in caveat for caveat in caveats)
@@ -206,7 +184,6 @@ def test_neither_blocks_nor_the_models_implementation_matter():
         np.testing.assert_allclose(one.per_prompt, other.per_prompt, atol=TOLERANCE)
         np.testing.assert_allclose(one.low, other.low, atol=TOLERANCE)
     np.testing.assert_allclose(fine.sinks.per_prompt, coarse.sinks.per_prompt, atol=TOLERANCE)
-    np.testing.assert_allclose(fine.monotonicity.gap.value, coarse.monotonicity.gap.value, atol=TOLERANCE)
 
 
 def test_half_precision_is_measured_in_single_precision():
@@ -229,9 +206,9 @@ def test_intervals_hold_the_means_and_are_infinite_for_one_prompt():
 
 
 def _statistics(found):
-    content, mixing, monotonicity = found.content, found.mixing, found.monotonicity
+    content, mixing = found.content, found.mixing
     yield from (found.distance, found.entropy, content.diagonal, content.difference)
-    yield from (monotonicity.violated, found.sinks, mixing.tokens, mixing.frobenius)
+    yield from (found.sinks, mixing.tokens, mixing.frobenius)
 
 
 @pytest.mark.parametrize(("kind", "counted"), [("lfm2", "1"), ("jamba", "1")])
@@ -274,7 +251,6 @@ def test_equal_keys_attend_evenly():
     np.testing.assert_allclose(found.distance.per_prompt, (N_POSITIONS - 1) / 4)
     np.testing.assert_allclose(found.entropy.per_prompt, 1)
     np.testing.assert_allclose(found.content.difference.per_prompt, 0, atol=TOLERANCE)
-    assert not found.monotonicity.violated.per_prompt.any()
 
 
 def reduced_without_values(n_positions):

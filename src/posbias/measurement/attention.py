@@ -23,7 +23,6 @@ from posbias.measurement.attention_statistics import (
     HeadShare,
     HeadStatistic,
     MixingStatistics,
-    Monotonicity,
     PromptMean,
 )
 from posbias.measurement.options import AttentionOptions
@@ -48,13 +47,11 @@ from posbias.theory.power_rollout import attention_rollouts
 CELLS = 128
 """Side of the mean kernels, in cells of neighbouring positions: as many as a picture shows."""
 FEWEST_POSITIONS = 3
-"""Fewest positions of a prompt: the content and the monotonicity of fewer say nothing."""
+"""Fewest positions of a prompt: the content of fewer says nothing."""
 UNRECORDED = ("directory", "overwrite")
 """Settings that decide no number."""
 MOST_COUNTED = 255
 """Heads whose entries above a threshold are counted in one byte."""
-ROUND_OFF = 1e-6
-"""Prefix masses are sums of softmaxes computed in float32; a rise below this is not a violation."""
 
 
 @checked
@@ -215,7 +212,6 @@ class _Sums:
             sink_thresholds=tuple(self.options.sink_thresholds),
             sinks=PromptMean.of(rows["sinks"]),
             sinks_by_layer=self.sinks_by_layer / count,
-            monotonicity=Monotonicity(PromptMean.of(rows["violated"]), PromptMean.of(rows["gap"])),
             kernels=(self.kernels / (count * queries)).numpy(force=True),
             mixing=None
             if self.no_mixing
@@ -223,20 +219,6 @@ class _Sums:
             left_out=(self.no_mixing,) if self.no_mixing else (),
             caveats=(*model.caveats(), *counted),
         )
-
-
-def prefix_rises(
-    mass: Float64[Tensor, "query key"], below: Float64[Tensor, "key"], queries: slice, keys: slice
-) -> tuple[Tensor, Tensor]:
-    """Violations of F_i+1(k) <= F_i(k), F_i(k) = sum_{j <= k} A_ij, k < i, in a block's rows, and the sum of the rises.
-
-    `mass` is F of the block's queries at its keys; rows end at 1, which nothing can exceed. `below` is the row under
-    the last one, at the same keys; zeros if there is none.
-    """
-    rise = torch.cat([mass[1:], below[None]]) - mass
-    # Of the keys before a query alone; what rounding alone can give is no rise.
-    rise = torch.threshold(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
-    return rise.count_nonzero(), rise.sum()
 
 
 def cell_bounds(cells: int, n_positions: int) -> Int64[Tensor, "edges"]:
@@ -254,7 +236,7 @@ def reduce_layer(
 
     Returns:
         distance, entropy and, of families that have them, learned_sink, [heads]; sinks [thresholds n_positions], mean
-        over heads; violated and gap []. `AttentionStatistics` has the definitions.
+        over heads. `AttentionStatistics` has the definitions.
     """
     n_positions, device = state.key.shape[1], state.key.device
     position, first = torch.arange(n_positions, device=device), state.first.to(device)
@@ -266,8 +248,6 @@ def reduce_layer(
     entropy = torch.zeros_like(distance)
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
     sink_mass = None if state.sinks is None else torch.zeros_like(distance)
-    below = torch.zeros(n_positions, dtype=torch.float64, device=device)
-    violations, risen = torch.zeros(2, dtype=torch.float64, device=device).unbind()
     for part in query_blocks(state):
         weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
         # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
@@ -284,10 +264,6 @@ def reduce_layer(
         mean = weights.mean((0, 1))
         mass = mean.double().cumsum(-1)
         mass = mass / mass[..., -1:]
-        count, rise = prefix_rises(mass, below[part.keys], part.queries, part.keys)
-        violations, risen = violations + count, risen + rise
-        below = torch.zeros_like(below)
-        below[part.keys], below[part.keys.stop :] = mass[0], 1.0
         if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
             mass = mass * mean.double().sum(-1, keepdim=True)
         cell_of_query = torch.searchsorted(bounds, position[part.queries], right=True) - 1
@@ -295,13 +271,10 @@ def reduce_layer(
         in_cells = torch.nn.functional.pad(mass, (1, 0))[..., edges].diff(dim=-1)
         kernels.index_add_(0, cell_of_query.to(kernels.device), in_cells.to(kernels))  # a layer may lie elsewhere
     queries_of_key = torch.searchsorted(first, position, right=True) - position
-    triples = (n_positions - 1) * (n_positions - 2) // 2
     found = {
         "distance": (distance / n_positions).flatten(),
         "entropy": (entropy / (visible > 1).sum()).flatten(),
         "sinks": counts / (state.heads * queries_of_key),
-        "violated": violations / triples,
-        "gap": risen / violations.clamp_min(1),
     }
     return found if sink_mass is None else {**found, "learned_sink": (sink_mass / n_positions).flatten()}
 

@@ -111,19 +111,6 @@ class ContentLogits:
 
 
 @dataclass(frozen=True, eq=False)
-class Monotonicity:
-    """Distance of each prompt's attention (mean over heads) from stochastic monotonicity, F_i+1(k) <= F_i(k).
-
-    F_i(k) is the mass that query i gives to the keys 0..k.
-    """
-
-    violated: PromptMean
-    """Share of the triples (i, i+1, k), k < i, whose prefix mass rises, in [0, 1], by layer."""
-    gap: PromptMean
-    """Mean rise F_i+1(k) - F_i(k) over the violated triples, in (0, 1]; 0 if there are none."""
-
-
-@dataclass(frozen=True, eq=False)
 class MixingStatistics:
     """Size of the attention branch a beside the stream x it is added to (`posbias.measurement.prompt`)."""
 
@@ -159,7 +146,6 @@ class AttentionStatistics(Result):
     over layers and heads. Few queries see the last positions."""
     sinks_by_layer: Float64[np.ndarray, "thresholds layers n_positions"]
     """Sinks of every layer, mean over prompts."""
-    monotonicity: Monotonicity
     kernels: Float[np.ndarray, "layers cells cells"]
     """Attention averaged over prompts and heads, in min(N, 128) cells of neighbouring positions: position p lies in
     cell p * cells // N. An entry is the mean over the queries of its row's cell of the sum over the keys of its

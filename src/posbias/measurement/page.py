@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from posbias.measurement.attention_statistics import AttentionStatistics
+from posbias.measurement.attention_statistics import AttentionStatistics, PromptMean
 from posbias.profiles import Profile
 from posbias.results.figures import Curve, Figure, HeatMap, profile_figure
 from posbias.results.naming import ATTENTION_ROLLOUTS, STATISTICS, label
@@ -29,8 +29,6 @@ GLOSSARY = {
     " Diagonal: a token with itself; off-diagonal: with the tokens before it. Published measurements leave the scale"
     " out.",
     "Mixing": "How large the attention branch is beside the stream it is added to: 0 is none, 1 is all.",
-    "Prefix-monotone": "Each query gives the first k + 1 keys no more attention than the query before it does, for"
-    " every k. Theories of primacy assume it; counted is how often it fails, and by how much.",
     "Rollouts": "Layer by layer, attention is multiplied up into one influence per position. Measured mixing: a layer"
     " stands still with one minus its mixing. Attention only: it never does. Norm-weighted: attention times the length"
     " of what it moves (Kobayashi et al. 2020). Power: squared attention with each head's gain, without MLPs.",
@@ -71,19 +69,17 @@ def attention_report(run: AttentionStatistics) -> Report:
 
 
 def _whole_table(run: AttentionStatistics, title: str) -> Table:
-    content, mixing, monotonicity = run.content, run.mixing, run.monotonicity
-    rows = [
+    content, mixing = run.content, run.mixing
+    rows: list[tuple[str, PromptMean, int, str]] = [
         ("attention distance, positions", run.distance, 1, f"{run.even_distance.mean():.1f} (even attention)"),
         ("entropy / largest", run.entropy, 3, "1 (even attention)"),
         ("content logit, diagonal", content.diagonal, 3, ""),
         ("content logit, off-diagonal", content.off_diagonal, 3, ""),
         ("content logit, difference", content.difference, 3, "0 (no content)"),
         ("the same without the model's scale, as published", content.published, 2, "0 (no content)"),
-        ("prefixes whose mass rises", monotonicity.violated, 3, "0 (monotone)"),
-        ("mean rise of those", monotonicity.gap, 4, "0 (monotone)"),
     ]
     if mixing is not None:
-        rows[6:6] = [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
+        rows += [("mixing, token mean", mixing.tokens, 3, ""), ("mixing, Frobenius", mixing.frobenius, 3, "")]
     if run.learned_sink is not None:
         rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
     cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
@@ -98,7 +94,6 @@ def _layer_table(run: AttentionStatistics) -> Table:
         "entropy": (run.entropy, 3),
         "content diff": (run.content.difference, 2),
         **({} if run.mixing is None else {"mixing": (run.mixing.tokens, 3)}),
-        "monotone rise": (run.monotonicity.violated, 3),
     }
     header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]
     columns = [(statistic.value, digits) for statistic, digits in shown.values()]
