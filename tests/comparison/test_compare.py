@@ -36,12 +36,18 @@ def test_two_measurements_are_contrasted(both):
     paired = compare_with_prompts(samples[0].units, samples[1], generator=np.random.default_rng(0))
     assert found.intervals.distance == paired.distance
     assert found.intervals.difference == paired.difference
-    expected = contrast(*samples, generator=np.random.default_rng(0)).statistics
+    expected = contrast(*samples, generator=np.random.default_rng(0), paired=True).statistics
     for name in ("first_tenth", "middle_tenth", "last_tenth", "mean_position"):
         assert found.statistics[name] == expected[name]
     assert found.wasserstein == pytest.approx(found.intervals.distance.value)
     assert (found.pair.theory, found.pair.kind) == ("jacobian", "jacobian")
-    assert len(found.subject.comparisons) == 4
+    # A kind is compared to the same kind alone, and one distance has one interval wherever it stands.
+    assert [(block.theory, block.kind) for block in found.comparisons] == [("jacobian",) * 2, ("logit",) * 2]
+    for block in found.comparisons:
+        again = found.contrasts[block.kind]
+        assert (again.distance, again.flat) == (block.prompts.distance, block.prompts.flat)
+    crossed = pb.compare(first, second, options=CompareOptions(theory="jacobian", kind="logit"))
+    assert [(block.theory, block.kind) for block in crossed.comparisons] == [("jacobian", "logit")]
 
 
 def test_profiles_are_named_by_what_differs_and_every_distance_is_shown(both, tmp_path):
@@ -51,8 +57,8 @@ def test_profiles_are_named_by_what_differs_and_every_distance_is_shown(both, tm
     assert repr(found).startswith(f"ComparisonRun({one} beside {other}: W1 ")
     facts = found.facts()
     assert f"last tenth, {one} less {other}" in facts
-    assert sum(name.startswith("W1 of ") for name in facts) == 5
-    assert "Of all 4 comparisons: " in facts["verdict"]
+    assert sum(name.startswith("W1 of ") for name in facts) == 3
+    assert [line.partition(",")[0] for line in facts["verdict"].splitlines()] == ["Jacobian", "Logit gradient"]
     assert f"W1 of {one} to {other}" in found.save(tmp_path / "found.html").read_text()
     by_logit = pb.compare(first, pb.predict(pb.Architecture(depth=2), 24), options=CompareOptions(theory="logit"))
     assert list(by_logit.profiles) == ["logit gradient", "published residual rollout"]

@@ -110,6 +110,14 @@ def test_contrast_finds_what_changed_and_nothing_else() -> None:
     again = contrast(Sample.of(trained), Sample.of(prompts_around(u_shape(), seed=11)), generator=generator())
     assert not again.statistics["first_tenth"].excludes(0)
     assert again.decides == -1, "the same shape at birth is closer than a flat line"
+    tilted = Sample.of(trained * np.linspace(1.0, 1.1, trained.shape[1]))
+    paired, apart = (
+        contrast(Sample.of(trained), tilted, generator=generator(), paired=together).statistics["mean_position"]
+        for together in (True, False)
+    )
+    assert paired.value == apart.value
+    assert paired.excludes(0), "what the prompts share cancels"
+    assert paired.high - paired.low < (apart.high - apart.low) / 3
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

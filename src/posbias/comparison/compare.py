@@ -48,8 +48,12 @@ class ComparisonRun(ProfileRun):
     @cached_property
     def pair(self) -> KindComparison:
         """The first comparison of one kind in both runs, else the first of all."""
-        comparisons = self.subject.comparisons
-        return next((block for block in comparisons if block.theory == block.kind), comparisons[0])
+        return next((block for block in self.comparisons if block.theory == block.kind), self.comparisons[0])
+
+    @property
+    def comparisons(self) -> tuple[KindComparison, ...]:
+        """Every pair: its kind, theory, distances, those of the flat line, and intervals over prompts."""
+        return self.subject.comparisons
 
     @property
     def wasserstein(self) -> float:
@@ -75,7 +79,7 @@ class ComparisonRun(ProfileRun):
     def statistics(self) -> Mapping[str, Any]:
         """Every statistic of the first profile less that of the second, if the pair is one kind measured in both.
 
-        The samples are taken for independent: on the same prompts these intervals are wider than need be.
+        Prompts that both read are resampled together.
         """
         contrast = self.contrasts.get(self.pair.kind) if self.pair.theory == self.pair.kind else None
         return {} if contrast is None else contrast.statistics
@@ -100,7 +104,7 @@ class ComparisonRun(ProfileRun):
         for name in ("first_tenth", "middle_tenth", "last_tenth") if self.statistics else ():
             facts[f"{name.replace('_', ' ')}, {first} less {second}"] = str(self.statistics[name])
         facts = {f"W1 of {first} to {second}": distance, f"W1 of the flat line to {second}": flat, **facts}
-        for block in self.subject.comparisons:
+        for block in self.comparisons:
             others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
             facts.setdefault(others, str(block.prompts.distance if block.prompts else block.metrics["wasserstein"]))
         curves = tuple(profile.curve(name, drawn=name in names) for name, profile in self.profiles.items())
@@ -131,7 +135,8 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     """Compare two profiles by every registered distance, beside the flat line's.
 
     Every theory of the first is compared to every kind measured in the second. If the first has no predictions, its
-    measured kinds are taken; if the second has no measured kinds, its predictions. The prompts of both are resampled:
+    measured kinds are taken, each beside the same kind of the second, if both have one; if the second has no measured
+    kinds, its predictions. The prompts of both are resampled:
     together if both read the same ones, otherwise independently; the smaller number of them decides whether a claim is
     made. A prediction that read no prompts is taken as it is.
 
@@ -161,10 +166,14 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     kinds = dict(measured.measured) or {name: MeasuredKind(entry.profile) for name, entry in measured.theories.items()}
     if options.kind is not None:
         kinds = _only(kinds, options.kind, run="second")
-    theories = _predictions(predicted, options.theory, shared=_shared_units(predicted_run, measured_run, kinds))
+    shared = _shared_units(predicted_run, measured_run, kinds)
+    theories = _predictions(predicted, options.theory, shared=shared)
     generator = np.random.default_rng(options.seed)
     compared = compare_subject(Subject("comparison", measured=kinds, theories=theories), generator=generator)
     both_measured = {name: entry for name, entry in predicted.measured.items() if name in theories}
+    like_to_like = {block.kind: block for block in compared.comparisons if block.theory == block.kind}
+    if both_measured and like_to_like:  # one kind says nothing of another, which may be nearer by chance
+        compared = replace(compared, comparisons=tuple(like_to_like.values()))
     record = Record(
         verb="compare",
         arguments=dict(vars(options)),
@@ -180,7 +189,11 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
         },
         seeds={"bootstrap": options.seed},
     )
-    contrasts = contrast_subjects(replace(predicted, measured=both_measured), compared, generator=generator)
+    predicted = replace(predicted, measured=both_measured)
+    contrasts = contrast_subjects(predicted, compared, generator=generator, paired=shared > 1)
+    for kind, found in contrasts.items():
+        if (near := like_to_like[kind].prompts) is not None:  # one distance has one interval, that of the pair
+            contrasts[kind] = replace(found, distance=near.distance, flat=near.flat, difference=near.difference)
     stored = ComparisonRun.from_record(store_subjects(record, [compared], contrasts=contrasts))
     assert isinstance(stored, ComparisonRun)
     return replace(stored, subjects=(compared,))  # a record knows no infinite distance

@@ -7,6 +7,7 @@ claims rest on the paired difference to the flat line when that works against th
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -267,17 +268,24 @@ class Contrast(BesideFlat):
     """First minus second, per registered statistic; the two samples are independent."""
 
 
-def contrast(first: Sample, second: Sample, *, generator: np.random.Generator) -> Contrast:
-    """Statistics of `first` minus those of `second`, and the distance between them, with intervals."""
+def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, paired: bool = False) -> Contrast:
+    """Statistics of `first` minus those of `second`, and the distance between them, with intervals.
+
+    `paired`: the units of both are the same prompts in the same order, left out and resampled together for the
+    statistics. The distance takes the samples for independent; `compare_with_prompts` pairs it.
+    """
     gaps, n_units = gaps_between(first, second), min(len(first.units), len(second.units))
     draws = DRAWS if n_units > 1 else 0
-    one, other = (_statistics_of(sample, generator, draws) for sample in (first, second))
-    statistics = {
-        name: percentile_interval(one[name][0] - other[name][0], one[name][1:] - other[name][1:], n_units)
-        if name in RESAMPLED
-        else jackknife(one[name] - other[name][0], one[name][0] - other[name]).interval(least=-1.0, most=1.0)
-        for name in one
-    }
+    again = deepcopy(generator) if paired else generator  # the same draws of the same prompts
+    one, other = _statistics_of(first, generator, draws), _statistics_of(second, again, draws)
+    statistics = {}
+    for name in one:
+        if name in RESAMPLED:
+            of_draws = one[name][1:] - other[name][1:]
+            statistics[name] = percentile_interval(one[name][0] - other[name][0], of_draws, n_units)
+            continue
+        without = (one[name] - other[name],) if paired else (one[name] - other[name][0], one[name][0] - other[name])
+        statistics[name] = jackknife(*without).interval(least=-1.0, most=1.0)
     return Contrast(*gaps, n_units, statistics)
 
 

@@ -274,6 +274,8 @@ def _mixing_figure(view: ProfileRun) -> Figure:
 
 FLAT_TENTH = 0.1
 PERCENT = 100.0
+DECISIONS = {-1: "closer than a flat line", 1: "farther than a flat line", 0: "not decided"}
+"""What a distance less the flat line's decides, by its sign."""
 EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')\""""
 """What finds where a model uses what its reader gives it, as a shell has it."""
 
@@ -415,19 +417,24 @@ def _decides(block: KindComparison) -> int:
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
-    """The nearest of what was compared, and how the others fare."""
-    words = {-1: "closer than a flat line", 1: "farther than a flat line", 0: "not decided"}
-    decides = Counter(map(_decides, subject.comparisons))
-    best = min(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
-    distance = f"{best.metrics['wasserstein']:.3f}" if best.prompts is None else str(best.prompts.distance)
-    kind = view.called("measured", best.kind)
-    numbers = f"W1 {distance} to {kind}, a flat line {best.flat['wasserstein']:.3f}"
-    said = "no claim without single prompts" if best.prompts is None else words[_decides(best)]
-    name = view.called("theories", best.theory)
-    if len(subject.comparisons) == 1:
-        return (f"{capital(name)}: {numbers}; {said}.",)
-    counted = ", ".join(f"{decides[sign]} {told}" for sign, told in words.items() if decides[sign])
-    return (f"Nearest is {name}: {numbers}; {said}.", f"Of all {len(subject.comparisons)} comparisons: {counted}.")
+    """One kind of two runs, each kind by itself; of theories the nearest, and how the others fare."""
+    blocks = subject.comparisons
+    if all(block.theory == block.kind for block in blocks):
+        return tuple(f"{capital(_beside(view, block))}." for block in blocks)
+    best = min(blocks, key=lambda block: block.metrics["wasserstein"])
+    if len(blocks) == 1:
+        return (f"{capital(_beside(view, best))}.",)
+    decides = Counter(map(_decides, blocks))
+    counted = ", ".join(f"{decides[sign]} {told}" for sign, told in DECISIONS.items() if decides[sign])
+    return (f"Nearest is {_beside(view, best)}.", f"Of all {len(blocks)} comparisons: {counted}.")
+
+
+def _beside(view: ProfileRun, block: KindComparison) -> str:
+    """The distance of a theory to a measurement beside the flat line's, and what that decides."""
+    distance = f"{block.metrics['wasserstein']:.3f}" if block.prompts is None else str(block.prompts.distance)
+    name, kind = view.called("theories", block.theory), view.called("measured", block.kind)
+    said = "no claim without single prompts" if block.prompts is None else DECISIONS[_decides(block)]
+    return f"{name}: W1 {distance} to {kind}, a flat line {block.flat['wasserstein']:.3f}; {said}"
 
 
 def percent(share: Interval | float) -> str:
