@@ -179,7 +179,8 @@ def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
     for block in model.family.blocks(model.network):
 
         def before_attention(module: Any, _positional: Any, named: dict[str, Any]) -> None:
-            seen[-1]["rotary"] = model.family.angles(module, named) if rotates(model, module) else None
+            turned = rotates(model, module)
+            seen[-1]["rotary"] = tuple(part[0] for part in named["position_embeddings"]) if turned else None
 
         def before(_module: Any, positional: Any, named: dict[str, Any]) -> None:
             seen.append({"input": positional[0] if positional else named["hidden_states"]})

@@ -10,7 +10,8 @@ import transformers
 import posbias as pb
 from posbias import UsageError
 from posbias.measurement.attention import working_precision
-from posbias.models.attention_blocks import AttentionLayer, query_blocks, seen_layers, watch_attention
+from posbias.models.attention import KernelCall, watch_attention
+from posbias.models.attention_blocks import query_blocks, seen_layers, state_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model
@@ -48,8 +49,8 @@ def last_attention(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(len(token_ids), dtype=torch.float64)
     layers = seen_layers(model, n_positions=len(token_ids))
 
-    def receive(layer: AttentionLayer) -> None:
-        last = next(query_blocks(layer.state(working_precision(model)), block=1))
+    def receive(call: KernelCall) -> None:
+        last = next(query_blocks(state_of(call, working_precision(model)), block=1))
         total[last.keys] += last.weights.mean((0, 1, 2)).double() / len(layers)
 
     with watch_attention(model.network, receive):

@@ -62,8 +62,12 @@ class Intervention(ABC):
         """
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """The model, changed, as theories of its weights and activations should read it: by default as it is."""
-        return model
+        """The model, changed, as theories should read it: by default those of its own forward pass alone."""
+
+        def mask(_config: Any, _layer: int) -> Any:
+            raise UsageError(f"no theory of masks and encodings speaks of {self}; power_rollout is allowed")
+
+        return described(model, lambda _: {"mask": mask})
 
     def __str__(self) -> str:
         return INTERVENTIONS.spell(self)

@@ -18,7 +18,6 @@ from annotated_types import Ge
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from posbias.architecture import Full, Mask, SlidingWindow
 from posbias.checks import NonNegative
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
@@ -87,16 +86,12 @@ class Visibility(Intervention):
 class Bidirectional(Visibility):
     """No causal mask, no window: every position sees every position, in every layer.
 
-    In a theory: mask `full`. With uniform attention the profile is then flat after one layer of attention alone.
+    With uniform attention the profile is then flat after one layer of attention alone.
     """
 
     def visible(self, before: Pairs) -> Pairs:
         """Everything."""
         return torch.ones_like(before)
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """Full masks; theories that read causal attention refuse them."""
-        return described(model, lambda _: {"mask": lambda config, layer: Full()})
 
 
 @INTERVENTIONS.register("window")
@@ -110,16 +105,6 @@ class Window(Visibility):
     def visible(self, before: Pairs) -> Pairs:
         """The layer's own mask within the window."""
         return before.triu(1 - self.width)
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """Windows in place of longer masks."""
-        return described(model, lambda of: {"mask": lambda config, layer: self._narrowed(of.mask(config, layer))})
-
-    def _narrowed(self, mask: Mask) -> Mask:
-        """A mask that does not look forwards, cut to the window."""
-        if mask.mutual_prefix(self.width + 1) > 1:
-            raise UsageError(f"{self}: the mask {mask} looks forwards; a window needs causal layers")
-        return mask if mask.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 
 @INTERVENTIONS.register("sink_masked")
@@ -282,14 +267,6 @@ class NoContent(Intervention):
 
         with attention(model.network, dict.fromkeys(modules, vanish)):
             yield
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """Scale 0 in every layer."""
-
-        def parts(family: Layout) -> dict[str, Any]:
-            return {"attention_parts": lambda block, config: replace(family.attention_parts(block, config), scale=0.0)}
-
-        return described(model, parts)
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from posbias.interventions.base import (
     Padding,
     attending,
     before_calls,
-    described,
     has_sinks,
 )
 from posbias.models.attention import attention_modules
@@ -107,13 +106,6 @@ class KeyBiased(Intervention):
         for bias in layers:
             bias.check_heads(heads)
         return lambda layer, n_positions: torch.tensor(strength * layers[layer].key_logits(n_positions, heads))
-
-    def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
-        """The bias beside the encoding of every layer."""
-        biases = self.layers(model.sizes["layers"]) if model.described else []
-        return described(
-            model, lambda of: {"encoding": lambda config, layer: added_to(of.encoding(config, layer), biases[layer])}
-        )
 
 
 Logits = Callable[[int, int], Float[Tensor, "heads n"]]

@@ -27,13 +27,13 @@ from posbias.measurement.attention_statistics import (
 )
 from posbias.measurement.options import AttentionOptions
 from posbias.measurement.prompt import check_prompts, mixing_from_norms
-from posbias.models.attention import BranchWatch, watch_branches
+from posbias.models.attention import BranchWatch, KernelCall, watch_attention, watch_branches
 from posbias.models.attention_blocks import (
-    AttentionLayer,
     AttentionState,
+    before_rotation,
     query_blocks,
     seen_layers,
-    watch_attention,
+    state_of,
 )
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
@@ -149,18 +149,18 @@ class _Sums:
         """Of the prompt that is read, by layer."""
         self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
 
-    def receive(self, layer: AttentionLayer) -> None:
+    def receive(self, call: KernelCall) -> None:
         """Reduce a layer when the pass reaches it."""
-        row, state = self.layers.index(layer.call.layer), layer.state(self.dtype)
+        row, state = self.layers.index(call.layer), state_of(call, self.dtype)
         if state.heads != self.heads:
             raise UsageError(
-                f"layer {layer.call.layer} has {state.heads} heads, others {self.heads}; equally many are allowed"
+                f"layer {call.layer} has {state.heads} heads, others {self.heads}; equally many are allowed"
             )
         if state.reach == 1:
             raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
         self.first[row], self.scale[row] = state.first, state.scale
         place = float64_device(state.query.device)
-        content, thresholds = reduce_content(layer.before_rotation(state).on(place)), self.options.sink_thresholds
+        content, thresholds = reduce_content(before_rotation(call, state).on(place)), self.options.sink_thresholds
         self.found.append(reduce_layer(state.on(place), thresholds=thresholds, kernels=self.kernels[row]) | content)
 
     def add(self, watch: BranchWatch, *, prompt: int) -> None:

@@ -50,6 +50,8 @@ EAGER: Mapping[str, Callable[[Any], float]] = {
 """Modules that attend without the interface, and the factor of q.k in them."""
 PRODUCTS = (Tensor.__matmul__, Tensor.matmul, torch.matmul, torch.bmm, Tensor.bmm, Tensor.baddbmm, torch.baddbmm)
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a module's call."""
 Attended = tuple[Tensor, Tensor | None]
 """Result of an attention function: [batch query head feature], and weights if the kernel returns them."""
 
@@ -75,6 +77,8 @@ class KernelCall:
     """The kernel is torch's fused one, which returns no weights."""
     logits: Float[Tensor, "head query key"] | None = None
     """All that the softmax gets, of attention without the interface; None elsewhere."""
+    arguments: Arguments = ((), {})
+    """Those of the attention module, of a call that is watched."""
 
     @property
     def scaling(self) -> float:
@@ -246,23 +250,16 @@ class EnoughError(Exception):
     """All that was wanted of a call is known."""
 
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments of a module's call."""
-
-
 @contextmanager
-def seen_attention(network: nn.Module, receive: Callable[[KernelCall, Arguments], None]) -> Iterator[None]:
-    """Within the context, get what the kernel of every layer gets, in every pass of a single prompt.
-
-    Beside it come the arguments of the attention module.
-    """
+def watch_attention(network: nn.Module, receive: Callable[[KernelCall], None]) -> Iterator[None]:
+    """Within the context, get what every layer's kernel gets, as a single prompt's pass reaches it; keep nothing."""
     arguments: dict[int, Arguments] = {}
 
     def keep(layer: int, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         arguments[layer] = positional, named
 
     def hand_over(call: KernelCall) -> None:
-        receive(call, arguments.pop(call.layer))
+        receive(replace(call, arguments=arguments.pop(call.layer)))
 
     def seen(module: nn.Module, layer: int, forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         with _Products(module, layer, hand_over):

@@ -4,7 +4,7 @@ No matrix larger than heads x block x positions exists at any time, unless the f
 Every query sees a run of keys that ends at its own: causal layers, with a window, within chunks, or without the first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,9 +22,9 @@ from posbias.models.attention import (
     KernelCall,
     asks_interface,
     attention_modules,
-    seen_attention,
     stream_read,
     unturned,
+    watch_attention,
 )
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -129,45 +129,37 @@ _NOT_CAUSAL = (
 )
 
 
-@dataclass(frozen=True)
-class AttentionLayer:
-    """One layer's attention in a pass of a single prompt, as its kernel gets it."""
+def state_of(call: KernelCall, dtype: torch.dtype) -> AttentionState:
+    """The attention of a layer and a single prompt before its softmax, in `dtype`.
 
-    call: KernelCall
-    arguments: Arguments
-    """Those of the attention module."""
+    Raises:
+        UsageError: some query sees later keys, or keys with a gap between them, or its heads see different ones.
+    """
+    query, key, value = (part[0].detach().to(dtype) for part in (call.query, call.key, call.value))
+    first, added = _seen(call, key.shape[1])
+    scale = 0.0 if call.scaling == VANISHING else call.scaling
+    own = getattr(call.module, "scaling", None)
+    if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
+        query, scale = query / own, own
+    sinks = call.options.get("s_aux")
+    return AttentionState(
+        query=query.reshape(len(key), -1, *query.shape[1:]),
+        key=key,
+        value=value,
+        scale=scale,
+        first=first.cpu(),
+        softcap=call.options.get("softcap"),
+        sinks=None if sinks is None else sinks.detach().to(dtype),
+        added=None if added is None else added.to(dtype),
+        logits=None if call.logits is None else call.logits.detach().to(dtype),
+    )
 
-    def state(self, dtype: torch.dtype) -> AttentionState:
-        """Attention before its softmax, in `dtype`.
 
-        Raises:
-            UsageError: some query sees later keys, or keys with a gap between them, or its heads see different ones.
-        """
-        call = self.call
-        query, key, value = (part[0].detach().to(dtype) for part in (call.query, call.key, call.value))
-        first, added = _seen(call, key.shape[1])
-        scale = 0.0 if call.scaling == VANISHING else call.scaling
-        own = getattr(call.module, "scaling", None)
-        if scale == 1 and isinstance(own, float) and call.logits is None:  # OPT's queries come with it
-            query, scale = query / own, own
-        sinks = call.options.get("s_aux")
-        return AttentionState(
-            query=query.reshape(len(key), -1, *query.shape[1:]),
-            key=key,
-            value=value,
-            scale=scale,
-            first=first.cpu(),
-            softcap=call.options.get("softcap"),
-            sinks=None if sinks is None else sinks.detach().to(dtype),
-            added=None if added is None else added.to(dtype),
-            logits=None if call.logits is None else call.logits.detach().to(dtype),
-        )
-
-    def before_rotation(self, state: AttentionState) -> AttentionState:
-        """The layer's state with queries and keys before rotation, and before anything that is changed in them."""
-        bare = replace(unturned(self.call.module, self.call.layer, self.arguments), mask=None)
-        own = replace(self, call=bare).state(state.query.dtype)
-        return replace(state, query=own.query, key=own.key)
+def before_rotation(call: KernelCall, state: AttentionState) -> AttentionState:
+    """The state of a call with queries and keys before rotation, and before anything that is changed in them."""
+    bare = replace(unturned(call.module, call.layer, call.arguments), mask=None)
+    own = state_of(bare, state.query.dtype)
+    return replace(state, query=own.query, key=own.key)
 
 
 def seen_layers(model: HuggingFaceModel, *, n_positions: int) -> list[int]:
@@ -198,13 +190,6 @@ def seen_layers(model: HuggingFaceModel, *, n_positions: int) -> list[int]:
     return list(modules)
 
 
-@contextmanager
-def watch_attention(network: nn.Module, receive: Callable[[AttentionLayer], None]) -> Iterator[None]:
-    """Within the context, get every layer's attention as a single prompt's pass reaches it, and keep nothing."""
-    with seen_attention(network, lambda call, arguments: receive(AttentionLayer(call, arguments))):
-        yield
-
-
 @dataclass(frozen=True)
 class KeptAttention:
     """A call of an attention module in an earlier pass, from which its attention can be formed again."""
@@ -218,11 +203,11 @@ class KeptAttention:
         """What the module reads: the stream after the norm before the branch, if the family has one."""
         return stream_read(*self.arguments)[0]
 
-    def again(self) -> AttentionLayer:
-        """The layer's attention if the module reads the same as it is now, with an intervention that lasts."""
-        caught: list[AttentionLayer] = []
+    def again(self) -> KernelCall:
+        """The kernel's call if the module reads the same as it is now, with an intervention that lasts."""
+        caught: list[KernelCall] = []
 
-        def receive(seen: AttentionLayer) -> None:
+        def receive(seen: KernelCall) -> None:
             caught.append(seen)
             raise EnoughError
 

@@ -7,84 +7,20 @@ the factors and roundings of their code.
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
 from posbias.models.layout import Layout, named_length
 
 
-def _bloom_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-    """Warn that the biases lose their digits in half precision."""
-    if torch.finfo(dtype).bits > 16:
-        return ()
-    name = str(dtype).removeprefix("torch.")
-    exact = 2 ** (1 - round(np.log2(torch.finfo(dtype).eps)))
-    return (
-        f"BLOOM adds ALiBi in {name}: past position {exact} biases, and the logits they are added to, are rounded "
-        "to whole steps",
-    )
-
-
-def _mpt_encoding(config: Any, layer: int) -> Encoding:
-    """Slopes 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two.
-
-    transformers never passes `alibi_bias_max` on, so its default of 8 is what runs.
-    """
-    heads = int(config.num_attention_heads)
-    power = 2 ** int(np.ceil(np.log2(heads)))
-    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
-    if power != heads:
-        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
-    if np.allclose(slopes, published_alibi_slopes(heads), rtol=1e-12, atol=0):
-        return Alibi()  # the short spelling
-    return Alibi(slopes=tuple(slopes.tolist()))
-
-
-def _mpt_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-    """Name the settings that transformers ignores: it adds ALiBi whatever the configuration says of positions."""
-    settings = config.attn_config
-    ignored = [name for name in ("prefix_lm", "qk_ln") if getattr(settings, name)]
-    if config.logit_scale is not None:
-        ignored.append("logit_scale")
-    if not settings.alibi:
-        ignored += ["alibi=False", "learned_pos_emb"] if config.learned_pos_emb else ["alibi=False"]
-    elif settings.alibi_bias_max != 8:
-        ignored.append(f"alibi_bias_max={settings.alibi_bias_max}")
-    if not ignored:
-        return ()
-    return (
-        f"transformers ignores this MPT's {', '.join(ignored)}: its layers are causal, with ALiBi of maximum 8 and "
-        "no other positions or norms",
-    )
-
-
-def _falcon_factors(config: Any) -> tuple[int, float]:
-    """How often the bias is added (eagerly by attention itself, and with the mask); sqrt(head_dim), its divisor."""
-    times = 1 if config._attn_implementation == "sdpa" else 2
-    return times, float((config.hidden_size // config.num_attention_heads) ** 0.5)
-
-
 def _falcon_encoding(config: Any, layer: int) -> Encoding:
     """The slopes as they are applied, each rounded to bfloat16; the staircase they climb is left out."""
     if not config.alibi:
         return NoEncoding()
-    times, root = _falcon_factors(config)
+    times = 1 if config._attn_implementation == "sdpa" else 2  # by attention itself, too
+    root = (config.hidden_size // config.num_attention_heads) ** 0.5
     published = torch.tensor(published_alibi_slopes(int(config.num_attention_heads)), dtype=torch.float32)
     return Alibi(slopes=tuple((published.bfloat16().double().numpy() * times / root).tolist()))
-
-
-def _falcon_caveats(config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-    """Tell how the ALiBi that runs differs from the published one."""
-    if not config.alibi:
-        return ()
-    times, root = _falcon_factors(config)
-    return (
-        *(["Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once"] if times == 2 else []),
-        f"Falcon divides its ALiBi slopes by sqrt(head_dim) = {root:g}: they are not the published ones",
-        "Falcon builds ALiBi in bfloat16 whatever the weights: slopes keep 8 bits, and past position 256 the bias is a "
-        "staircase",
-    )
 
 
 Q_AND_K = ("q_norm", "k_norm")
@@ -208,7 +144,8 @@ _ROWS = {
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         max_positions=lambda config: None,
         encoding=lambda config, layer: Alibi(),
-        caveats=_bloom_caveats,
+        caveat="in half precision BLOOM rounds its biases, and the logits they are added to, to whole steps: past "
+        "position 256 in bfloat16, 2048 in float16",
     ),
     "mpt": replace(
         _PLAIN,
@@ -224,8 +161,9 @@ _ROWS = {
         activation="act",
         scale="softmax_scale",
         max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
-        encoding=_mpt_encoding,
-        caveats=_mpt_caveats,
+        encoding=lambda config, layer: Alibi(),
+        caveat="transformers runs every MPT with causal layers and ALiBi of maximum 8, whatever its configuration says "
+        "of alibi, alibi_bias_max, learned_pos_emb, prefix_lm, qk_ln and logit_scale",
     ),
     "falcon": replace(
         _BLOOM,
@@ -242,7 +180,8 @@ _ROWS = {
         ),
         max_positions=lambda config: None if config.alibi else named_length(config),
         encoding=_falcon_encoding,
-        caveats=_falcon_caveats,
+        caveat="Falcon divides its ALiBi slopes by sqrt(head_dim), adds them twice in eager attention, and builds them "
+        "in bfloat16: slopes keep 8 bits, and past position 256 the bias is a staircase",
     ),
 }
 FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted(_ROWS.items())}

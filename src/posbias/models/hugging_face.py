@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posbias.architecture import NoEncoding
 from posbias.errors import UsageError
 from posbias.models.attention import beyond_attention, watch_branches
 from posbias.models.families import FAMILIES
@@ -195,7 +196,9 @@ class HuggingFaceModel(Model):
 
     def caveats(self) -> list[str]:
         """Differences between what runs and what the model's name promises."""
-        caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
+        family = self._family
+        biased = family is not None and family.encoding(self.config, 0) != NoEncoding()
+        caveats = [family.caveat] if family is not None and biased else []
         if self._stretched_from is not None:
             caveats.append(
                 f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "

@@ -286,8 +286,8 @@ class Layout:
     encoding: Callable[[Any, int], Encoding] = lambda config, layer: NoEncoding()
     """A layer's logit bias by position with content left out: ALiBi alone has one. Learned positions are added to the
     input, rotary ones turn queries and keys."""
-    caveats: Callable[[Any, torch.dtype], tuple[str, ...]] = lambda config, dtype: ()
-    """Differences between what runs and what the model's name promises."""
+    caveat: str = ""
+    """The difference between the biases by position that run and those that the model's name promises."""
 
     # Paths inside a block.
     attention: str = "self_attn"
@@ -434,13 +434,6 @@ class Layout:
     def input_scale(self, config: Any) -> float:
         """Factor that the network puts on the vectors that enter it, before the first block."""
         return 1.0 if self.input_factor is None else float(getattr(config, self.input_factor))
-
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
-        """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
-        cosine, sine = (values[0] for values in arguments["position_embeddings"])
-        return cosine, sine
 
     def rotary_frequencies(
         self, network: nn.Module, block: Block, *, config: Any, layer: int

@@ -26,6 +26,7 @@ from posbias.models.attention_blocks import (
     kept_attention,
     query_blocks,
     seen_layers,
+    state_of,
 )
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
@@ -145,7 +146,7 @@ def squares_by_key(
 
 
 def _again(kept: KeptAttention, dtype: torch.dtype) -> AttentionState:
-    return kept.again().state(dtype)
+    return state_of(kept.again(), dtype)
 
 
 @checked

@@ -11,13 +11,13 @@ query that sees it ("key path").
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.models.attention_blocks import AttentionState, KeptAttention, query_blocks
+from posbias.models.attention_blocks import AttentionState, KeptAttention, query_blocks, state_of
 from posbias.models.layout import AttentionParts, Linear, MlpParts, Norm
 
 Power = Literal[1, 2]
@@ -54,9 +54,8 @@ class LayerDescription:
     mlp_post_norm: Norm | None = None
     parallel: bool = False
     """Both branches read the block's input."""
-    angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None = None
-    """Rotary cosines and sines [*heads position rotary], from the named arguments of its attention module; None if
-    nothing is rotated."""
+    rotates: bool = False
+    """Queries and keys are turned by the angles that the attention module gets."""
     inputs: Mapping[str, nn.Module] = field(default_factory=dict)
     """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
 
@@ -208,9 +207,9 @@ def attention_of(layer: LayerDescription, trace: LayerTrace) -> LayerAttention:
     """The attention of a layer as the dot product sees it, with an intervention that lasts."""
     parts, seen = layer.parts, trace.kept.again()
     cosine = sine = None
-    if layer.angles is not None:
-        cosine, sine = (part.to(trace.stream) for part in layer.angles(seen.arguments[1]))
-    state = seen.state(trace.stream.dtype)
+    if layer.rotates:
+        cosine, sine = (part[0].to(trace.stream) for part in seen.arguments[1]["position_embeddings"])
+    state = state_of(seen, trace.stream.dtype)
     shared = len(state.key) // parts.key_heads  # Falcon repeats its keys for every head
     state = replace(
         state,

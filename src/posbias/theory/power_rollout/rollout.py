@@ -150,7 +150,7 @@ def describe_model(model: Model, n_positions: int) -> Description:
         }
         return LayerDescription(
             parts=family.attention_parts(block, model.config),
-            angles=partial(family.angles, block.attention) if family.rotates(block.attention, model.config) else None,
+            rotates=family.rotates(block.attention, model.config),
             mlp=family.mlp_parts(block, model.config),
             parallel=parallel,
             inputs={name: module for name, module in inputs.items() if module is not None},
