@@ -182,10 +182,6 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> tuple[Any, ...]:
     return (n_positions, *stack, config.rotary, config.input_encoding is not None, *choices)
 
 
-Draw = tuple[str, str, tuple[int, ...], int]
-"""Name, sort (`table`, `weight`, `bias`, `gain`, `zero`), shape, and inputs of the map."""
-
-
 def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
     """Weights at initialisation, drawn from the generator alone, not from the configuration's `seed`.
 
@@ -214,42 +210,39 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
     return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in _draws(config)}
 
 
-def _draws(config: ReferenceConfig) -> Iterator[Draw]:
-    """Everything there is to draw, in the order of the draws."""
-    width, outputs = config.width, config.n_outputs
+def _draws(config: ReferenceConfig) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+    """Everything there is to draw, in the order of the draws.
+
+    Name, sort (`table`, `weight`, `bias`, `gain`, `zero`), shape, and inputs of the map.
+    """
+    heads, width, head_dim, outputs = config.architecture.heads, config.width, config.head_dim, config.n_outputs
     if config.vocabulary_size is not None:
         yield "embedding", "table", (config.vocabulary_size, width), width
     for layer in range(config.architecture.depth):
-        yield from ((f"blocks.{layer}.{name}", sort, shape, inputs) for name, sort, shape, inputs in _block(config))
+        block = f"blocks.{layer}"
+        projections = ["query", "key"] * (config.attention == "content") + ["value"] * (config.values == "gaussian")
+        for name in projections:
+            yield f"{block}.{name}", "weight", (heads, width, head_dim), width
+        if config.values == "gaussian" and config.output_map:
+            yield f"{block}.output", "weight", (heads, head_dim, width), heads * head_dim
+        if config.trained_key_bias is not None:
+            yield f"{block}.trained_key_bias", "zero", (heads, config.trained_key_bias), 1
+        if config.norm == "pre":
+            yield f"{block}.attention_gain", "gain", (width,), 1
+        if config.mlp and config.norm == "pre":
+            yield f"{block}.mlp_gain", "gain", (width,), 1
+        if config.mlp:
+            yield f"{block}.up", "weight", (width, config.hidden_width), width
+            yield f"{block}.down", "weight", (config.hidden_width, width), config.hidden_width
     if config.readout == "linear":
         yield "unembedding", "weight", (outputs, width), width
     else:
-        hidden = width if config.readout_width is None else config.readout_width
-        for layer, (inputs, into) in enumerate(pairwise([width, *[hidden] * config.readout_layers, outputs])):
+        hidden = [config.readout_width or width] * config.readout_layers
+        for layer, (inputs, into) in enumerate(pairwise([width, *hidden, outputs])):
             yield f"readout.{layer}.weight", "weight", (inputs, into), inputs
             yield f"readout.{layer}.bias", "bias", (into,), inputs
     if config.norm == "pre":
         yield "final_gain", "gain", (width,), 1
-
-
-def _block(config: ReferenceConfig) -> Iterator[Draw]:
-    heads, width, head_dim, hidden = config.architecture.heads, config.width, config.head_dim, config.hidden_width
-    if config.attention == "content":
-        yield "query", "weight", (heads, width, head_dim), width
-        yield "key", "weight", (heads, width, head_dim), width
-    if config.values == "gaussian":
-        yield "value", "weight", (heads, width, head_dim), width
-        if config.output_map:
-            yield "output", "weight", (heads, head_dim, width), heads * head_dim
-    if config.trained_key_bias is not None:
-        yield "trained_key_bias", "zero", (heads, config.trained_key_bias), 1
-    if config.norm == "pre":
-        yield "attention_gain", "gain", (width,), 1
-    if config.mlp:
-        if config.norm == "pre":
-            yield "mlp_gain", "gain", (width,), 1
-        yield "up", "weight", (width, hidden), width
-        yield "down", "weight", (hidden, width), hidden
 
 
 def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[Tensor, "..."]]:

@@ -110,19 +110,15 @@ def queries_and_keys(
     if "cosine" in constants:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
         aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * scale
-        return turned(heads_of(stream_rows, _paired(query)), aside), turned(heads_of(inputs, _paired(key)), turn)
+        # Features k and k + half next to each other: no product of a query with a key changes.
+        query, key = (part.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for part in (query, key))
+        return turned(heads_of(stream_rows, query), aside), turned(heads_of(inputs, key), turn)
     if (
         n_rows * width * (width + n_positions)
         < (n_rows + n_positions) * width * head_dim + n_rows * n_positions * head_dim
     ):
         return heads_of(stream_rows, query @ (key.transpose(2, 3) / math.sqrt(head_dim))), inputs[:, :, None]
     return heads_of(stream_rows, query * scale), heads_of(inputs, key)
-
-
-def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feature"]:
-    """Features k and k + half next to each other: no product of a query with a key changes."""
-    halves = features.reshape(*features.shape[:-1], 2, -1)
-    return halves.transpose(-1, -2).flatten(-2)
 
 
 def heads_of(
@@ -153,7 +149,7 @@ def forward(
     Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
     are token ids, or vectors, of N positions. The configuration is that of any member.
     """
-    stream = entrance(constants, embedded(parameters, inputs))
+    stream = entrance(parameters, constants, inputs)
     last = config.architecture.depth - 1
     for layer in range(last + 1):
         weights, fixed = of_layer(parameters, constants, layer)
@@ -169,8 +165,7 @@ def attention_maps(
     Returns:
         Rows sum to 1 and are 0 if the mask hides the key.
     """
-    stream = entrance(constants, embedded(parameters, inputs))
-    maps = []
+    stream, maps = entrance(parameters, constants, inputs), []
     for weights, fixed, below in layer_inputs(config, parameters, constants, stream):
         layer_maps = attention(config, weights, fixed, entered(config, weights, "attention", below))
         maps.append(layer_maps.expand(-1, inputs.shape[1], -1, -1, -1))
@@ -187,26 +182,25 @@ def layer_inputs(
         stream = layer_output(config, weights, fixed, stream)
 
 
-def embedded(parameters: Weights, inputs: Inputs) -> Stream:
-    """The vectors of the inputs, before anything is added to them."""
-    if inputs.is_floating_point():
-        return inputs
-    members = torch.arange(len(inputs), device=inputs.device)[:, None, None]
-    return parameters["embedding"][members, inputs]
-
-
-def entrance(constants: Weights, vectors: Stream) -> Stream:
-    """The input of the first layer: embeddings plus vectors of position."""
+def entrance(parameters: Weights, constants: Weights, inputs: Inputs) -> Stream:
+    """The input of the first layer: the inputs' vectors, with those of their positions if these are added."""
+    vectors = inputs
+    if not inputs.is_floating_point():
+        vectors = parameters["embedding"][torch.arange(len(inputs), device=inputs.device)[:, None, None], inputs]
     return vectors + constants["positions"][:, None] if "positions" in constants else vectors
 
 
 def layer_output(
     config: ReferenceConfig, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> Rows:
-    """One layer, of its wanted rows only (None: all)."""
+    """One layer, of its wanted rows only (None: all): attention's branch, then the MLP's."""
     passing, added = split(config, weights, constants, stream, rows=rows)
     stream = added if passing is None else passing + added
-    return with_mlp(config, weights, stream) if config.mlp else stream
+    if not config.mlp:
+        return stream
+    hidden = functional.gelu(linear(entered(config, weights, "mlp", stream), weights["up"]))
+    update = linear(hidden, weights["down"])
+    return update if config.residual == "none" else stream + update
 
 
 def split(
@@ -237,13 +231,6 @@ def entered(config: ReferenceConfig, weights: Weights, name: str, stream: Stream
         return stream
     power = stream.square().mean(dim=-1, keepdim=True)
     return weights[f"{name}_gain"][:, None, None] * stream * torch.rsqrt(power + NORM_EPSILON)
-
-
-def with_mlp(config: ReferenceConfig, weights: Weights, stream: Stream) -> Stream:
-    """The stream after the layer's MLP and its residual."""
-    hidden = functional.gelu(linear(entered(config, weights, "mlp", stream), weights["up"]))
-    update = linear(hidden, weights["down"])
-    return update if config.residual == "none" else stream + update
 
 
 def read_out(config: ReferenceConfig, parameters: Weights, hidden: Rows) -> Float[Tensor, "member batch row output"]:

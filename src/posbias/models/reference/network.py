@@ -98,7 +98,7 @@ class ReferenceNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position output"]]:
         """Hidden states after the final norm, and logits, at every position."""
         weights, constants = self.stack(embeddings)
-        stream = entrance(constants, embeddings[None])[0]
+        stream = entrance(weights, constants, embeddings[None])[0]
         for layer, block in enumerate(self.blocks):
             stream = block(stream, *of_layer(weights, constants, layer))
         hidden = entered(self.config, weights, "final", stream[None])
@@ -185,7 +185,7 @@ class ReferenceTransformer(Model):
         """Norms of what each layer keeps of the stream and of what attention adds to it."""
         vectors = self.embed(token_ids)
         parameters, constants = self.network.stack(vectors)
-        stream = entrance(constants, vectors[None])
+        stream = entrance(parameters, constants, vectors[None])
         passing, added = [], []
         for weights, fixed, below in layer_inputs(self.config, parameters, constants, stream):
             keep, branch = split(self.config, weights, fixed, below)
