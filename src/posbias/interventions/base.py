@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from posbias.checks import checked
 from posbias.errors import UsageError
+from posbias.models.attention import Arguments as Arguments
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
@@ -42,8 +43,6 @@ INTERVENTIONS: Registry["Intervention"] = Registry(
         "scaled_rope": "no_rope, or another rope_scaling in config.json",
     },
 )
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments of a module's call, as a hook before it may change them."""
 
 
 class Intervention(ABC):

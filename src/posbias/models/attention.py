@@ -499,14 +499,10 @@ class BranchWatch:
 
     def done(self, _number: int, stream: Tensor, branch: Tensor | None) -> None:
         """Keep the norms of a block."""
-        self.stream.append(_length(stream))
-        self.branch.append(None if branch is None else _length(branch))
-
-
-def _length(vectors: Tensor) -> Tensor:
-    dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
-    length: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
-    return length
+        dtype = torch.promote_types(stream.dtype, torch.float32)
+        length = partial(torch.linalg.vector_norm, dim=-1, dtype=dtype)
+        self.stream.append(length(stream.detach()))
+        self.branch.append(None if branch is None else length(branch.detach()))
 
 
 @contextmanager

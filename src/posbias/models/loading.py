@@ -242,19 +242,16 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
 def _checkpoint(request: ModelRequest, *, weights: bool = True) -> HuggingFaceModel:
     """A model of transformers: the weights of its files, drawn from the request's seed, or none."""
     source, seed = source_of(request.source), None if request.init_seed is None else int(request.init_seed)
+    settings: dict[str, Any] = {"device": request.device, "dtype": request.dtype, "init_seed": seed}
     with quiet(source.local):
         config = read_config(source)
-        if weights:
-            network = build_network(config, source, device=request.device, dtype=request.dtype, init_seed=seed)
-        else:
-            with refused_configuration(source.name):
-                network = outline_of(config)
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None and request.template_options:
             raise UsageError(f"{unread}, so template options do nothing; allowed: none")
         tokenizer = with_template_options(tokenizer, request.template_options)
-    with refused_configuration(source.name):
-        model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, source.revision))
+        with refused_configuration(source.name):
+            network = build_network(config, source, **settings) if weights else outline_of(config)
+            model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, source.revision))
     model.no_tokenizer = unread or model.no_tokenizer
     if weights:
         _check_usable(model)
@@ -365,7 +362,7 @@ def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Mode
 def source_of(source: str | Path) -> Source:
     """Resolve a source, and fetch the demo model."""
     if str(source).removeprefix("config:") == "demo":
-        return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")
+        return Source(str(source), str(fetch_demo()), local=True)
     return resolve_source(source)
 
 

@@ -69,8 +69,7 @@ def build_network(
     drawn, packed = init_seed is not None, source.gguf is not None
     if not drawn:
         check_files(source)
-    with refused_configuration(source.name):
-        outline = outline_of(config)
+    outline = outline_of(config)
     if packed and not drawn:
         check_places(Path(source.location) / str(source.gguf), outline, source.name)
     named = getattr(torch, str(getattr(config, "dtype", None)).removeprefix("torch."), None)
@@ -80,8 +79,7 @@ def build_network(
         is_other = "those are drawn" if drawn else f"{source.name!r} is a GGUF file"
         raise UsageError(f"device {SPREAD!r} is for weights of safetensors files, and {is_other}")
     if init_seed is not None:
-        with refused_configuration(source.name):
-            return cast_weights(random_network(config, seed=init_seed), precision).to(place)
+        return cast_weights(random_network(config, seed=init_seed), precision).to(place)
     if place is not None:
         return _loaded(config, source, {"dtype": precision, "device_map": {"": place}})
     with ExitStack() as later:

@@ -66,9 +66,14 @@ def gguf_configuration(path: Path, name: str) -> Any:
         UsageError: an architecture that is not held to its logits, a part of several files, or a key of the network
             that transformers does not read.
     """
+    from gguf import GGUFReader
     from transformers import AutoConfig
 
-    fields = _fields(path, name)
+    try:  # without its long lists
+        given = [field for field in GGUFReader(path).fields.values() if not field.name.startswith("GGUF.")]
+        fields: dict[str, Any] = {field.name: field.contents() if len(field.data) < 1000 else "..." for field in given}
+    except Exception as error:  # the reader trusts the numbers of a file
+        raise UsageError(f"model {name!r}: no readable GGUF file: {one_line(error)[:200]}") from None
     architecture = str(fields.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UsageError(
@@ -107,20 +112,6 @@ def check_places(path: Path, network: nn.Module, name: str) -> None:
         )
 
 
-def _fields(path: Path, name: str) -> dict[str, Any]:
-    """The metadata of a file without its long lists."""
-    from gguf import GGUFReader
-
-    try:
-        return {
-            field.name: field.contents() if len(field.data) < 1000 else "..."
-            for field in GGUFReader(path).fields.values()
-            if not field.name.startswith("GGUF.")
-        }
-    except Exception as error:  # the reader trusts the numbers of a file
-        raise UsageError(f"model {name!r}: no readable GGUF file: {one_line(error)[:200]}") from None
-
-
 def _is_read(key: str, value: Any, architecture: str, config: Any) -> bool:
     """Tell whether transformers reads a key of the architecture, or would compute the same anyway."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
@@ -157,7 +148,6 @@ class Source:
     local: bool
     gguf: str | None = None
     """Name of the GGUF file inside `location`."""
-    config_only: bool = False
 
     @cached_property
     def offline(self) -> bool:
@@ -183,20 +173,18 @@ def resolve_source(source: str | Path) -> Source:
         raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
     text = str(source)
     target = text.removeprefix("config:")
-    config_only = target != text
-    prefix = "config:" if config_only else ""
-    path = named_path(target)
+    prefix, path = text.removesuffix(target), named_path(target)
     if target and path.is_dir():
-        return Source(prefix + path.resolve().name, str(path), local=True, config_only=config_only)
+        return Source(prefix + path.resolve().name, str(path), local=True)
     if path.is_file() and path.suffix == ".gguf":
-        return Source(prefix + path.name, str(path.parent), local=True, gguf=path.name, config_only=config_only)
-    if config_only and path.is_file() and path.suffix == ".json":
-        return Source(prefix + path.name, str(path), local=True, config_only=True)
+        return Source(prefix + path.name, str(path.parent), local=True, gguf=path.name)
+    if prefix and path.is_file() and path.suffix == ".json":
+        return Source(prefix + path.name, str(path), local=True)
     if target and path.exists():
         raise UsageError(f"model {text[:120]!r} is a file that is not a model; allowed: {ALLOWED}")
     if not re.fullmatch(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", target) or path.suffix in {".gguf", ".json"}:
         raise UsageError(f"model {text[:120]!r} does not exist; allowed: {ALLOWED}")
-    return Source(text, target, local=False, config_only=config_only)
+    return Source(text, target, local=False)
 
 
 def named_path(text: str) -> Path:

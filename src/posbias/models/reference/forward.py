@@ -111,7 +111,7 @@ def queries_and_keys(
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
         aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * scale
         # Features k and k + half next to each other: no product of a query with a key changes.
-        query, key = (part.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for part in (query, key))
+        query, key = (part.view(*part.shape[:-1], 2, -1).mT.flatten(-2) for part in (query, key))
         return turned(heads_of(stream_rows, query), aside), turned(heads_of(inputs, key), turn)
     if (
         n_rows * width * (width + n_positions)
