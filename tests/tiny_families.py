@@ -119,18 +119,8 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
     "mixtral": _of("Mixtral", _LLAMA, _LOCAL_EXPERTS, sliding_window=5),
-    "mixtral-full": _of("Mixtral", _LLAMA, _LOCAL_EXPERTS),
     "olmoe": _of("Olmoe", _LLAMA, num_experts=4, num_experts_per_tok=2),
     "qwen3_moe": _of("Qwen3Moe", _LLAMA, _EXPERTS, head_dim=16, mlp_only_layers=[1]),
-    "qwen3_moe-normalised": _of(
-        "Qwen3Moe",
-        _LLAMA,
-        head_dim=16,
-        num_experts=6,
-        num_experts_per_tok=3,
-        moe_intermediate_size=24,
-        norm_topk_prob=True,
-    ),
 }
 """Families with experts for MLPs: everything about their attention is described."""
 
@@ -201,7 +191,6 @@ UNLISTED: dict[str, Callable[[], Any]] = {
     "helium": _of("Helium", _LLAMA, head_dim=8),
     "stablelm": _of("StableLm", _LLAMA, use_qkv_bias=True),
     "stablelm-parallel": _of("StableLm", _LLAMA, use_parallel_residual=True),
-    "stablelm-norms": _of("StableLm", _LLAMA, qk_layernorm=True),
     "apertus": _of("Apertus", _LLAMA, head_dim=16),
     "codegen": _of("CodeGen", _GPTJ),
     "gemma4_text": _of(
@@ -217,12 +206,8 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         use_bidirectional_attention="vision",
     ),
     "gptj": _of("GPTJ", _GPTJ),
-    "gptj-whole-head": _of("GPTJ", _GPTJ, rotary_dim=8),
     "granite_swa": _of("GraniteSWA", _LLAMA, _SLIDING, _GRANITE, layer_rope_theta=[10000.0, 0.0, 500.0]),
     "deepseek_v3": _of("DeepseekV3", _LATENT, q_lora_rank=12),
-    "deepseek_v3-whole-queries": _of(
-        "DeepseekV3", _LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True
-    ),
     "llama4_text": _of(
         "Llama4Text",
         _LLAMA,
@@ -234,17 +219,6 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         moe_layers=[0, 2],
         floor_scale=4,
         attn_scale=0.5,
-    ),
-    "llama4_text-two-experts": _of(
-        "Llama4Text",
-        _LLAMA,
-        _LOCAL_EXPERTS,
-        head_dim=16,
-        intermediate_size_mlp=48,
-        attention_chunk_size=5,
-        no_rope_layers=[1, 0, 1],
-        use_qk_norm=False,
-        attn_temperature_tuning=False,
     ),
     "mimo_v2_flash": _of(
         "MiMoV2Flash",
@@ -273,9 +247,6 @@ UNLISTED: dict[str, Callable[[], Any]] = {
     ),
     "nemotron_h": _of("NemotronH", _NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]),
     "nemotron_h-experts": _of("NemotronH", _NEMOTRON_H_EXPERTS, routed_scaling_factor=2.5),
-    "nemotron_h-latents": _of(
-        "NemotronH", _NEMOTRON_H_EXPERTS, moe_latent_size=12, mlp_bias=True, norm_topk_prob=False
-    ),
     "olmo_hybrid": _of("OlmoHybrid", _LLAMA, _DELTA),
     "recurrent_gemma": _of(
         "RecurrentGemma",
@@ -302,16 +273,6 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         _LOCAL_EXPERTS,
         shared_intermediate_size=24,
         layers_block_type=_DELTA["layer_types"],
-    ),
-    "granitemoehybrid-dense": _of(
-        "GraniteMoeHybrid",
-        _LLAMA,
-        _GRANITE,
-        _MAMBA2,
-        num_local_experts=0,
-        shared_intermediate_size=24,
-        layers_block_type=_DELTA["layer_types"],
-        position_embedding_type="rope",
     ),
     "jamba": _of(
         "Jamba",

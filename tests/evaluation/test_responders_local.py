@@ -33,7 +33,6 @@ STATES = (
     "mamba2",
     "nemotron_h",
     "nemotron_h-experts",
-    "nemotron_h-latents",
     "olmo_hybrid",
     "recurrent_gemma",
 )
