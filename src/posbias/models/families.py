@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
-from posbias.models.layout import Layout, named_length
+from posbias.models.layout import Layout
 
 
 def _falcon_encoding(config: Any, layer: int) -> Encoding:
@@ -142,7 +142,6 @@ _ROWS = {
         rotates=lambda attention, config: False,
         activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
-        max_positions=lambda config: None,
         encoding=lambda config, layer: Alibi(),
         caveat="in half precision BLOOM rounds its biases, and the logits they are added to, to whole steps: past "
         "position 256 in bfloat16, 2048 in float16",
@@ -160,7 +159,6 @@ _ROWS = {
         query_key_value=("Wqkv",),
         activation="act",
         scale="softmax_scale",
-        max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
         encoding=lambda config, layer: Alibi(),
         caveat="transformers runs every MPT with causal layers and ALiBi of maximum 8, whatever its configuration says "
         "of alibi, alibi_bias_max, learned_pos_emb, prefix_lm, qk_ln and logit_scale",
@@ -178,7 +176,7 @@ _ROWS = {
             if config.multi_query
             else config.num_attention_heads
         ),
-        max_positions=lambda config: None if config.alibi else named_length(config),
+        unbounded=lambda config: config.alibi,
         encoding=_falcon_encoding,
         caveat="Falcon divides its ALiBi slopes by sqrt(head_dim), adds them twice in eager attention, and builds them "
         "in bfloat16: slopes keep 8 bits, and past position 256 the bias is a staircase",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import NoEncoding
 from posbias.errors import UsageError
-from posbias.models.attention import beyond_attention, watch_branches
+from posbias.models.attention import watch_branches
 from posbias.models.families import FAMILIES
 from posbias.models.layout import Layout, stretched_positions
 from posbias.models.model import BranchNorms, Model, Outputs
@@ -35,7 +35,7 @@ other rows."""
 OFF_TABLE = 0.9
 """Factor that takes an embedding to where no token has one, as every gradient does."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names of the longest input in configurations of families that are not described."""
+"""Names of the longest input in configurations."""
 EMBEDDING_SCALES = {"falcon_h1": "embedding_multiplier"}
 """Entry of the configuration by which a family scales token embeddings outside the embedding layer."""
 INTERVENTION_MARK = "posbias_intervention"
@@ -85,8 +85,9 @@ class HuggingFaceModel(Model):
         self._family: Layout | None = FAMILIES.get(self.model_type)
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
-        length = next((length for length in lengths if isinstance(length, int)), None)
-        self.max_positions = length if self._family is None else self._family.max_positions(self.config)
+        self.max_positions = next((length for length in lengths if isinstance(length, int)), None)
+        if self._family is not None and self._family.unbounded(self.config):
+            self.max_positions = None
         self._stretched_from: int | None = None
         stretched = stretched_positions(self.config)
         if stretched is not None and self.max_positions is not None and stretched > self.max_positions:
@@ -257,12 +258,6 @@ class HuggingFaceModel(Model):
     def architecture_traits(self) -> dict[str, Any]:
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
         family, config, depth = self.family, self.config, self.sizes["layers"]
-        if beyond := beyond_attention(self.network):
-            raise UsageError(
-                f"layers {', '.join(map(str, beyond))} of this {self.model_type} model have no attention, so no mask "
-                "and encoding that a theory could read; it can be measured, evaluated and mitigated by adapters; "
-                "allowed: models whose every layer has attention"
-            )
         return {
             "depth": depth,
             "heads": self.sizes["heads"],

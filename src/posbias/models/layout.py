@@ -254,12 +254,6 @@ class Block:
     """Factor on both branches when they are added to the stream (Granite)."""
 
 
-def named_length(config: Any) -> int | None:
-    """Longest input that a configuration names."""
-    longest = getattr(config, "max_position_embeddings", None)
-    return None if longest is None else int(longest)
-
-
 @dataclass(frozen=True)
 class Layout:
     """The layout of one family of Hugging Face decoders, keyed by its `config.model_type` in the table."""
@@ -321,8 +315,8 @@ class Layout:
     """Entry of the configuration: the network's factor on the vectors that enter it."""
     key_heads: Callable[[Any], int] = lambda config: int(config.num_key_value_heads)
     """Key/value heads per layer, of a configuration."""
-    max_positions: Callable[[Any], int | None] = named_length
-    """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
+    unbounded: Callable[[Any], bool] = lambda config: False
+    """Tells whether the model takes an input of any length (ALiBi), whatever its configuration names."""
 
     def mask(self, config: Any, layer: int) -> Mask:
         """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""

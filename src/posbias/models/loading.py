@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from posbias.checks import AUTO, KEY_NAME, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import follow_umask
-from posbias.models.attention import beyond_attention
 from posbias.models.devices import CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
@@ -330,7 +329,7 @@ def _check_usable(model: HuggingFaceModel) -> None:
     # Numbers of a configuration that do not fit each other can build a network that cannot be run.
     with refused_configuration(name):
         model.compare_inputs()
-        if model.described and not beyond_attention(model.network):
+        if model.described:
             model.architecture_traits()
 
 
