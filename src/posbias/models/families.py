@@ -23,19 +23,15 @@ def _falcon_encoding(config: Any, layer: int) -> Encoding:
     return Alibi(slopes=tuple((published.bfloat16().double().numpy() * times / root).tolist()))
 
 
-Q_AND_K = ("q_norm", "k_norm")
 _PLAIN = Layout(windows="none", refused=(), key_heads=lambda config: int(config.num_attention_heads))
 """What families before Llama have in common: no windows, no embedding models of their kind, no groups of heads."""
 _LLAMA = Layout()
 _GPT2 = replace(
     _PLAIN,
-    layers="transformer.h",
     final_norm="transformer.ln_f",
     position_table="transformer.wpe",
-    rotates=lambda attention, config: False,
     attention="attn",
     attention_output="attn.c_proj",
-    attention_norm="ln_1",
     mlp_norm="ln_2",
     query_key_value=("c_attn",),
     up_and_down=("c_fc", "c_proj"),
@@ -44,7 +40,6 @@ _GPT2 = replace(
 )
 _NEOX = replace(
     _PLAIN,
-    layers="gpt_neox.layers",
     final_norm="gpt_neox.final_layer_norm",
     parallel=lambda config: config.use_parallel_residual,
     attention="attention",
@@ -56,7 +51,6 @@ _NEOX = replace(
 )
 _BLOOM = replace(
     _NEOX,
-    layers="transformer.h",
     final_norm="transformer.ln_f",
     attention="self_attention",
     attention_output="self_attention.dense",
@@ -64,11 +58,9 @@ _BLOOM = replace(
 )
 _OLMO2 = replace(
     _LLAMA,
-    attention_norm=None,
     attention_post_norm="post_attention_layernorm",
     mlp_norm=None,
     mlp_post_norm="post_feedforward_layernorm",
-    query_key_norms=Q_AND_K,
 )
 _GEMMA2 = replace(
     _LLAMA,
@@ -77,8 +69,6 @@ _GEMMA2 = replace(
     mlp_post_norm="post_feedforward_layernorm",
 )
 _ONE_WINDOW = replace(_LLAMA, windows="all layers")
-_GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="embedding_multiplier")
-_QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
 
 
 _ROWS = {
@@ -94,7 +84,7 @@ _ROWS = {
     "mistral": _ONE_WINDOW,
     "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj"), activation="act"),
     "smollm3": replace(_LLAMA, rotates=lambda attention, config: attention.use_rope),
-    "granite": _GRANITE,
+    "granite": _LLAMA,
     "phi3": replace(
         _ONE_WINDOW,
         query_key_value=("qkv_proj",),
@@ -102,12 +92,12 @@ _ROWS = {
         gate_in_up=True,
         activation="activation_fn",
     ),
-    "qwen3": _QWEN3,
+    "qwen3": _LLAMA,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
     "exaone4": replace(_OLMO2, rotates=lambda attention, _: attention.sliding_window is None or attention.is_sliding),
-    "gemma2": replace(_GEMMA2, softcap="attn_logit_softcapping"),
-    "gemma3_text": replace(_GEMMA2, query_key_norms=Q_AND_K),
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA2,
     "gpt2": _GPT2,
     "gpt_neox": _NEOX,
     "phi": Layout(
@@ -115,20 +105,16 @@ _ROWS = {
         parallel=lambda config: True,
         attention_output="self_attn.dense",
         mlp_norm="input_layernorm",
-        query_key_norms=("q_layernorm", "k_layernorm"),
         up_and_down=("fc1", "fc2"),
         activation="activation_fn",
         windows="none",
     ),
     "opt": replace(
         _PLAIN,
-        layers="model.decoder.layers",
         final_norm="model.decoder.final_layer_norm",
         position_table="model.decoder.embed_positions",
         position_offset=2,
-        rotates=lambda attention, config: False,
         attention_output="self_attn.out_proj",
-        attention_norm="self_attn_layer_norm",
         mlp="fc2",
         mlp_norm="final_layer_norm",
         up_and_down=("fc1", "fc2"),
@@ -139,7 +125,6 @@ _ROWS = {
         _BLOOM,
         embedding_norm="transformer.word_embeddings_layernorm",
         parallel=lambda config: False,
-        rotates=lambda attention, config: False,
         activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         encoding=lambda config, layer: Alibi(),
@@ -148,12 +133,9 @@ _ROWS = {
     ),
     "mpt": replace(
         _PLAIN,
-        layers="transformer.blocks",
         final_norm="transformer.norm_f",
-        rotates=lambda attention, config: False,
         attention="attn",
         attention_output="attn.out_proj",
-        attention_norm="norm_1",
         mlp="ffn",
         mlp_norm="norm_2",
         query_key_value=("Wqkv",),
@@ -167,7 +149,6 @@ _ROWS = {
         _BLOOM,
         parallel=lambda config: config.new_decoder_architecture or config.parallel_attn,
         rotates=lambda attention, config: not config.alibi,
-        attention_norm=("ln_attn", "input_layernorm"),
         mlp_norm=("ln_mlp", "post_attention_layernorm", "ln_attn", "input_layernorm"),
         key_heads=lambda config: (
             config.num_kv_heads
@@ -187,7 +168,7 @@ FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in so
 
 def replaceable(name: str) -> bool:
     """Tell whether a family's attention goes through transformers' attention interface, without a cap on its logits."""
-    return FAMILIES[name].softcap is None and name not in ("bloom", "falcon", "mpt")
+    return name not in ("bloom", "falcon", "gemma2", "mpt")
 
 
 def families() -> dict[str, str]:

@@ -12,6 +12,7 @@ own for every length beyond the configured one. Keys that were turned in one sor
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
+from posbias.models.attention import named_blocks
 
 CHANGING_ROPE = ("dynamic", "longrope")
 """Kinds of RoPE whose frequencies depend on the length of the prompt."""
@@ -107,6 +109,12 @@ def turned_by(
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
 
 
+ANGLES = "position_embeddings"
+"""What an attention module's forward pass calls its cosines and sines."""
+ATTENTION_NORMS = ("ln_attn", "input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm")
+"""Norms before attention; blocks that have none of them read the stream as it is (OLMo-2)."""
+GATE = "gate_proj"
+"""What every family calls the gate of its MLP, if it is a map of its own."""
 OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
 LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS")
@@ -259,9 +267,8 @@ class Layout:
     """The layout of one family of Hugging Face decoders, keyed by its `config.model_type` in the table."""
 
     name: str = ""
-    layers: str = "model.layers"
-    """Dotted path of the list of blocks, from the causal language model."""
     final_norm: str = "model.norm"
+    """Dotted path from the causal language model."""
     embedding_norm: str | None = None
     """Norm applied to the embeddings before the first block (BLOOM)."""
     position_table: str | None = None
@@ -275,7 +282,7 @@ class Layout:
     models, no decoders."""
     windows: Literal["none", "all layers", "layer_types"] = "layer_types"
     """The layers that see `sliding_window` keys: all, or those of `layer_types`."""
-    rotates: Callable[[Any, Any], bool] = lambda attention, config: True
+    rotates: Callable[[Any, Any], bool] = lambda attention, config: ANGLES in signature(attention.forward).parameters
     """Tells whether a layer turns queries and keys by position, of its attention module and the configuration."""
     encoding: Callable[[Any, int], Encoding] = lambda config, layer: NoEncoding()
     """A layer's logit bias by position with content left out: ALiBi alone has one. Learned positions are added to the
@@ -286,7 +293,6 @@ class Layout:
     # Paths inside a block.
     attention: str = "self_attn"
     attention_output: str = "self_attn.o_proj"
-    attention_norm: Path = "input_layernorm"
     attention_post_norm: Path = None
     mlp: str = "mlp"
     """The MLP, or its last map if it is no module of its own (OPT)."""
@@ -297,22 +303,13 @@ class Layout:
     query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Three projections, or one that holds all three."""
     fusion: Fusion = "stacked"
-    query_key_norms: tuple[str, str] | None = None
-    """Norms of queries and keys before they turn, of each head or over all features, where a model has them."""
     up_and_down: tuple[str, str] = ("up_proj", "down_proj")
-    """The maps of the MLP, beside its `gate` if it has one."""
-    gate: str = "gate_proj"
+    """The maps of the MLP, beside its gate if it has one."""
     gate_in_up: bool = False
     """The first half of the up projection is the gate."""
     activation: str = "act_fn"
     scale: str = "scaling"
     """Attribute of the attention that q.k is multiplied by."""
-    softcap: str | None = None
-    """Entry of the configuration that caps the logits of attention."""
-    branch_factor: str | None = None
-    """Attribute of a block: the factor on its branches."""
-    input_factor: str | None = None
-    """Entry of the configuration: the network's factor on the vectors that enter it."""
     key_heads: Callable[[Any], int] = lambda config: int(config.num_key_value_heads)
     """Key/value heads per layer, of a configuration."""
     unbounded: Callable[[Any], bool] = lambda config: False
@@ -335,7 +332,7 @@ class Layout:
 
     def blocks(self, network: nn.Module) -> list[Block]:
         """All decoder blocks, taken apart."""
-        return [self.block(module) for module in network.get_submodule(self.layers).children()]
+        return [self.block(module) for module in named_blocks(network).values()]
 
     def block(self, module: nn.Module) -> Block:
         """One decoder block, taken apart."""
@@ -350,12 +347,12 @@ class Layout:
             module=module,
             attention=module.get_submodule(self.attention),
             attention_output=module.get_submodule(self.attention_output),
-            attention_norm=part(self.attention_norm),
+            attention_norm=part(ATTENTION_NORMS),
             attention_post_norm=part(self.attention_post_norm),
             mlp=module.get_submodule(self.mlp),
             mlp_norm=part(self.mlp_norm),
             mlp_post_norm=part(self.mlp_post_norm),
-            branch_scale=1.0 if self.branch_factor is None else float(getattr(module, self.branch_factor)),
+            branch_scale=float(getattr(module, "residual_multiplier", 1.0)),
         )
 
     def norm(self, module: nn.Module) -> Norm:
@@ -380,9 +377,10 @@ class Layout:
         return Norm(kind="rms", gain=gain, bias=None, epsilon=float(epsilon))
 
     def head_norms(self, attention: nn.Module) -> list[Norm | None]:
-        """The norms of queries and of keys, None where a model has none."""
-        modules = [getattr(attention, name, None) for name in self.query_key_norms or ()]
-        return [self.norm(module) for module in modules if module is not None] or [None, None]
+        """The norms of queries and of keys, of each head or over all features, None where a model has none."""
+        names = ("q_layernorm", "k_layernorm") if hasattr(attention, "q_layernorm") else ("q_norm", "k_norm")
+        modules = [getattr(attention, name, None) for name in names]
+        return [None if module is None else self.norm(module) for module in modules]
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """The attention layer's linear maps and norms, the factor on its branch in the output map."""
@@ -408,7 +406,7 @@ class Layout:
             scale=float(getattr(block.attention, self.scale)),
             query_norm=query_norm,
             key_norm=key_norm,
-            softcap=None if self.softcap is None else getattr(config, self.softcap),
+            softcap=getattr(config, "attn_logit_softcapping", None),
         )
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
@@ -416,7 +414,7 @@ class Layout:
         module = block.module if self.mlp == self.up_and_down[1] else block.mlp
         assert module is not None, "every block of a layout has an MLP"
         up, down = (module.get_submodule(name) for name in self.up_and_down)
-        gates = [Linear.of(getattr(module, self.gate))] if hasattr(module, self.gate) else []
+        gates = [Linear.of(module.get_submodule(GATE))] if hasattr(module, GATE) else []
         maps = Linear.of(up).split(lambda rows: rows.chunk(2)) if self.gate_in_up else [*gates, Linear.of(up)]
         return MlpParts(
             up=maps[-1],
@@ -427,7 +425,7 @@ class Layout:
 
     def input_scale(self, config: Any) -> float:
         """Factor that the network puts on the vectors that enter it, before the first block."""
-        return 1.0 if self.input_factor is None else float(getattr(config, self.input_factor))
+        return float(getattr(config, "embedding_multiplier", 1.0))
 
     def rotary_frequencies(
         self, network: nn.Module, block: Block, *, config: Any, layer: int
@@ -482,7 +480,7 @@ def projections_of(network: nn.Module, family: Layout | None, config: Any) -> li
     if family is not None:
         queries = [f".{family.attention}.{name}" for name in family.query_key_value]
         within = "" if family.mlp == family.up_and_down[1] else f".{family.mlp}"
-        up, down, gate = (f"{within}.{name}" for name in (*family.up_and_down, family.gate))
+        up, down, gate = (f"{within}.{name}" for name in (*family.up_and_down, GATE))
         roles = dict(zip(queries, (("q",), ("k",), ("v",)) if len(queries) > 1 else (("q", "k", "v"),), strict=True))
         roles |= {f".{family.attention_output}": ("o",), gate: ("gate",), down: ("down",)}
         roles[up] = ("gate", "up") if family.gate_in_up else ("up",)
