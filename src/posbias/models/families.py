@@ -23,23 +23,20 @@ def _falcon_encoding(config: Any, layer: int) -> Encoding:
     return Alibi(slopes=tuple((published.bfloat16().double().numpy() * times / root).tolist()))
 
 
-_PLAIN = Layout(windows="none", refused=(), key_heads=lambda config: int(config.num_attention_heads))
-"""What families before Llama have in common: no windows, no embedding models of their kind, no groups of heads."""
 _LLAMA = Layout()
 _GPT2 = replace(
-    _PLAIN,
+    _LLAMA,
     final_norm="transformer.ln_f",
     position_table="transformer.wpe",
     attention="attn",
     attention_output="attn.c_proj",
-    mlp_norm="ln_2",
+    mlp_norm=("ln_2",),
     query_key_value=("c_attn",),
     up_and_down=("c_fc", "c_proj"),
-    activation="act",
     refused=("add_cross_attention",),  # it would be a branch of its own
 )
 _NEOX = replace(
-    _PLAIN,
+    _LLAMA,
     final_norm="gpt_neox.final_layer_norm",
     parallel=lambda config: config.use_parallel_residual,
     attention="attention",
@@ -47,28 +44,26 @@ _NEOX = replace(
     query_key_value=("query_key_value",),
     fusion="interleaved",
     up_and_down=("dense_h_to_4h", "dense_4h_to_h"),
-    activation="act",
 )
 _BLOOM = replace(
     _NEOX,
     final_norm="transformer.ln_f",
     attention="self_attention",
     attention_output="self_attention.dense",
-    scale="inv_norm_factor",
 )
 _OLMO2 = replace(
     _LLAMA,
-    attention_post_norm="post_attention_layernorm",
-    mlp_norm=None,
-    mlp_post_norm="post_feedforward_layernorm",
+    attention_post_norm=("post_attention_layernorm",),
+    mlp_norm=(),
+    mlp_post_norm=("post_feedforward_layernorm",),
 )
 _GEMMA2 = replace(
     _LLAMA,
-    attention_post_norm="post_attention_layernorm",
-    mlp_norm="pre_feedforward_layernorm",
-    mlp_post_norm="post_feedforward_layernorm",
+    attention_post_norm=("post_attention_layernorm",),
+    mlp_norm=("pre_feedforward_layernorm",),
+    mlp_post_norm=("post_feedforward_layernorm",),
 )
-_ONE_WINDOW = replace(_LLAMA, windows="all layers")
+_ONE_WINDOW = replace(_LLAMA, one_window=True)
 
 
 _ROWS = {
@@ -82,7 +77,7 @@ _ROWS = {
     "gemma": _LLAMA,
     "olmo": _LLAMA,
     "mistral": _ONE_WINDOW,
-    "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj"), activation="act"),
+    "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj")),
     "smollm3": replace(_LLAMA, rotates=lambda attention, config: attention.use_rope),
     "granite": _LLAMA,
     "phi3": replace(
@@ -90,7 +85,6 @@ _ROWS = {
         query_key_value=("qkv_proj",),
         up_and_down=("gate_up_proj", "down_proj"),
         gate_in_up=True,
-        activation="activation_fn",
     ),
     "qwen3": _LLAMA,
     "olmo2": _OLMO2,
@@ -104,43 +98,36 @@ _ROWS = {
         final_norm="model.final_layernorm",
         parallel=lambda config: True,
         attention_output="self_attn.dense",
-        mlp_norm="input_layernorm",
+        mlp_norm=("input_layernorm",),
         up_and_down=("fc1", "fc2"),
-        activation="activation_fn",
-        windows="none",
     ),
     "opt": replace(
-        _PLAIN,
+        _LLAMA,
         final_norm="model.decoder.final_layer_norm",
         position_table="model.decoder.embed_positions",
-        position_offset=2,
         attention_output="self_attn.out_proj",
         mlp="fc2",
-        mlp_norm="final_layer_norm",
+        mlp_norm=("final_layer_norm",),
         up_and_down=("fc1", "fc2"),
-        activation="activation_fn",
         refused=("no do_layer_norm_before",),  # OPT-350M normalises the stream itself
     ),
     "bloom": replace(
         _BLOOM,
         embedding_norm="transformer.word_embeddings_layernorm",
         parallel=lambda config: False,
-        activation="gelu_impl",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         encoding=lambda config, layer: Alibi(),
         caveat="in half precision BLOOM rounds its biases, and the logits they are added to, to whole steps: past "
         "position 256 in bfloat16, 2048 in float16",
     ),
     "mpt": replace(
-        _PLAIN,
+        _LLAMA,
         final_norm="transformer.norm_f",
         attention="attn",
         attention_output="attn.out_proj",
         mlp="ffn",
-        mlp_norm="norm_2",
+        mlp_norm=("norm_2",),
         query_key_value=("Wqkv",),
-        activation="act",
-        scale="softmax_scale",
         encoding=lambda config, layer: Alibi(),
         caveat="transformers runs every MPT with causal layers and ALiBi of maximum 8, whatever its configuration says "
         "of alibi, alibi_bias_max, learned_pos_emb, prefix_lm, qk_ln and logit_scale",

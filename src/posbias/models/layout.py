@@ -113,6 +113,10 @@ ANGLES = "position_embeddings"
 """What an attention module's forward pass calls its cosines and sines."""
 ATTENTION_NORMS = ("ln_attn", "input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm")
 """Norms before attention; blocks that have none of them read the stream as it is (OLMo-2)."""
+SCALES = ("scaling", "inv_norm_factor", "softmax_scale")
+"""The factor of q.k, of an attention module."""
+ACTIVATIONS = ("act_fn", "act", "activation_fn", "gelu_impl")
+"""Of an MLP."""
 GATE = "gate_proj"
 """What every family calls the gate of its MLP, if it is a map of its own."""
 OLMO_EPSILON = 1e-5
@@ -239,8 +243,9 @@ def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], f
     return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 
-Path = str | tuple[str, ...] | None
-"""A dotted path within a block, the first that is there of several, or None for a part that no block has."""
+def present(module: nn.Module, names: tuple[str, ...]) -> Any:
+    """A module's attribute by the first of some names that it has; None if it has none of them."""
+    return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -273,15 +278,13 @@ class Layout:
     """Norm applied to the embeddings before the first block (BLOOM)."""
     position_table: str | None = None
     """Embedding of absolute positions that is added to the input (GPT-2, OPT)."""
-    position_offset: int = 0
-    """Row of the position table that belongs to position 0 (OPT: 2)."""
     parallel: Callable[[Any], bool] = lambda config: False
     """Attention and MLP read the same block input and are added together, in a configuration."""
     refused: tuple[str, ...] = ("use_bidirectional_attention",)
     """Entries of the configuration that must not be set, or that must ("no ..."); the default is that of embedding
     models, no decoders."""
-    windows: Literal["none", "all layers", "layer_types"] = "layer_types"
-    """The layers that see `sliding_window` keys: all, or those of `layer_types`."""
+    one_window: bool = False
+    """All layers see `sliding_window` keys, not those of `layer_types`."""
     rotates: Callable[[Any, Any], bool] = lambda attention, config: ANGLES in signature(attention.forward).parameters
     """Tells whether a layer turns queries and keys by position, of its attention module and the configuration."""
     encoding: Callable[[Any, int], Encoding] = lambda config, layer: NoEncoding()
@@ -293,11 +296,11 @@ class Layout:
     # Paths inside a block.
     attention: str = "self_attn"
     attention_output: str = "self_attn.o_proj"
-    attention_post_norm: Path = None
+    attention_post_norm: tuple[str, ...] = ()
     mlp: str = "mlp"
     """The MLP, or its last map if it is no module of its own (OPT)."""
-    mlp_norm: Path = "post_attention_layernorm"
-    mlp_post_norm: Path = None
+    mlp_norm: tuple[str, ...] = ("post_attention_layernorm",)
+    mlp_post_norm: tuple[str, ...] = ()
 
     # Names inside its attention and its MLP.
     query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -307,18 +310,15 @@ class Layout:
     """The maps of the MLP, beside its gate if it has one."""
     gate_in_up: bool = False
     """The first half of the up projection is the gate."""
-    activation: str = "act_fn"
-    scale: str = "scaling"
-    """Attribute of the attention that q.k is multiplied by."""
-    key_heads: Callable[[Any], int] = lambda config: int(config.num_key_value_heads)
+    key_heads: Callable[[Any], int] = lambda c: int(getattr(c, "num_key_value_heads", None) or c.num_attention_heads)
     """Key/value heads per layer, of a configuration."""
     unbounded: Callable[[Any], bool] = lambda config: False
     """Tells whether the model takes an input of any length (ALiBi), whatever its configuration names."""
 
     def mask(self, config: Any, layer: int) -> Mask:
         """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
-        types = getattr(config, "layer_types", None) if self.windows == "layer_types" else None
-        windowed = self.windows == "all layers" or (types is not None and types[layer] == "sliding_attention")
+        types = getattr(config, "layer_types", None)
+        windowed = self.one_window or (types is not None and types[layer] == "sliding_attention")
         width = getattr(config, "sliding_window", None) if windowed else None
         return Causal() if width is None else SlidingWindow(width=int(width))
 
@@ -337,21 +337,15 @@ class Layout:
     def block(self, module: nn.Module) -> Block:
         """One decoder block, taken apart."""
 
-        def part(path: Path) -> nn.Module | None:
-            if path is None:
-                return None
-            paths = (path,) if isinstance(path, str) else path
-            return next((found for one in paths if (found := getattr(module, one, None)) is not None), None)
-
         return Block(
             module=module,
             attention=module.get_submodule(self.attention),
             attention_output=module.get_submodule(self.attention_output),
-            attention_norm=part(ATTENTION_NORMS),
-            attention_post_norm=part(self.attention_post_norm),
+            attention_norm=present(module, ATTENTION_NORMS),
+            attention_post_norm=present(module, self.attention_post_norm),
             mlp=module.get_submodule(self.mlp),
-            mlp_norm=part(self.mlp_norm),
-            mlp_post_norm=part(self.mlp_post_norm),
+            mlp_norm=present(module, self.mlp_norm),
+            mlp_post_norm=present(module, self.mlp_post_norm),
             branch_scale=float(getattr(module, "residual_multiplier", 1.0)),
         )
 
@@ -403,7 +397,7 @@ class Layout:
             heads=heads[0],
             key_heads=heads[1],
             head_dim=len(maps[0].weight) // heads[0],
-            scale=float(getattr(block.attention, self.scale)),
+            scale=float(present(block.attention, SCALES)),
             query_norm=query_norm,
             key_norm=key_norm,
             softcap=getattr(config, "attn_logit_softcapping", None),
@@ -420,7 +414,7 @@ class Layout:
             up=maps[-1],
             down=Linear.of(down, block.branch_scale),
             gate=maps[0] if len(maps) > 1 else None,
-            activation=getattr(module, self.activation),
+            activation=present(module, ACTIVATIONS),
         )
 
     def input_scale(self, config: Any) -> float:
