@@ -17,11 +17,12 @@ from posbias import (
 )
 from posbias.architecture import KeyBias
 from posbias.designing.exact import key_bias_for
+from posbias.designing.initialisation import Initialisation
 from posbias.designing.result import TOLERANCE, Design, distance_apart, resolve_target
 from posbias.designing.solving import FREE, Problem
 from posbias.results.result import report_of, result_of
 from posbias.theory import Rollout, rollout_profile
-from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field import mean_field
 from tiny_families import born_model
 
 TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)", "u_shape(0.05)", "u_shape(20)"]
@@ -269,8 +270,7 @@ def test_models_whose_logits_are_large_are_flat_in_full_mean_field():
     model = born_model("qwen3", 0, times_wider=1)
     found = design("flat", model=model, options=DesignOptions(theory="mean_field", n_positions=16, starts=1))
     after, before = found.distances[16]
-    spec = spec_of(found.intervention.description(model))
-    again = mean_field(spec, 16, seed=1)  # other heads
+    again = mean_field(Initialisation(model).keyed(found.architecture), 16, seed=1)  # other heads
     assert after < 0.3 * before
     assert distance_apart(again.profile, found.targets[16]) < 0.5 * before
 

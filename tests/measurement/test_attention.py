@@ -106,7 +106,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind):
 def test_where_a_model_breaks_its_promise_is_said():
     caveats = attention(_model("falcon-alibi"), _prompts()).caveats
     assert any("ALiBi" in caveat for caveat in caveats)
-    assert attention(_model("bloom"), _prompts()).caveats == ()
+    assert attention(_model("gpt_neo"), _prompts()).caveats == ()
 
 
 @pytest.mark.parametrize("cells", [1, 5, 8])

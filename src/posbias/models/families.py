@@ -78,7 +78,7 @@ _ROWS = {
     "olmo": _LLAMA,
     "mistral": _ONE_WINDOW,
     "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj")),
-    "smollm3": replace(_LLAMA, rotates=lambda attention, config: attention.use_rope),
+    "smollm3": replace(_LLAMA, rotates=lambda attention, config: bool(attention.use_rope)),
     "granite": _LLAMA,
     "phi3": replace(
         _ONE_WINDOW,
