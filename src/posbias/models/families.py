@@ -24,8 +24,10 @@ def _falcon_encoding(config: Any, layer: int) -> Encoding:
 
 
 _LLAMA = Layout()
+_PLAIN = Layout(key_heads=lambda config: int(config.num_attention_heads))
+"""Of families without groups of heads, whatever else a configuration holds."""
 _GPT2 = replace(
-    _LLAMA,
+    _PLAIN,
     final_norm="transformer.ln_f",
     position_table="transformer.wpe",
     attention="attn",
@@ -36,7 +38,7 @@ _GPT2 = replace(
     refused=("add_cross_attention",),  # it would be a branch of its own
 )
 _NEOX = replace(
-    _LLAMA,
+    _PLAIN,
     final_norm="gpt_neox.final_layer_norm",
     parallel=lambda config: config.use_parallel_residual,
     attention="attention",
@@ -102,7 +104,7 @@ _ROWS = {
         up_and_down=("fc1", "fc2"),
     ),
     "opt": replace(
-        _LLAMA,
+        _PLAIN,
         final_norm="model.decoder.final_layer_norm",
         position_table="model.decoder.embed_positions",
         attention_output="self_attn.out_proj",
@@ -121,7 +123,7 @@ _ROWS = {
         "position 256 in bfloat16, 2048 in float16",
     ),
     "mpt": replace(
-        _LLAMA,
+        _PLAIN,
         final_norm="transformer.norm_f",
         attention="attn",
         attention_output="attn.out_proj",

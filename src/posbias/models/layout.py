@@ -310,7 +310,7 @@ class Layout:
     """The maps of the MLP, beside its gate if it has one."""
     gate_in_up: bool = False
     """The first half of the up projection is the gate."""
-    key_heads: Callable[[Any], int] = lambda c: int(getattr(c, "num_key_value_heads", None) or c.num_attention_heads)
+    key_heads: Callable[[Any], int] = lambda config: int(config.num_key_value_heads)
     """Key/value heads per layer, of a configuration."""
     unbounded: Callable[[Any], bool] = lambda config: False
     """Tells whether the model takes an input of any length (ALiBi), whatever its configuration names."""
@@ -400,7 +400,7 @@ class Layout:
             scale=float(present(block.attention, SCALES)),
             query_norm=query_norm,
             key_norm=key_norm,
-            softcap=getattr(config, "attn_logit_softcapping", None),
+            softcap=getattr(block.attention, "attn_logit_softcapping", None),
         )
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
@@ -417,9 +417,9 @@ class Layout:
             activation=present(module, ACTIVATIONS),
         )
 
-    def input_scale(self, config: Any) -> float:
-        """Factor that the network puts on the vectors that enter it, before the first block."""
-        return float(getattr(config, "embedding_multiplier", 1.0))
+    def input_scale(self, network: Any) -> float:
+        """Factor that the network puts on the vectors that enter it, before the first block (Granite)."""
+        return float(getattr(network.base_model, "embedding_multiplier", 1.0))
 
     def rotary_frequencies(
         self, network: nn.Module, block: Block, *, config: Any, layer: int

@@ -201,13 +201,13 @@ def spec_of(model: Model) -> MeanFieldSpec:
 
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
-    family, config, network = model.family, model.config, model.network
+    family, network = model.family, model.network
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
     if family.position_table is not None:
         table = network.get_submodule(family.position_table)
         positions = _power(table.get_parameter("weight")[getattr(table, "offset", 0) :])  # OPT's position 0 is row 2
-    input_scale = family.input_scale(config)
+    input_scale = family.input_scale(network)
     embedding = None if embedding_norm is None else family.norm(network.get_submodule(embedding_norm))
     return MeanFieldSpec(
         width=model.width,

@@ -164,7 +164,7 @@ def describe_model(model: Model, n_positions: int) -> Description:
         embedding_norm=embedding,
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
         reduced=model.dtype in REDUCED,
-        input_scale=family.input_scale(model.config),
+        input_scale=family.input_scale(network),
     )
 
 
