@@ -1,6 +1,4 @@
-"""Influence and answers on the same prompts: places are found in tokens, shares are sums of influence, runs resume."""
-
-import itertools
+"""Influence and answers on the same prompts: items are found in tokens, shares are sums of influence, runs resume."""
 
 import numpy as np
 import pytest
@@ -14,17 +12,14 @@ from posbias.evaluation.correlate import (
     Correlations,
     InfluenceSeries,
     RankCorrelation,
+    behaviour_samples,
     corrected,
-    elsewhere,
     encoded_prompt,
-    placed_samples,
-    spans_in,
 )
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.statistics import Interval
-from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
 PLACES = (0, 2, 4)
@@ -53,50 +48,29 @@ def record(behaviour):
 
 
 @pytest.mark.parametrize("spelled", [TASK, "key_value(pairs=4)", "documents(documents=4)"])
-def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
-    task = LANGUAGE_TASKS.parse(spelled)
-    places = tuple(range(task.n_items))
-    (sample,) = placed_samples(task, model.tokenizer, pb.EvaluateOptions(count=1, positions=places, seed=3))
-    texts = {}
-    for gold in places:
-        token_ids, answer = encoded_prompt(sample[gold], model.tokenizer)
-        spans = spans_in(sample, places, gold)
-        assert all(begin < end for begin, end in spans)
-        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-        texts[gold] = [model.tokenizer.decode(token_ids[begin:end]).strip(" ,\n") for begin, end in spans]
-        assert model.tokenizer.decode([answer]) == sample[gold].target[:1]
-    moved = texts[0][0]
-    others = texts[0][1:]
-    if spelled.startswith("documents"):  # their numbers stay in place while the documents move
-        return
-    for gold in places:
-        assert texts[gold] == [*others[:gold], moved, *others[gold:]]
+def test_the_item_that_holds_the_answer_is_found_in_tokens(model, spelled):
+    sample, _ = behaviour_samples(BehaviourPlan(spelled, pb.EvaluateOptions(count=2, positions="all")), model.tokenizer)
+    for example in sample.examples:
+        token_ids, answer = encoded_prompt(example, model.tokenizer)
+        assert example.answers[0] in model.tokenizer.decode(token_ids[example.gold_token : example.gold_end])
+        assert model.tokenizer.decode([answer]) == example.target[:1]
 
 
-def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
-    task = LANGUAGE_TASKS.parse(TASK)
-    sample = list(placed_samples(task, model.tokenizer, pb.EvaluateOptions(count=2, positions=PLACES)))[1]
-    matrix = []
-    for gold in PLACES:
-        token_ids, answer = encoded_prompt(sample[gold], model.tokenizer)
+def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, plan, record):
+    expected = []
+    for example in behaviour_samples(plan, model.tokenizer)[1].examples:
+        token_ids, answer = encoded_prompt(example, model.tokenizer)
         options = PassOptions(output=f"target(tokens=[{answer}])")
         norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
         profile = norms.norms["logprob"] / norms.norms["logprob"].sum()
-        matrix.append([profile[begin:end].sum() for begin, end in spans_in(sample, PLACES, gold)])
-    np.testing.assert_allclose(record.arrays["influence/measured/logprob/gold"][1], np.diag(matrix), rtol=1e-5)
-    (expected,) = elsewhere(np.array([matrix]))
-    np.testing.assert_allclose(record.arrays["influence/measured/logprob/place"][1], expected, rtol=1e-5)
-
-
-def test_elsewhere_is_the_mean_over_the_other_prompts():
-    assert elsewhere(np.array([[[9.0, 1, 2], [3, 9, 4], [5, 6, 9]]])).tolist() == [[4, 3.5, 3]]
-    assert np.isnan(elsewhere(np.ones((1, 1, 1)))).all()
+        expected.append(profile[example.gold_token : example.gold_end].sum())
+    np.testing.assert_allclose(record.arrays["influence/measured/logprob/gold"][1], expected, rtol=1e-5)
 
 
 def test_every_series_is_correlated_with_every_measure(record):
     series = record.scalars["influence"]["series"]
     names = {(entry["source"], entry["kind"], entry["what"]) for entry in series}
-    assert names == {("measured", kind, what) for kind in ("jacobian", "logprob") for what in ("gold", "place")}
+    assert names == {("measured", kind, "gold") for kind in ("jacobian", "logprob")}
     for entry in series:
         assert set(entry["correlations"]) == set(record.scalars["measures"])
         assert len(entry["means"]) == len(PLACES)

@@ -1,8 +1,8 @@
 """Influence beside behaviour: do the positions that weigh more also get used more?
 
 The model answers a task at several positions (`evaluate`); then, on each of those prompts, measured influence, a
-profile over tokens that sums to 1, is summed over the tokens of the item that holds the answer and of every other item
-(`with_influence`, `posbias audit --behaviour`). Kinds that score tokens score the first token of the right answer, at
+profile over tokens that sums to 1, is summed over the tokens of the item that holds the answer (`with_influence`,
+`posbias audit --behaviour`). Kinds that score tokens score the first token of the right answer, at
 which it is decided which item is used; the others look at the last position's output. `correlate` pools several such
 runs: each is one model, one task at one length, some positions.
 
@@ -11,14 +11,14 @@ monotone for reasons of their own, and then agree without any further relation. 
 Intervals resample samples, the same ones in both curves, and in all runs that asked them; the positions are those that
 were chosen, and the permutation p-value speaks of them.
 
-Beside an evaluation's record: arrays `influence/measured/KIND/WHAT` [n_samples n_positions], shares of a prompt's
-influence, WHAT being `gold` or `place`; scalars `influence`: its `series`. The record of the verb "correlate" has the
+Beside an evaluation's record: arrays `influence/measured/KIND/gold` [n_samples n_positions], shares of a prompt's
+influence; scalars `influence`: its `series`. The record of the verb "correlate" has the
 fields of `InfluenceCorrelation`.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import permutations
@@ -36,7 +36,7 @@ from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSer
 from posbias.evaluation.options import CorrelateOptions, EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, encode_requests
-from posbias.evaluation.samples import samples_of
+from posbias.evaluation.samples import Sample, samples_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.options import PassOptions
 from posbias.measurement.outputs import Target
@@ -341,38 +341,18 @@ def _coefficients(first_groups: Sequence[Rows], second_groups: Sequence[Rows]) -
     return np.where(defined, np.clip((first * second).sum(axis=1) / scale, -1, 1), np.nan)
 
 
-Placed = dict[int, Example]
-"""The prompts of one sample by the position of the answer: at each of the chosen positions, and at their neighbours."""
-
-
-def spans_in(sample: Placed, positions: Sequence[int], gold: int) -> list[tuple[int, int]]:
-    """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
-
-    spans = []
-    for position in positions:
-        # Before and behind the answer stand the items that its neighbours' prompts have around theirs.
-        begin = sample[position - 1].gold_end if position > gold else sample[position].gold_token
-        end = sample[position + 1].gold_token if position < gold else sample[position].gold_end
-        if begin is None or end is None:
-            raise UsageError(
-                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
-                "with a moved item"
-            )
-        spans.append((begin, end))
-    return spans
-
-
-def placed_samples(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Placed]:
-    """Every sample of a task, with the answer also at the neighbours of the chosen positions."""
-    task = task.asked_of(tokenizer)
-    around = {position + step for position in options.positions_of(task) for step in (-1, 0, 1)}
-    placed = sorted(position for position in around if 0 <= position < task.n_items)
-    for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
-        if any(example.cluster for example in sample.examples):
-            raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
-        if any(example.gold_position is None for example in sample.examples):
-            raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-        yield dict(zip(placed, sample.examples, strict=True))
+def behaviour_samples(plan: "BehaviourPlan", tokenizer: Any) -> list[Sample]:
+    """The samples of a plan's task; refused is one of whose moved item it is not known where it stands in tokens."""
+    task = plan.task.asked_of(tokenizer)
+    samples = list(samples_of(task, tokenizer, plan.evaluation))
+    examples = [example for sample in samples for example in sample.examples]
+    if any(example.cluster for example in examples):
+        raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
+    if any(example.gold_position is None for example in examples):
+        raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
+    if any(example.gold_token is None or example.gold_end is None for example in examples):
+        raise UsageError(f"{task}: the places of items in tokens need a tokenizer with character offsets")
+    return samples
 
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
@@ -404,28 +384,25 @@ class BehaviourPlan:
         return {"kinds": list(map(str, self.kinds))}
 
 
-def _shares(
-    model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None
-) -> dict[str, Float64[np.ndarray, "sample gold place"]]:
-    """The share of influence at every chosen place, by kind, of each prompt; NaN of samples that are too long.
+def _shares(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> dict[str, Scores]:
+    """The share of influence of the item that holds the answer, by kind; NaN of samples that are too long.
 
     Measured prompts are kept beside the answers, which were already taken over or begun anew.
     """
     positions, tokenizer = evaluation.positions, model.tokenizer
     settings = {"verb": "audit_behaviour", "model": model.describe(), **plan.measured, "positions": list(positions)}
     store = PartStore(directory, {**settings, "seed": plan.evaluation.seed, "made_by": made_by()})
-    samples = list(placed_samples(plan.task, tokenizer, plan.evaluation))
-    shares: dict[str, np.ndarray] = {}
+    samples = behaviour_samples(plan, tokenizer)
+    shares: dict[str, Scores] = {}
     for row in track(np.flatnonzero(evaluation.tables["too_long"].sum(axis=1) == 0).tolist(), "influence"):
-        for column, gold in enumerate(positions):
-            token_ids, answer = encoded_prompt(samples[row][gold], tokenizer)
+        for column, example in enumerate(samples[row].examples):
+            token_ids, answer = encoded_prompt(example, tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(_measured, model, plan, token_ids, answer, row * len(positions) + column)
-            profiles = store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
-            spans = spans_in(samples[row], positions, gold)
+            profiles = store.get(f"influence-{row:05d}-{positions[column]:05d}-{digest}", compute)
             for kind, profile in profiles.items():
-                blank = np.full((len(samples), len(positions), len(positions)), np.nan)
-                shares.setdefault(kind, blank)[row, column] = [profile[begin:end].sum() for begin, end in spans]
+                blank = np.full((len(samples), len(positions)), np.nan)
+                shares.setdefault(kind, blank)[row, column] = profile[example.gold_token : example.gold_end].sum()
     return shares
 
 
@@ -442,17 +419,10 @@ def _measured(
     return profiles
 
 
-def elsewhere(shares: Float64[np.ndarray, "sample gold place"]) -> Scores:
-    """Each place's mean over the prompts whose answer stands at another one; NaN with a single place."""
-    count = shares.shape[1]
-    return np.asarray((shares * (1 - np.eye(count))).sum(axis=1) / (count - 1 or np.nan))
-
-
 def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
     """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
-    samples = placed_samples(plan.task, model.tokenizer, plan.evaluation)
-    chosen = plan.evaluation.positions_of(plan.task)
-    lengths = [sample[position].n_tokens or 0 for sample in samples for position in chosen]
+    samples = behaviour_samples(plan, model.tokenizer)
+    lengths = [example.n_tokens or 0 for sample in samples for example in sample.examples]
     if fitting := [length for length in lengths if model.max_positions is None or length <= model.max_positions]:
         check_passes(model, max(fitting))
 
@@ -468,12 +438,9 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
     """
     record = evaluation.record
     series = []
-    for kind, shares in _shares(model, plan, evaluation, directory).items():
-        # Of the item that holds the answer, and of a place where another one stands.
-        for what, table in {"gold": np.diagonal(shares, axis1=1, axis2=2).copy(), "place": elsewhere(shares)}.items():
-            if not np.isnan(table).all():
-                series.append(InfluenceSeries("measured", kind, what, means=position_means(table)))
-                record.arrays[series[-1].array] = table
+    for kind, table in _shares(model, plan, evaluation, directory).items():
+        series.append(InfluenceSeries("measured", kind, "gold", means=position_means(table)))
+        record.arrays[series[-1].array] = table
     measured = replace(evaluation, series=tuple(series))
     found = {entry.array: entry.correlations for entry in pool({"": measured}, record.seeds["samples"])}
     series = [replace(entry, correlations=found.get(entry.array, {})) for entry in series]

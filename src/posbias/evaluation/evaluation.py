@@ -97,7 +97,7 @@ class InfluenceSeries:
     """"measured"; in records of older runs a theory, too."""
     kind: str | None
     what: str
-    """"gold" (the answer's item) or "place" (a position where another item stands)."""
+    """"gold": the item that holds the answer; in records of older runs also "place", a position of another item."""
     means: tuple[StoredInterval, ...] = ()
     """Mean share of influence at each position."""
     correlations: Mapping[str, Correlations] = field(default_factory=dict)
