@@ -13,9 +13,6 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import PlaceOptions
 from posbias.cli import main
-from posbias.mitigation.methods.applying import answering_under
-from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.mitigation.methods.recipe import write_recipe
 from posbias.results.records import read_record
 
 FLAGS = ["--task", "key_value(pairs=4)", "--count", 7, "--max-tokens", 2]
@@ -87,38 +84,13 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
         assert f"{name}/report.html" in (out / "report.html").read_text()
     again = posbias("evaluate", long_llama, other, *COMPARED, "--out", out, "--resume")
     assert again.returncode == 0, again.stderr
+    drawn = posbias("compare", out / "long-llama", out / "other", "--out", tmp_path / "page")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "Less long-llama, 16 samples" in (tmp_path / "page" / "report.html").read_text()
     refused = posbias("evaluate", long_llama, other, *COMPARED, "--lengths", "300")
     assert "evaluate: lengths take one subject, got long-llama, other" in refused.stderr
-
-
-def test_a_model_under_a_recipe_is_another_subject_on_the_same_samples(posbias, long_llama, tmp_path):
-    model, out = pb.load_model(long_llama), tmp_path / "run"
-    recipe = tmp_path / "fitted" / "recipe.json"
-    recipe.parent.mkdir()
-    write_recipe(recipe, MITIGATIONS.parse("temperature(scale=0.9)"), model, {})
-    methods = f"{recipe},repeat_prompt"
-    done = posbias("evaluate", long_llama, *COMPARED, "--methods", methods, "--out", out)
-    assert done.returncode == 0, done.stderr
-    result = pb.load_record(out)
-    names = [entry.name for entry in result.compared]
-    assert names == ["long-llama", "long-llama under temperature(scale=0.9)", "long-llama under repeat_prompt"]
-    assert set(result.compared[1].changes) == {"mean", "worst position", "spread"}
-    assert len(result.compared[2].differences) == 4
-    below = pb.load_record(out / "long-llama-fitted-recipe")
-    assert below.responder["method"] == "temperature(scale=0.9)"
-    alone = pb.evaluate(
-        answering_under(MITIGATIONS.parse("temperature(scale=0.9)"), pb.LocalResponder(model)),
-        "key_value(pairs=4)",
-        options=pb.EvaluateOptions(count=16, max_tokens=2),
-    )
-    np.testing.assert_allclose(below.tables["logprob"], alone.tables["logprob"], rtol=1e-4)
-    both = [out / name for name in ("long-llama", "long-llama-repeat_prompt")]
-    drawn = posbias("compare", *both, "--out", tmp_path / "page")
-    assert drawn.returncode == 0, drawn.stderr
-    page = (tmp_path / "page" / "report.html").read_text()
-    assert "Less long-llama, 16 samples" in page
-    missing = posbias("evaluate", long_llama, *COMPARED, "--methods", "nowhere.json")
-    assert missing.stderr.startswith("posbias: methods: there is no file 'nowhere.json'")
+    refused = posbias("evaluate", long_llama, *COMPARED, "--methods", "repeat_prompt")
+    assert "posbias mitigate MODEL --methods RECIPE judges a method beside the unchanged model" in refused.stderr
 
 
 def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):

@@ -34,6 +34,7 @@ LEFT = {
     "--lm-eval": "inspect eval posbias/TASK",
     "--max-cost": "a small --count first, then more with --resume",
     "--max-memory": "what does not fit is refused",
+    "--methods": "posbias mitigate MODEL --methods RECIPE judges a method beside the unchanged model",
     "--oracle": "posbias evaluate",
     "--png": "figures as PDF and SVG with --paper",
     "--repeats": "evaluate several servers with other seeds",

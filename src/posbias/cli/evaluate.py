@@ -109,7 +109,7 @@ def evaluate(
         settings = replace(settings, directory=run.directory)
         subjects: list[Any] = [Unopened(name, partial(answering, name, local, loading)) for name in names]
         subjects += served.responders(run.directory, loading)
-        single = len(subjects) == 1 and not settings.methods
+        single = len(subjects) == 1
         result = evaluate_subjects(subjects[0] if single else subjects, asked, options=settings)
         parts = {} if single else dict(result.evaluations)
         if isinstance(result, LengthEvaluation):

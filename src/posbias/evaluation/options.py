@@ -14,7 +14,7 @@ from annotated_types import Interval
 
 from posbias.checks import Count, CountOrZero, Flag, Later, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import UsageError
-from posbias.registry import split_literals, split_numbers
+from posbias.registry import split_numbers
 
 if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement
@@ -32,7 +32,7 @@ LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
-OF_EVALUATE_ALONE = ("lengths", "turns", "threshold", "require", "methods")
+OF_EVALUATE_ALONE = ("lengths", "turns", "threshold", "require")
 """Settings that other verbs which ask samples do not take."""
 CHANGE_NO_REPLY = {
     *OF_EVALUATE_ALONE,
@@ -68,9 +68,6 @@ class EvaluateOptions:
     require: Requirement | None = None
     """A bound for pipelines: the whole interval must meet it (exit code 1 if not), such as worst>=0.8, mean>=0.7,
     spread<=0.2, or at several lengths effective_length>=4096."""
-    methods: Annotated[Sequence[Any], split_literals] = ()
-    """Methods against position bias under which the first subject is evaluated, too: recipes that `mitigate` wrote, or
-    spelled methods."""
     seed: Natural = 0
     """Seed of samples and folds."""
     generate: bool = True
@@ -116,7 +113,7 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "turns", "methods"):
+        for name in ("lengths", "turns"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -51,8 +50,6 @@ LONGEST_METHOD = 40
 REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
-APPLYING = "posbias.mitigation.methods.applying"
-"""Module of the room above that puts a responder under a method; it is imported if methods are asked for."""
 
 Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
 
@@ -76,7 +73,7 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
     Args:
         subject: The model: a hub id, a directory, "demo", a loaded model, or a responder such as
             `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact. A list of subjects is
-            evaluated on the same samples, the first also under each of `options.methods`, and compared.
+            evaluated on the same samples, and compared.
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
         options: Count, positions, seed, and the directory in which an interrupted run continues.
 
@@ -94,8 +91,6 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     options = (options or EvaluateOptions()).following(task)  # wrong files are refused before a model is loaded
     several = isinstance(subject, list | tuple)
-    if not several and options.methods:
-        raise UsageError("evaluate: methods make several subjects of one; give a list, even of one: [model]")
     names = [_name(*entry) for entry in enumerate(subject if several else [subject])]
     arguments = {"model": names if several else names[0], "task": str(task), "count": options.count}
     arguments["seed"] = options.seed
@@ -203,26 +198,19 @@ def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptio
 def _compared(
     subjects: Sequence[Any], names: Sequence[str], task: LanguageTask, options: EvaluateOptions, run: OpenRun
 ) -> EvaluationComparison:
-    """Evaluations of all subjects, of the first also under each method, compared with the first."""
-    arms = list(zip(names, subjects, [None] * len(names), strict=True))
-    if options.methods and arms:
-        words = import_module(APPLYING).words_of(options.methods)  # wrong ones are refused before any work
-        arms[1:1] = [(f"{names[0]}-{word}", subjects[0], of) for word, of in zip(words, options.methods, strict=True)]
-    if len(arms) < 2:
-        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
-    places = list(directory_names([name for name, _, _ in arms]))
+    """Evaluations of all subjects, compared with the first."""
+    if len(subjects) < 2:
+        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects")
+    places = list(directory_names(names))
     if options.lengths:
         raise UsageError(f"evaluate: lengths take one subject, got {', '.join(places)}")
     evaluations: dict[str, Evaluation] = {}
     responder: Responder | None = None
-    before: Any = None
-    for name, (_, subject, method) in zip(places, arms, strict=True):
-        if responder is None or subject is not before:
-            responder = None  # before the next is loaded
-            responder, before = opened(subject), subject
-        answering = responder if method is None else import_module(APPLYING).under(method, responder)
+    for name, subject in zip(places, subjects, strict=True):
+        responder = None  # before the next is loaded
+        responder = opened(subject)
         directory = None if options.directory is None else options.directory / name
-        evaluation = evaluate_responder(answering, task, replace(options, directory=directory, methods=()))
+        evaluation = evaluate_responder(responder, task, replace(options, directory=directory))
         evaluations[name] = _concluded(evaluation, options.require, run, below=name)
     return _told_together(replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations), run)
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from posbias.mitigation.methods.base import (
     check_one_list,
     check_spans,
 )
-from posbias.mitigation.methods.recipe import check_files, difference, is_recipe, read_recipe
+from posbias.mitigation.methods.recipe import difference, is_recipe, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import model_in_hand
 from posbias.prompts.tokens import locate
@@ -147,23 +146,6 @@ def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, stre
             raise UsageError(f"{method.name} was fitted to another model, {other}")
         method = replace(method, fitted_to={})
     return method if strength is None else replace(method, strength=strength)
-
-
-def words_of(methods: Sequence[Any]) -> list[str]:
-    """Names of methods as they are given, of a recipe its file with the directory around it; wrong ones are refused."""
-    check_files(methods)
-    for method in methods:
-        if isinstance(method, str) and not is_recipe(method):
-            MITIGATIONS.parse(method)
-    return [
-        "-".join(Path(method).with_suffix("").parts[-2:]) if is_recipe(method) else str(method) for method in methods
-    ]
-
-
-def under(method: Method | str, responder: Responder) -> Responder:
-    """A responder that answers under a method as it is given: an object, a spelling, or the path of a recipe."""
-    model = responder.model if isinstance(responder, LocalResponder) else None
-    return answering_under(resolve_method(method, model), responder)
 
 
 def answering_under(method: Method, responder: Responder) -> Responder:

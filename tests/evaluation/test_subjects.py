@@ -1,4 +1,4 @@
-"""Several subjects of one evaluation from Python: other models, methods and repeats, as the command line has them."""
+"""Several subjects of one evaluation from Python: other models and repeats, as the command line has them."""
 
 from typing import Any
 
@@ -14,11 +14,10 @@ OPTIONS = pb.EvaluateOptions(count=7, max_tokens=2)
 
 def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama: Any, tmp_path: Any) -> None:
     model = pb.load_model(long_llama)
-    options = pb.EvaluateOptions(count=7, max_tokens=2, methods=["temperature(scale=0.9)"], directory=tmp_path)
+    options = pb.EvaluateOptions(count=7, max_tokens=2, directory=tmp_path)
     result = pb.evaluate([model, pb.LocalResponder(model)], "key_value(pairs=4)", options=options)
-    assert len(result.compared) == len(result.evaluations) == 3
-    plain, under, again = result.evaluations.values()
-    assert under.responder["method"] == "temperature(scale=0.9)"
+    assert len(result.compared) == len(result.evaluations) == 2
+    plain, again = result.evaluations.values()
     assert (plain.tables["logprob"] == again.tables["logprob"]).all()
     alone = pb.evaluate(model, "key_value(pairs=4)", options=OPTIONS)
     assert (plain.tables["logprob"] == alone.tables["logprob"]).all()
@@ -31,11 +30,8 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
 @pytest.mark.parametrize(
     ("subject", "options", "complaint"),
     [
-        ("nowhere", {"methods": ["repeat_prompt"]}, "methods make several subjects of one; give a list"),
-        (["nowhere"], {}, "give at least 2 subjects, or methods"),
-        ([], {}, "give at least 2 subjects, or methods"),
-        (["nowhere"], {"methods": ["no.json"]}, "there is no file 'no.json'"),
-        (["nowhere"], {"methods": ["no_such"]}, "unknown mitigation 'no_such'"),
+        (["nowhere"], {}, "give at least 2 subjects"),
+        ([], {}, "give at least 2 subjects"),
         (["nowhere", "there"], {"lengths": [64]}, "lengths take one subject, got nowhere, there"),
     ],
 )
