@@ -83,7 +83,7 @@ def test_without_a_tokenizer_no_length_is_promised():
 def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
     result = evaluate(reader, "key_value", options=OPTIONS)
     assert result.lengths == (500, 1000)
-    means = [[cell.value for cell in row] for row in result.cells.values()]
+    means = [[cell.value for cell in level.cells] for level in result.levels]
     np.testing.assert_array_equal(means, [[1, 1, 1], [1, 0, 0]])
     assert (result.effective_length.at_least, result.effective_length.below) == (500, 1000)
     assert [level.worst_depth for level in result.levels][1] == pytest.approx(result.depths[1])
@@ -96,7 +96,7 @@ def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
     again = pb.load_record(result.save(tmp_path / "run"))
     assert again.verdict == result.verdict
     assert again.effective_length == result.effective_length
-    assert again.cells == result.cells
+    assert again.levels == result.levels
     page = html_of(report_of(result))
     assert "depth of the answer" in page
 

@@ -113,7 +113,7 @@ def evaluate(
         result = evaluate_subjects(subjects[0] if single else subjects, asked, options=settings)
         parts = {} if single else dict(result.evaluations)
         if isinstance(result, LengthEvaluation):
-            parts = {f"length-{length}": evaluation for length, evaluation in result.at.items()}
+            parts = {f"length-{length}": evaluation for length, evaluation in result.evaluations.items()}
         for name, evaluation in parts.items():
             run.draw(evaluation.record, below=name)
         run.finish(result.record)

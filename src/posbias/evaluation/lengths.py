@@ -1,6 +1,6 @@
 """Evaluations of one task at several lengths, and the effective length that they show.
 
-The record has the verb "evaluate_lengths" and holds an evaluation for each length, with its arrays below LENGTH/.
+The record has the verb "evaluate_lengths" and the fields of `LengthEvaluation`; each length has a run of its own.
 
 The effective length is a lower bound. A length is reached if the worst depth's low end is at least the threshold, and
 all shorter lengths are reached. No correction for the number of cells is due: to claim too much, the worst cell of the
@@ -10,8 +10,7 @@ threshold 0.8 (`tests/evaluation/test_lengths.py` computes it exactly).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import ClassVar
 
@@ -23,11 +22,11 @@ from posbias.evaluation.curve import DECIDING, SAMPLES_FOR_CLAIM, complete_sampl
 from posbias.evaluation.evaluation import LENGTHS, Evaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, levels_of
 from posbias.evaluation.options import EvaluateOptions
-from posbias.results.records import Record, plain
-from posbias.results.result import RESULTS, Result, from_stored
+from posbias.evaluation.reading import Withheld
+from posbias.results.records import Record
+from posbias.results.result import RESULTS, Result, as_stored
 from posbias.results.showing import Shown
-from posbias.runs.parts import below
-from posbias.statistics import CONFIDENCE, POWER, Interval
+from posbias.statistics import CONFIDENCE, POWER, Interval, StoredInterval
 from posbias.tasks.language import LanguageTask
 
 
@@ -39,13 +38,26 @@ class LengthLevel:
     """Tokens asked for."""
     n_complete: int
     """Samples answered at every depth."""
-    worst: Interval
+    worst: StoredInterval
     """Accuracy at the worst depth; its high end holds jointly over all cells."""
     worst_depth: float
     """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
-    mean: Interval
-    withheld: str = ""
-    """Why its answers decide nothing, as `Reading.withheld`; empty if they decide."""
+    mean: StoredInterval
+    withheld: Withheld = ""
+    """Why its answers decide nothing; empty if they decide."""
+    cells: tuple[StoredInterval, ...] = ()
+    """Accuracy at every depth, each with its own interval."""
+
+    @classmethod
+    def of(cls, length: int, evaluation: Evaluation, depths: Sequence[float], curves: int) -> "LengthLevel":
+        """The level of one length among as many as were asked for."""
+        cells, n_complete = position_means(evaluation.right), len(complete_samples(evaluation.right))
+        means = [cell.value for cell in cells]
+        worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
+        if n_complete >= SAMPLES_FOR_CLAIM:
+            found = levels_of(evaluation.right, curves=curves)
+            worst, mean = found.worst, found.mean
+        return cls(length, n_complete, worst, depths[int(np.nanargmin(means))], mean, evaluation.withheld, cells)
 
     def reaches(self, threshold: float) -> bool | None:
         """True if it has this accuracy at every depth; None: not decided."""
@@ -106,23 +118,29 @@ class LengthEvaluation(Result):
     """Accuracy that the effective length asks for at every depth."""
     depths: tuple[float, ...] = ()
     """Depths of the columns, 0 (begin) to 1 (end)."""
+    levels: tuple[LengthLevel, ...] = ()
+    """The level of every length, ascending; high ends hold jointly over all lengths that were asked for."""
+    too_long: Mapping[int, int] = field(default_factory=dict)
+    """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
     not_evaluated: tuple[int, ...] = ()
     """Longer lengths, from the first that is too long for the model throughout."""
-    at: Mapping[int, InstanceOf[Evaluation]] = field(default_factory=dict)
-    """The evaluation at each length, ascending, without its texts if it was read back."""
+    cut_off: int = 0
+    """Answers that ended at the most tokens, at all lengths."""
+    examples: int = 0
+    """Prompts at all lengths."""
+    notices: tuple[str, ...] = ()
+    """What a reader needs to know before any number, of all lengths."""
+    evaluations: Mapping[int, InstanceOf[Evaluation]] = field(default_factory=dict)
+    """The evaluation at each length, if it was made with it; a run that is read back has it in `length-LENGTH`."""
     requirement: RequirementCheck | None = None
     """The bound that was required, checked; None if there was none."""
 
     @classmethod
     def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The evaluations that a record holds."""
-        at = {
-            int(length): Evaluation.from_record(
-                Record("evaluate", {}, **part, arrays=below(record.arrays, f"{length}/"), seeds=record.seeds)
-            )
-            for length, part in record.scalars["at"].items()
-        }
-        return from_stored(cls, {**record.resolved, **record.scalars, "record": record, "at": at})
+        """The fields that a record holds."""
+        if "at" in record.scalars:
+            raise UsageError("several lengths in one record of an older posbias are read one by one, from length-N/")
+        return super().from_record(record)
 
     @classmethod
     def of(
@@ -132,68 +150,49 @@ class LengthEvaluation(Result):
 
         Lengths are missing from the first that is too long throughout.
         """
-        first = next(iter(at.values()))
-        own = ("positions", "fingerprint")
-        resolved = {name: told for name, told in first.record.resolved.items() if name not in own}
-        resolved |= {
+        from posbias.evaluation.page import notices_of
+
+        first, own = next(iter(at.values())), ("positions", "fingerprint")
+        not_evaluated = [length for length in options.lengths if length not in at]
+        levels = tuple(LengthLevel.of(length, one, depths, len(options.lengths)) for length, one in at.items())
+        lost = {length: int((one.tables["too_long"] > 0).any(axis=1).sum()) for length, one in at.items()}
+        lost |= dict.fromkeys(not_evaluated, first.count)
+        resolved = {
+            **{name: told for name, told in first.record.resolved.items() if name not in own},
             "title": f"{first.source or 'model'}: {task}",
             "task": task,
             "lengths": list(at),
-            "not_evaluated": [length for length in options.lengths if length not in at],
+            "not_evaluated": not_evaluated,
             "depths": list(depths),
             "threshold": options.threshold,
             "related": {f"{length} tokens": f"length-{length}/report.html" for length in at},
         }
-        parts = {str(length): one.record for length, one in at.items()}
-        scalars = {"at": {name: {"resolved": part.resolved, "scalars": part.scalars} for name, part in parts.items()}}
-        record = Record(LENGTHS, {}, resolved, scalars, seeds=dict(first.record.seeds))
-        record.arrays = {f"{name}/{key}": table for name, part in parts.items() for key, table in part.arrays.items()}
-        found = cls.from_record(record)
-        record.scalars["levels"] = [plain(asdict(level)) for level in found.levels]
-        record.scalars["effective_length"] = plain(asdict(found.effective_length))
-        return replace(found, at=at)
+        scalars = {
+            "levels": as_stored(levels),
+            "effective_length": as_stored(effective_length(levels, options.threshold)),
+            "too_long": {str(length): samples for length, samples in lost.items() if samples},
+            "cut_off": sum(one.cut_off for one in at.values()),
+            "examples": sum(one.examples for one in at.values()),
+            "notices": list(dict.fromkeys(notice for one in at.values() for notice in notices_of(one))),
+        }
+        return replace(
+            cls.from_record(Record(LENGTHS, {}, resolved, scalars, seeds=dict(first.record.seeds))), evaluations=at
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Lengths that were evaluated, ascending."""
-        return tuple(self.at)
+        return tuple(level.length for level in self.levels)
 
     @property
     def reused(self) -> int:
         """Samples that were there, finished."""
-        return sum(evaluation.reused for evaluation in self.at.values())
-
-    @property
-    def too_long(self) -> dict[int, int]:
-        """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
-        tables = {length: evaluation.tables["too_long"] for length, evaluation in self.at.items()}
-        lost = {length: int((table > 0).any(axis=1).sum()) for length, table in tables.items()}
-        lost |= {length: len(next(iter(tables.values()))) for length in self.not_evaluated}
-        return {length: samples for length, samples in lost.items() if samples}
-
-    @cached_property
-    def levels(self) -> list[LengthLevel]:
-        """The level of every length; high ends hold jointly over all lengths that were asked for."""
-        levels = []
-        for length, evaluation in self.at.items():
-            scores, means = evaluation.right, [cell.value for cell in self.cells[length]]
-            worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
-            if (n_complete := len(complete_samples(scores))) >= SAMPLES_FOR_CLAIM:
-                found = levels_of(scores, curves=len(self.at) + len(self.not_evaluated))
-                worst, mean = found.worst, found.mean
-            depth = self.depths[int(np.nanargmin(means))]
-            levels.append(LengthLevel(length, n_complete, worst, depth, mean, evaluation.withheld))
-        return levels
+        return sum(evaluation.reused for evaluation in self.evaluations.values())
 
     @property
     def effective_length(self) -> EffectiveLength:
         """The length up to which accuracy is high enough."""
         return effective_length(self.levels, self.threshold)
-
-    @cached_property
-    def cells(self) -> dict[int, tuple[Interval, ...]]:
-        """Accuracy of every length and depth, each with its own interval."""
-        return {length: position_means(evaluation.right) for length, evaluation in self.at.items()}
 
     def shown(self) -> Shown:
         """The effective length."""

@@ -350,13 +350,12 @@ LENGTHS_NOTE = (
 
 def length_report(evaluation: LengthEvaluation) -> Report:
     """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
-    record, runs = evaluation.record, evaluation.at.values()
-    cut, of = (sum(getattr(run, name) for run in runs) for name in ("cut_off", "examples"))
-    cut_off = [f"{cut} of {of} generated answers were cut off, not ended by themselves."] if cut else []
+    record, cut = evaluation.record, evaluation.cut_off
+    cut_off = [f"{cut} of {evaluation.examples} generated answers were cut off, not ended by themselves."] * bool(cut)
     return Report(
         record.title,
         kicker="posbias · behaviour by length and depth",
-        notices=list(dict.fromkeys(notice for run in runs for notice in notices_of(run))),
+        notices=list(evaluation.notices),
         verdict=length_verdict(evaluation),
         picture=[_heat_map(evaluation)],
         summary=[_cell_table(evaluation)],
@@ -391,17 +390,17 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
-    cells = evaluation.cells
+    levels = evaluation.levels
     return HeatMap(
         "accuracy-by-length",
         f"{evaluation.record.resolved['title']}: accuracy by length and depth",
         "depth of the answer (0 begin, 1 end)",
         "tokens",
         "accuracy",
-        {"": np.array([[cell.value for cell in row] for row in cells.values()])},
+        {"": np.array([[cell.value for cell in level.cells] for level in levels])},
         (evaluation.depths[0], evaluation.depths[-1]),
-        (1, len(cells)),
-        rows=tuple(map(str, cells)),
+        (1, len(levels)),
+        rows=tuple(map(str, evaluation.lengths)),
         ends=(0.0, 1.0),
     )
 
@@ -411,7 +410,8 @@ def _cell_table(evaluation: LengthEvaluation) -> Table:
     depths = [f"depth {depth:.2g}" for depth in evaluation.depths]
     header = ["tokens", "samples", f"{threshold:g} at every depth", *depths, "mean", "worst"]
     cells = []
-    for level, row in zip(evaluation.levels, evaluation.cells.values(), strict=True):
-        reached, means = words[level.reaches(threshold)], [cell.text() for cell in (*row, level.mean, level.worst)]
+    for level in evaluation.levels:
+        reached = words[level.reaches(threshold)]
+        means = [cell.text() for cell in (*level.cells, level.mean, level.worst)]
         cells.append([str(level.length), str(level.n_complete), reached, *means])
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)
