@@ -61,10 +61,7 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     for length in result.lengths:
         below = pb.load_record(out / f"length-{length}")
         (level,) = [level for level in result.levels if level.length == length]
-        assert (level.n_complete, level.cells) == (
-            below.count,
-            below.curves["accuracy"].means if below.curves else level.cells,
-        )
+        assert [cell.value for cell in level.cells] == below.tables["correct"].mean(axis=0).tolist()
         assert (out / f"length-{length}" / "outputs.jsonl").exists()
     assert "length-400/report.html" in (out / "report.html").read_text()
     again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "effective_length>=0")
@@ -217,7 +214,7 @@ def test_thoughts_that_a_template_opens_are_said_and_turned_off(posbias, long_ll
     asked = ["evaluate", model, "--task", "key_value(pairs=4, chat=True)", "--count", 2, "--max-tokens", 2]
     result = posbias(*asked, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
-    said = ("8 of 8 answers never came out of the model's thoughts", "not scored: the prompts end where the model's")
+    said = ("8 still within thoughts. outputs.jsonl has them", "not scored: the prompts end where the model's")
     page, terminal = unescape((tmp_path / "run/report.html").read_text()), " ".join(result.stdout.split())
     for sentence in said:
         assert sentence in page

@@ -148,7 +148,7 @@ def test_without_scores_or_without_texts_the_other_measures_stand_alone():
 
 def test_the_record_holds_the_tables_and_places_passages(tmp_path):
     found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=14))
-    write_outputs(found, tmp_path)
+    write_outputs(found.outputs, tmp_path)
     found.save(tmp_path)
     loaded = pb.load_record(tmp_path)
     for name, table in found.tables.items():

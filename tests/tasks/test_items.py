@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from conftest import save_byte_tokenizer
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
-from posbias.evaluation.page import tables_of
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
 from posbias.tasks.language.rules import RULES
@@ -275,13 +274,10 @@ class FirstLetter(Responder):
         return {"kind": "first", "model": {"source": "first"}}
 
 
-def test_a_preference_for_a_letter_is_seen(tmp_path: Path) -> None:
+def test_a_preference_for_a_letter_is_seen_in_the_letters_that_are_right(tmp_path: Path) -> None:
     record = {"units": ["saw", "plum", "van", "dog"], "moved": 1, "question": "Which is a fruit?"}
     file = written(tmp_path / "own.jsonl", *[record] * 8)
     task = f"items(file={file!r}, rule='choice')"
     result = evaluate(FirstLetter(), task, options=EvaluateOptions(count=8, score=False))
     assert result.tables["correct"].tolist() == [[1.0, 0, 0, 0]] * 8
-    table = next(table for table in tables_of(result) if table.title.startswith("Letters chosen, 8 samples"))
-    assert [row[0] for row in table.cells] == ["A", "B", "C", "D"]
-    assert table.cells[0][1].startswith("1.000")
-    assert {row[2] for row in table.cells} == {"0.250"}
+    assert result.tables["chosen"].tolist() == [[0.0] * 4] * 8

@@ -19,7 +19,7 @@ from posbias.checks import checked
 from posbias.comparison.stored import Audit, Subject, TheoryProfile, compare_subject, contrast_subjects, store_subjects
 from posbias.errors import UsageError
 from posbias.evaluation.correlate import BehaviourPlan, check_behaviour, with_influence
-from posbias.evaluation.evaluation import BEHAVIOUR, Evaluation, write_outputs
+from posbias.evaluation.evaluation import BEHAVIOUR, Evaluation
 from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.run import evaluate_responder
@@ -211,7 +211,7 @@ def audit_behaviour(
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         check_behaviour(model, plan)
         evaluation = evaluate_responder(responder, plan.task, options, beside=plan.measured)
-        if evaluation.found and directory is not None:
+        if not evaluation.outputs and directory is not None:  # found finished
             conclude(evaluation, directory, found=True)
             return evaluation
         evaluation.record.called(passed, command)
@@ -219,6 +219,5 @@ def audit_behaviour(
             evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         evaluation = with_influence(model, plan, evaluation, directory)
         if directory is not None:
-            write_outputs(evaluation, directory)
             conclude(evaluation, directory)
     return evaluation

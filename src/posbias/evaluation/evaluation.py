@@ -7,7 +7,7 @@ texts go beside it, one JSON object per line.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -135,7 +135,6 @@ class Evaluation(Result):
     curves: Mapping[str, PositionCurve] = field(default_factory=dict)
     """A curve with its statistics for every measure that answers decide."""
     max_tokens: int | None = None
-    thinking_tokens: int = 0
     responder: Mapping[str, Any] = field(default_factory=dict)
     """Description of the responder, as `Responder.describe` gives it."""
     file_sha256: str | None = None
@@ -167,9 +166,8 @@ class Evaluation(Result):
     seconds: float = 0.0
     """Duration of the requests, over all sittings."""
     outputs: tuple[Mapping[str, Any], ...] = ()
-    """Every generated text with its sample, position and answers; a run that is read back has them in OUTPUTS_FILE."""
-    found: bool = False
-    """True if its directory held it, finished, and nothing was asked."""
+    """Every generated text with its sample, position and answers; a run that is read back, or was found finished, has
+    them in OUTPUTS_FILE."""
 
     @classmethod
     def from_record(cls, record: Record) -> "Evaluation":
@@ -249,9 +247,9 @@ def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
     return np.full_like(first_rank, np.nan) if unknown.any() else np.asarray(1 / first_rank)
 
 
-def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
+def write_outputs(outputs: Sequence[Mapping[str, Any]], directory: Path) -> Path:
     """Write `Evaluation.outputs`, one JSON object per line; the record of an older run, with others, goes first."""
-    lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
+    lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in outputs)
     remove_record(directory)
     return write_file(directory / OUTPUTS_FILE, lines.encode())
 

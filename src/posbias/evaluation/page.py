@@ -23,8 +23,7 @@ from posbias.results.figures import Figure, HeatMap
 from posbias.results.naming import label
 from posbias.results.page import Report
 from posbias.results.tables import Table, capital
-from posbias.statistics import CONFIDENCE, MISSING, mean_of
-from posbias.tasks.language.rules import LETTERS
+from posbias.statistics import CONFIDENCE, MISSING
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
@@ -46,7 +45,7 @@ MEASURE_WORDS = {
     "reciprocal_rank": "1 / rank",
 }
 REMEDIES = {
-    "unfinished": "--thinking-tokens allows more thoughts",
+    "unfinished": "--thinking-tokens allows more thoughts, --template-options 'enable_thinking=False' none",
     "cut_off": "--max-tokens allows longer answers",
 }
 """What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
@@ -94,13 +93,6 @@ def notices_of(evaluation: Evaluation) -> list[str]:
             f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every "
             f"curve ({at}). Comparisons rest on the samples that were answered at all positions. The first: sample "
             f"{first.sample}, position {first.position}: {first.detail}"
-        )
-    if reading is not None and (unfinished := reading.unjudged.get("unfinished")):
-        most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
-        notices.append(
-            f"{unfinished} of {reading.answers} answers never came out of the model's thoughts ({most}) and "
-            "count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' turns "
-            "them off in chat templates that know it."
         )
     if reading is not None and reading.thought:
         scored = "logprob" in evaluation.curves
@@ -173,7 +165,7 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
-    tables = [_score_table(evaluation), *_choice_tables(evaluation)]
+    tables = [_score_table(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
     tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
@@ -269,24 +261,6 @@ def _score_table(evaluation: Evaluation) -> Table:
         means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
         rows.append({"position": str(place), "answer's token": token, "samples": samples, **means})
     return Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
-
-
-def _choice_tables(evaluation: Evaluation) -> list[Table]:
-    """How often each letter was chosen, of answers that name one; without a preference each is as often as it is right.
-
-    The share is a mean over samples, which were asked once for every evaluated letter.
-    """
-    chosen = evaluation.tables.get("chosen")
-    if chosen is None or np.isnan(chosen).all() or _withheld(evaluation):
-        return []
-    named = chosen[~np.isnan(chosen).any(axis=1)]
-    rows = []
-    for slot, letter in enumerate(LETTERS[: evaluation.n_items]):
-        share = mean_of((named == slot).mean(axis=1)).interval(least=0.0, most=1.0) if len(named) > 1 else None
-        expected = 1 / len(evaluation.positions) if slot in evaluation.positions else 0.0
-        text = MISSING if share is None else share.text()
-        rows.append({"letter": letter, "chosen": text, "right": f"{expected:.3f}"})
-    return [Table.of(f"Letters chosen, {len(named)} samples in which every answer names one", rows)]
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -230,30 +229,9 @@ def _told_together(comparison: EvaluationComparison, run: OpenRun) -> Evaluation
 def _concluded(evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluated:
     """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
     check = None if require is None else evaluation.check(require)
-    told = {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
-    finish_evaluation(evaluation, run, told, below=below)
+    evaluation.record.scalars |= {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
+    run.finish(evaluation.record, below=below)
     return replace(evaluation, requirement=check)
-
-
-def finish_evaluation(
-    evaluation: Evaluation | LengthEvaluation,
-    run: OpenRun,
-    told: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    below: str = "",
-) -> None:
-    """Write an evaluation, its texts and what else is told of it into the directory of its run, or `below` it.
-
-    Of a found one only what is new is written.
-    """
-    record, found = evaluation.record, isinstance(evaluation, Evaluation) and evaluation.found
-    known = told.items() <= record.scalars.items()
-    record.scalars |= told
-    if run.directory is not None and isinstance(evaluation, Evaluation) and not found:
-        write_outputs(evaluation, run.directory / below)
-    run.finish(record, below=below)
-    if run.directory is not None and found and not known:
-        record.write_run(run.directory / below)
 
 
 def evaluate_responder(
@@ -261,8 +239,8 @@ def evaluate_responder(
 ) -> Evaluation:
     """Put every sample of a task, at every position, to a responder, which `evaluate` opens; errors as there.
 
-    If `options` resume a directory that holds just this evaluation finished, that one is `found`, without a request.
-    `beside` is what else the record depends on.
+    If `options` resume a directory that holds just this evaluation finished, that one is taken, without a request; its
+    texts are there. `beside` is what else the record depends on.
     """
     task = task_for(responder, task)
     samples, positions = list(samples_of(task, responder.tokenizer, options)), list(options.positions_of(task))
@@ -273,7 +251,7 @@ def evaluate_responder(
     depends = {"evaluation": fingerprint(whole), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
         evaluation = Evaluation.from_record(record)
-        return replace(evaluation, found=True, reused=evaluation.count)
+        return replace(evaluation, reused=evaluation.count)
     data = file_sha256(task)
     if options.directory is not None and options.overwrite and not options.resume:
         clear_parts(options.directory)  # of one among several subjects, whose name the run's directory does not know
@@ -299,6 +277,8 @@ def evaluate_responder(
     scalars = {**_scored(task, samples, replies, tables, outputs, options), "reused": store.reused, "seconds": seconds}
     record = Record("evaluate", {}, resolved, scalars, seeds={"samples": options.seed})
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
+    if options.directory is not None:
+        write_outputs(outputs, options.directory)
     return replace(Evaluation.from_record(record), outputs=tuple(outputs))
 
 

@@ -30,7 +30,7 @@ from posbias.evaluation.levels import check_requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, finish_evaluation, opened
+from posbias.evaluation.run import DECIDING, NothingAnsweredError, evaluate_responder, opened
 from posbias.evaluation.samples import Sample, requests_of, samples_of, task_for
 from posbias.mitigation.fits import Calibration, Fit, Windows
 from posbias.mitigation.fitting import JUDGED_TEXT, LEAST_SAMPLES, contents, fit_of, fitting_text, run_fit
@@ -341,7 +341,7 @@ def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
         # What the whole run may replace is checked once, for the directory of the whole.
         with run_directory(place, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as run:
             evaluation = evaluate_responder(arm.answering, task, replace(options, directory=run.directory))
-            finish_evaluation(evaluation, run)
+            run.finish(evaluation.record)
         return evaluation
 
     arm.evaluation = evaluated(plan.task, plan.asked)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.results.records import REPORT_FILE, Record, finished_record, read_record, without_paths
+from posbias.results.records import REPORT_FILE, Record, finished_record, plain, read_record, without_paths
 from posbias.results.result import Result, write_report
 from posbias.runs.parts import clear_parts, is_piece
 
@@ -58,7 +58,8 @@ class OpenRun:
         """
         place = None if self.directory is None else self.directory / below
         there = None if place is None else _record_in(place)
-        if (there is None or there.run_id != record.run_id) and (place is not None or self.command):
+        told = there is not None and (there.run_id, there.scalars) == (record.run_id, plain(record.scalars))
+        if not told and (place is not None or self.command):
             record.called(self.arguments, self.command or record.resolved.get("command", ""))
             if place is not None:
                 record.write_run(place)
