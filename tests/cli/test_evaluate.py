@@ -214,7 +214,7 @@ def test_thoughts_that_a_template_opens_are_said_and_turned_off(posbias, long_ll
     asked = ["evaluate", model, "--task", "key_value(pairs=4, chat=True)", "--count", 2, "--max-tokens", 2]
     result = posbias(*asked, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
-    said = ("8 still within thoughts. outputs.jsonl has them", "not scored: the prompts end where the model's")
+    said = ("more than 10%: 8 still within thoughts.", "not scored: the prompts end where the model's")
     page, terminal = unescape((tmp_path / "run/report.html").read_text()), " ".join(result.stdout.split())
     for sentence in said:
         assert sentence in page

@@ -122,10 +122,10 @@ def test_lengths_at_which_answers_decide_nothing_are_not_decided(reader, monkeyp
 
 
 def test_the_page_opens_with_the_notices_of_all_lengths(reader, monkeypatch):
-    key = {"key_in_clear": True, "key_variable": "KEY", "address": "http://far"}
-    monkeypatch.setattr(reader, "describe", lambda: {"kind": "reader", "model": {"source": "reader"}, **key})
-    report = report_of(evaluate(reader, "key_value", options=replace(OPTIONS, count=6)))
-    assert report.notices == ["The key in KEY was sent unencrypted to http://far, where others can read it."]
+    own = {"kind": "reader", "model": {"source": "reader"}, "own_temperature": True}
+    monkeypatch.setattr(reader, "describe", lambda: own)
+    (notice,) = report_of(evaluate(reader, "key_value", options=replace(OPTIONS, count=6))).notices
+    assert notice.startswith("The model takes no temperature")
 
 
 def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):

@@ -13,7 +13,7 @@ from evaluation.replies import generated
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.results.result import report_of
+from posbias.evaluation.responders.client import key_in_clear
 
 KEY = "sk-very/secret+key_1234567890"
 OPTIONS = ServerOptions(retries=0, timeout=5.0, concurrency=1, key_variable="TEST_KEY")
@@ -126,11 +126,11 @@ def test_a_key_over_plain_http_leaves_the_machine_unless_the_host_is_its_own(
 ) -> None:
     for key, secret in ((KEY, True), ("EMPTY", False), ("", False)):
         monkeypatch.setenv("TEST_KEY", key)
-        assert ServerResponder(address, "m", OPTIONS).describe()["key_in_clear"] == (secret and not local)
-        assert not ServerResponder(address.replace("http:", "https:"), "m", OPTIONS).describe()["key_in_clear"]
+        assert key_in_clear(address, OPTIONS) == (secret and not local)
+        assert not key_in_clear(address.replace("http:", "https:"), OPTIONS)
 
 
-def test_a_key_in_clear_is_warned_of_before_it_is_sent_and_noted(
+def test_a_key_in_clear_is_warned_of_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
@@ -140,13 +140,9 @@ def test_a_key_in_clear_is_warned_of_before_it_is_sent_and_noted(
         assert capsys.readouterr().err == ""
         monkeypatch.delenv("HTTP_PROXY")
         monkeypatch.setattr("posbias.evaluation.responders.client.is_local", lambda _: False)
-        responder = ServerResponder(server.address, "m", OPTIONS)
-        record = evaluate(responder, "key_value(pairs=2)", options=EvaluateOptions(count=1)).record
+        evaluate(ServerResponder(server.address, "m", OPTIONS), "key_value(pairs=2)", options=EvaluateOptions(count=1))
     said = capsys.readouterr().err
     assert said == (
         f"warning: the key in TEST_KEY is sent unencrypted to {server.address}/v1, where others can read it; "
         "https:// hides it\n"
     )
-    assert record.resolved["responder"]["key_in_clear"] is True
-    (notice,) = report_of(record).notices
-    assert notice.startswith("The key in TEST_KEY was sent unencrypted to http://127.0.0.1:")

@@ -117,24 +117,21 @@ class EvaluationComparison(Result):
 
 
 @checked
-def compare_evaluations(
-    evaluations: Sequence[Any], *, measure: str | None = None, names: Sequence[str] = ()
-) -> EvaluationComparison:
-    """Evaluations of one task on the same samples, each less the first.
+def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()) -> EvaluationComparison:
+    """Evaluations of one task on the same samples, each less the first, by the first measure that all of them have.
 
     Args:
         evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
             first samples and the positions that all of them have are compared.
-        measure: A key of `MEASURES`; None: the first that all of them have.
         names: What they are called; by default by their models.
 
     Raises:
-        UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
+        UsageError: fewer than two, other settings or samples, several lengths, or no measure that all of them have.
     """
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
     _check_paired(loaded)
     first = loaded[0]
-    measure, tables = _chosen(loaded, measure)
+    measure, tables = _chosen(loaded)
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
         raise UsageError("the evaluations share no position, so nothing can be compared")
@@ -189,24 +186,21 @@ def _check_paired(evaluations: Sequence[Evaluation]) -> None:
                 raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 
-def _chosen(evaluations: Sequence[Evaluation], measure: str | None) -> tuple[str, list[Any]]:
+def _chosen(evaluations: Sequence[Evaluation]) -> tuple[str, list[Any]]:
     """A measure that all evaluations have, or else one that some withhold, and each one's table of it.
 
     Raises:
-        UsageError: they have none in common, or not the one that is asked for.
+        UsageError: they have none in common.
     """
     tables: list[Mapping[str, Any]] = [evaluation.measures for evaluation in evaluations]
     if not set.intersection(*map(set, tables)) and any(evaluation.withheld for evaluation in evaluations):
         tables = [measures_of(evaluation.tables) for evaluation in evaluations]
-    shared = [name for name in MEASURES if all(name in table for table in tables)]
-    if not shared:
+    measure = next((name for name in MEASURES if all(name in table for table in tables)), None)
+    if measure is None:
         has = (", ".join(run.measures) or "none, no answer could be judged" for run in evaluations)
         told = "; ".join(f"{run.title} has {names}" for run, names in zip(evaluations, has, strict=True))
         raise UsageError(f"a comparison needs a measure that all evaluations have: {told}")
-    if measure not in (None, *shared):
-        raise UsageError(f"a comparison needs {measure!r} that all evaluations have; allowed: {', '.join(shared)}")
-    chosen = measure or shared[0]
-    return chosen, [table[chosen] for table in tables]
+    return measure, [table[measure] for table in tables]
 
 
 @COMPARISONS.register("evaluate_lengths")  # which are refused by name

@@ -63,7 +63,7 @@ def compare_forms(
         name: replace(evaluation, tables={key: table[rows] for key, table in evaluation.tables.items()})
         for name, evaluation in found.items()
     }
-    comparison = compare_evaluations(list(judged.values()), measure="accuracy", names=list(judged))
+    comparison = compare_evaluations(list(judged.values()), names=list(judged))
     turns = comparison.positions
     prices = {name: price_of(replace(task, placements=(name,)), told, turns, tokenizer) for name in found}
     lasting = {name: _lasting(evaluation, turns, threshold) for name, evaluation in judged.items()}

@@ -144,14 +144,18 @@ class LengthEvaluation(Result):
 
     @classmethod
     def of(
-        cls, at: Mapping[int, Evaluation], *, task: str, options: EvaluateOptions, depths: tuple[float, ...]
+        cls,
+        at: Mapping[int, Evaluation],
+        *,
+        task: str,
+        options: EvaluateOptions,
+        depths: tuple[float, ...],
+        notices: Sequence[str],
     ) -> "LengthEvaluation":
-        """The result of evaluations at ascending lengths, each at as many depths.
+        """The result of evaluations at ascending lengths, each at as many depths, and their notices.
 
         Lengths are missing from the first that is too long throughout.
         """
-        from posbias.evaluation.page import notices_of
-
         first, own = next(iter(at.values())), ("positions", "fingerprint")
         not_evaluated = [length for length in options.lengths if length not in at]
         levels = tuple(LengthLevel.of(length, one, depths, len(options.lengths)) for length, one in at.items())
@@ -173,7 +177,7 @@ class LengthEvaluation(Result):
             "too_long": {str(length): samples for length, samples in lost.items() if samples},
             "cut_off": sum(one.cut_off for one in at.values()),
             "examples": sum(one.examples for one in at.values()),
-            "notices": list(dict.fromkeys(notice for one in at.values() for notice in notices_of(one))),
+            "notices": list(notices),
         }
         return replace(
             cls.from_record(Record(LENGTHS, {}, resolved, scalars, seeds=dict(first.record.seeds))), evaluations=at

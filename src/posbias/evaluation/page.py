@@ -77,9 +77,6 @@ def evaluation_report(evaluation: Evaluation) -> Report:
 def notices_of(evaluation: Evaluation) -> list[str]:
     """Notices about the answers that a reader needs before any number."""
     notices, responder, reading = [], evaluation.responder, evaluation.reading
-    if responder.get("key_in_clear"):
-        variable, address = responder["key_variable"], responder["address"]
-        notices.append(f"The key in {variable} was sent unencrypted to {address}, where others can read it.")
     if responder.get("own_temperature"):
         notices.append(
             "The model takes no temperature: its answers were drawn at the server's own, and may be others next time."

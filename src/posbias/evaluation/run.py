@@ -122,6 +122,8 @@ def _name(number: int, subject: Any) -> str:
 
 def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions, run: OpenRun) -> LengthEvaluation:
     """An evaluation at every length, up to the first that is too long throughout."""
+    from posbias.evaluation import page  # drawn here alone
+
     following, most = options.tokens_of(task), responder.max_positions
     for length in options.lengths:
         if most is not None and length + following > most:
@@ -143,7 +145,8 @@ def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptio
             if not at:
                 raise
             break
-    return LengthEvaluation.of(at, task=str(task), options=options, depths=depths)
+    told = dict.fromkeys(notice for evaluation in at.values() for notice in page.notices_of(evaluation))
+    return LengthEvaluation.of(at, task=str(task), options=options, depths=depths, notices=list(told))
 
 
 def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions, run: OpenRun) -> EvaluationComparison:
@@ -160,7 +163,7 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     turns = options.positions_of(task)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
     just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
-    finish_evaluation(just_told, run, {"verdict": list(just_told.verdict)}, below="just-told")
+    _concluded(just_told, None, run, below="just-told")
     found = {}
     for placement, name in zip(task.placements, directory_names(task.placements), strict=True):
         found[placement] = _concluded(placed(placement, name, turns), options.require, run, below=name)

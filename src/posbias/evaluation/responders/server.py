@@ -53,7 +53,6 @@ from posbias.evaluation.responders.client import (
     RefusedError,
     ServerOptions,
     check_address,
-    key_in_clear,
 )
 from posbias.files import write_file
 from posbias.prompts.tokens import described_tools, with_template_options
@@ -254,7 +253,6 @@ class ServerResponder(Responder):
             raise UsageError(
                 f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
             )
-        self._key_in_clear = key_in_clear(self._client.address, self.options)
         self._kept: dict[str, bytes] = {}
         self._not_taken: set[str] = set()
         """Fields of `INSTEAD` that the model has refused."""
@@ -290,7 +288,6 @@ class ServerResponder(Responder):
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": vocabulary,
             **{name: value for name, value in asdict(self.options).items() if name != "cache"},
-            "key_in_clear": self._key_in_clear,
             **self.counts(),
             **self.learnt(),
         }
