@@ -75,7 +75,7 @@ COMMANDS = (
     "--theory rollout_content",
     "predict --model {model} --theory power_rollout(key_path=False) --prompts {text} --count 2 --length 8",
     "measure {model} --prompts {records} --length 8 --count 2 --kinds jacobian(probes=1) --output last",
-    "measure {model} --prompts {token_ids} --length 8 --count 2 --kinds probability",
+    "measure {model} --prompts {token_ids} --length 8 --count 2 --kinds probability --depth-profiles 0",
     "measure {model} --prompts {text} --length 8 --count 2 --kinds logprob --output at(position=-1)",
     "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3",
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",

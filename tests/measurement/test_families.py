@@ -1,4 +1,4 @@
-"""Every family is measured, alone and in batches (checkpointing changes nothing: tests/contracts)."""
+"""Every family is measured, by depth too, alone and in batches (checkpointing changes nothing: tests/contracts)."""
 
 import numpy as np
 import pytest
@@ -25,19 +25,22 @@ def passes_of(model, kinds=KINDS, **options):
         handle.remove()
     assert measured.left_out == ()
     rows = {**measured.per_prompt, **{f"errors of {kind}": rows for kind, rows in measured.standard_errors.items()}}
+    if measured.depth is not None:
+        rows["depth"] = measured.depth.influence
     return len(counted), rows | {name: mixing.value for name, mixing in measured.mixings.items()}
 
 
 @pytest.mark.parametrize("name", sorted(DESCRIBED))
 def test_every_family_is_measured_and_the_same_in_batches(name):
     model = shaken_model(name)
-    alone, expected = passes_of(model, together=1)
-    batched, found = passes_of(model, together=3)
+    alone, expected = passes_of(model, together=1, layers="all")
+    batched, found = passes_of(model, together=3, layers="all")
     assert (alone, batched) == (5, 2)
+    assert expected["depth"].shape == (3, 12)
     assert all(np.all((expected[mixing] > 0) & (expected[mixing] < 1)) for mixing in ("token_mean", "frobenius"))
     within = EQUAL[model.dtype]
     for what, values in expected.items():
-        assert np.all(values > 0), what
+        assert np.all(values[..., -1] > 0 if what == "depth" else values > 0), what
         np.testing.assert_allclose(found[what], values, rtol=within, atol=0, err_msg=what)
 
 

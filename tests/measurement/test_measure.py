@@ -1,5 +1,7 @@
 """`measure` as a whole: averaging, intervals, mixing, resuming, bad input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -90,7 +92,8 @@ def test_checkpointing_changes_memory_not_results(gpt2_64, make_prompts):
     runs, saved = [], []
     block = gpt2_64.network.get_submodule("transformer.h.0")
     original = block.forward
-    for options in (MeasureOptions(), MeasureOptions(checkpointing=True)):
+    plain = MeasureOptions(layers="all")
+    for options in (plain, replace(plain, checkpointing=True)):
         elements = 0
 
         def pack(tensor):
@@ -105,6 +108,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64, make_prompts):
     for run in runs[1:]:
         for kind in run.profiles:
             np.testing.assert_allclose(run.per_prompt[kind], runs[0].per_prompt[kind], rtol=1e-10)
+        np.testing.assert_allclose(run.depth.influence, runs[0].depth.influence, rtol=1e-10)
     assert block.forward == original
     assert not gpt2_64.network.training
 
@@ -155,7 +159,7 @@ def test_a_wrong_seed_is_refused(llama, make_prompts):
 def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):
     model = load_model(tiny_llama)
     prompts = load_prompts("synthetic", model, n_positions=8, count=3)
-    fresh = measure(model, prompts, kinds="jacobian(probes=2),logprob")
+    fresh = measure(model, prompts, kinds="jacobian(probes=2),logprob", options=MeasureOptions(layers=[0, 1]))
     stored = load_record(fresh.save(tmp_path / "run"))
     assert type(stored) is type(fresh)
     for name in ("per_prompt", "standard_errors", "mixing", "details"):
@@ -166,4 +170,6 @@ def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):
         np.testing.assert_equal(vars(stored.profiles[kind]), vars(profile))
     assert (stored.record.seeds, stored.count) == (fresh.record.seeds, fresh.count)
     assert stored.record.resolved["measurement"] == fresh.record.resolved["measurement"]
+    np.testing.assert_equal(vars(stored.depth), vars(fresh.depth))
+    assert np.all((fresh.depth.low <= fresh.depth.influence) & (fresh.depth.influence <= fresh.depth.high))
     assert stored.verdict == fresh.verdict != ()

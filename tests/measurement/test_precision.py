@@ -97,3 +97,10 @@ def test_an_output_that_overflows_names_its_layer(build_llama, kind):
     broken.network.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = torch.nan
     with pytest.raises(RunError, match=r"the output on prompt 0 is not finite, first in model\.layers\.1$"):
         measure(broken, PROMPTS, kinds=kind)
+
+
+def test_depth_names_the_layer(build_llama):
+    steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
+    options = MeasureOptions(layers=(0, 1))
+    with pytest.raises(RunError, match="layer 1: the gradient on prompt 0 is not finite"):
+        measure(steep, PROMPTS, kinds="perturbation", options=options)

@@ -27,7 +27,6 @@ LEFT = {
     "--averaging": "every prompt's profile is normalised first",
     "--by-estimate": "the value of `requirement` in record.json is the estimate",
     "--by-head": "what pb.attention returns has every head's",
-    "--depth-profiles": "posbias attention says what each layer does",
     "--influence": "pb.measure under pb.mitigated",
     "--inspect-ai": "inspect eval posbias/TASK",
     "--kernel-cells": "mean kernels have at most 128 x 128 cells",

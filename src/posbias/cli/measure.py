@@ -33,6 +33,7 @@ def measure(
 
     Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: `--init-seed 0` ·
     more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "target(text=' Paris')"`
+    · layer by layer: `--depth-profiles all`
     """
     from posbias.measurement.kinds import resolve_kinds
     from posbias.measurement.measurement import measure as measured

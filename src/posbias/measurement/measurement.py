@@ -22,6 +22,7 @@ from posbias.checks import Natural, OneOf, checked, checked_value
 from posbias.comparison.distances import Sample
 from posbias.comparison.metrics import wasserstein
 from posbias.comparison.stored import (
+    Depth,
     MeasuredKind,
     Mixing,
     ProfileRun,
@@ -137,6 +138,11 @@ class Measurement(ProfileRun):
     def mixings(self) -> Mapping[str, Mixing]:
         """Both mixings of every layer; none if blocks add no branches of attention."""
         return self.subject.mixing
+
+    @property
+    def depth(self) -> Depth | None:
+        """Profiles by depth: the influence on the stream after each chosen layer."""
+        return self.subject.depth
 
     @property
     def count(self) -> int:
@@ -286,7 +292,7 @@ def _precision_loss(
     needed, free = 4 * sum(weight.numel() for weight in model.network.parameters()), free_bytes(model.device)
     if quantised(model.network) or dispatched(model.network) or (free is not None and needed > free):
         return {}
-    full, alone = converted(model, torch.float32), options.passes
+    full, alone = converted(model, torch.float32), replace(options.passes, layers=None)
     exact = [
         measure_prompt(full, tokens, kinds=kinds, key=(seed, index), options=alone).norms
         for index, tokens in enumerate(prompts.token_ids[: options.precision_prompts])
@@ -327,9 +333,21 @@ def combine(measured: Sequence[PromptMeasurement], *, state: str = "trained") ->
         mixing[name] = Mixing(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
     left_out = [] if mixing else ["mixing: the model's blocks do not add a branch of attention to their input"]
     left_out += [reason for prompt in measured for reason in prompt.left_out]
-    return Subject(state, subject, mixing=mixing), tuple(dict.fromkeys(left_out))
+    return Subject(state, subject, mixing=mixing, depth=_depth(measured)), tuple(dict.fromkeys(left_out))
 
 
 def _profile(norms: Float64[np.ndarray, "count n_positions"]) -> Profile:
     """The mean of the prompts' profiles with its pointwise interval, (-inf, inf) with a single prompt."""
     return Profile.mean_of(norms / norms.sum(axis=1, keepdims=True))
+
+
+def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
+    layers = measured[0].layers
+    if not layers:
+        return None
+    per_prompt = np.stack([prompt.depth for prompt in measured if prompt.depth is not None])
+    profiles = [_profile(norms) for norms in per_prompt.swapaxes(0, 1)]
+    ends = []
+    if len(measured) > 1:  # a single prompt gives no intervals
+        ends = [np.stack([getattr(profile, end) for profile in profiles]) for end in ("low", "high")]
+    return Depth(np.array(layers), np.stack([profile.influence for profile in profiles]), *ends)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posbias.checks import AUTO, Count, CountOrZero, Flag, Later, Share, checked
+from posbias.checks import AUTO, Count, CountOrZero, Flag, Later, Natural, Share, checked
 from posbias.errors import UsageError
 from posbias.progress import report
 from posbias.registry import split_numbers, split_settings
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     Output = Later("Output", "posbias.measurement.outputs")
     Engine = Later("Engine", "posbias.runs.engines")
+
+ALL_LAYERS = "all"
 
 
 def local_engine() -> Engine:
@@ -70,18 +72,33 @@ class Loading:
         return as_model(subject)
 
 
+def _layers(text: str) -> str | list[int]:
+    if text.strip() == ALL_LAYERS:
+        return ALL_LAYERS
+    try:
+        return list(map(int, split_numbers(text)))
+    except UsageError:
+        raise UsageError(f"{text!r}: allowed are all, or whole numbers, such as 0,5,11") from None
+
+
 @checked
 @dataclass(frozen=True)
 class PassOptions:
-    """Settings of the passes of one prompt, all plain: the output, and memory against time."""
+    """Settings of the passes of one prompt, all plain: the output, what else is recorded, memory against time."""
 
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     output: str | Output = "last"
     """The output that influence is measured on: last, at(position=-5), mean(last=16), target(text=' Paris')."""
+    layers: Annotated[Literal["all"] | tuple[Natural, ...] | None, _layers, Flag("depth_profiles")] = None
+    """Layers whose own output's influence profile is measured too: all, or indices such as 0,5,11."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output", str(self.read_output))
+        if isinstance(self.layers, tuple):
+            if not self.layers or len(set(self.layers)) < len(self.layers):
+                raise UsageError(f'layers must be "all" or indices, each once, such as "0,5,11", got {self.layers}')
+            object.__setattr__(self, "layers", tuple(sorted(self.layers)))
 
     @property
     def read_output(self) -> Output:

@@ -4,7 +4,7 @@ It depends on the model, the prompt's tokens, the kinds, the options and (seed, 
 measured in any order, on any day, and combined afterwards; prompts that share a batch change one another's rounding
 and nothing else. Influence of every input position is by vector-Jacobian products (theory, section 6): one forward pass
 from the embeddings x to the outputs that are read, then one backward pass to x for each covector of each kind; the
-weights are not differentiated. Beside it: the mixing.
+weights are not differentiated. Beside it: the mixing, and the influence on the stream after each layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,60 +17,83 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement.kinds import Experiment, Kind, Pullback
-from posbias.measurement.options import PassOptions
+from posbias.measurement.kinds import Experiment, Jacobian, Kind, Pullback
+from posbias.measurement.options import ALL_LAYERS, PassOptions
 from posbias.measurement.outputs import (
     WIDER,
     Influence,
     Key,
     Question,
     TokenIds,
+    block_outputs,
     checkpointed,
     first_in_forward,
 )
-from posbias.models.attention import BranchWatch, watch_branches
+from posbias.models.attention import BranchWatch, named_blocks, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.prompts import Prompts
 
 Pulled = tuple[str, Float64[Tensor, "prompts outputs _"]]
-"""A covector of every prompt to pull back: where it lives ("hidden" or "logits"), its part at every output."""
+"""A covector of every prompt to pull back: where it lives ("hidden", "logits", a layer), its part at every output."""
 
 
-def _pull_back_all(questions: Sequence[Question], kinds: Sequence[Pullback]) -> list[dict[str, Influence]]:
-    """The influence of every kind on the output from one forward pass, by name.
+def chosen_layers(model: Model, layers: str | Sequence[int]) -> tuple[int, ...]:
+    """The chosen layer indices, after a check that the network has them."""
+    count = len(named_blocks(model.network))
+    if not count:
+        raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
+    if layers == ALL_LAYERS:
+        return tuple(range(count))
+    chosen = tuple(int(layer) for layer in layers)
+    if max(chosen) >= count:
+        raise UsageError(f"layer {max(chosen)} is not in the network; layers are 0 to {count - 1}")
+    return chosen
+
+
+def _pull_back_all(
+    questions: Sequence[Question], pulled: Mapping[str, tuple[Pullback, int | None]]
+) -> list[dict[str, Influence]]:
+    """The influence of every kind on the output, or on the stream after its layer, from one forward pass, by name.
 
     Covectors of all prompts share passes. Cost: with P weights outside the embedding table and N positions, 2 P N flops
     per prompt for the forward pass and as many for every covector (plus attention, about 2 L N^2 d each); memory is the
     forward pass's saved activations, of order L N d numbers, times prompts. The vocabulary enters once per output that
     is read. Random covectors depend on a prompt's key, (seed, index), and the kind's name alone.
     """
-    if not kinds:
+    if not pulled:
         return [{} for _ in questions]
     model, reading = questions[0].model, questions[0].reading
     tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
     inputs = model.embed(tokens).detach().requires_grad_()
-    output = questions[0].outputs(inputs)
+    layered = any(layer is not None for _, layer in pulled.values())
+    watched: AbstractContextManager[list[Tensor]] = block_outputs(model.network) if layered else nullcontext([])
+    with watched as streams:
+        output = questions[0].outputs(inputs)
     finite = (output.hidden.isfinite().flatten(1).all(dim=1) & output.logits.isfinite().flatten(1).all(dim=1)).tolist()
     if not all(finite):
-        names, row = ", ".join(kind.name for kind in kinds), finite.index(False)
+        names, row = ", ".join(name for name, (_, layer) in pulled.items() if layer is None), finite.index(False)
         where = first_in_forward(model, inputs[row : row + 1])
-        raise RunError(f"{names}: the output on prompt {questions[row].key[1]} is not finite{where}")
+        raise RunError(f"{names or 'layers'}: the output on prompt {questions[row].key[1]} is not finite{where}")
     sources = {"hidden": output.hidden, "logits": output.logits}
     vectors: list[Pulled] = []
-    counts, seen = [], Outputs(output.hidden.detach(), output.logits.detach())
-    for kind in kinds:
+    counts = []
+    for name, (kind, layer) in pulled.items():
+        site, hidden = kind.site if layer is None else name, output.hidden
+        if layer is not None:  # the same probes at every layer: differences between layers are not those of probes
+            sources[name] = hidden = streams[layer][:, list(reading.positions)]
+        seen = Outputs(hidden.detach(), output.logits.detach())
         covectors = kind.covectors(seen, reading, [question.generator(kind.name) for question in questions])
-        vectors += [(kind.site, vector) for vector in covectors.unbind(1)]
+        vectors += [(site, vector) for vector in covectors.unbind(1)]
         counts.append(covectors.shape[1])
     squares = pull_back(sources, inputs, vectors)[..., : reading.n_positions] * reading.share**2
     results: list[dict[str, Influence]] = [{} for _ in questions]
-    for kind, section in zip(kinds, np.split(squares, np.cumsum(counts)[:-1], 1), strict=True):
+    for (name, (kind, _)), section in zip(pulled.items(), np.split(squares, np.cumsum(counts)[:-1], 1), strict=True):
         for question, result, of_prompt in zip(questions, results, section, strict=True):
             if not np.all(np.isfinite(of_prompt)):
-                raise RunError(f"{kind.name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
-            result[kind.name] = from_squares(of_prompt, sampled=kind.sampled)
+                raise RunError(f"{name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
+            result[name] = from_squares(of_prompt, sampled=kind.sampled)
     return results
 
 
@@ -140,6 +163,10 @@ class PromptMeasurement:
     mixing: dict[str, Float64[np.ndarray, "layers"]] = field(default_factory=dict)
     """As `mixing_from_norms` defines it twice; none if blocks add no branches of attention."""
     details: dict[str, dict[str, float]] = field(default_factory=dict)
+    layers: Sequence[int] = ()
+    """The layers whose own output's influence was measured, too."""
+    depth: Float64[np.ndarray, "chosen n_positions"] | None = None
+    """Influence ||dh_l/dx_j||_F on the stream after each of them, not normalised."""
     left_out: Sequence[str] = ()
     """Limits of the numbers, and what the model does not allow."""
     theories: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
@@ -157,7 +184,7 @@ def measure_prompt(
 
     Raises:
         RunError: a value is not finite.
-        UsageError: a network without blocks for checkpointing, or an output that a kind does not take.
+        UsageError: a network without blocks for checkpointing or layers, or an output that a kind does not take.
     """
     (measured,) = measure_together(model, token_ids[None], kinds=kinds, keys=[key], options=options)
     return measured
@@ -177,11 +204,19 @@ def measure_together(
     for kind in kinds:
         kind.check_output(output)
     questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
+    pulled: dict[str, tuple[Pullback, int | None]] = {
+        kind.name: (kind, None) for kind in kinds if isinstance(kind, Pullback)
+    }
+    layers = () if options.layers is None else chosen_layers(model, options.layers)
+    if layers and output.targeted:
+        raise UsageError(f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth")
+    probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
+    pulled |= {f"layer {layer}": (probes, layer) for layer in layers}
     watching: AbstractContextManager[BranchWatch | None] = nullcontext()
     if isinstance(model, HuggingFaceModel):  # the first pass gives the mixing, too
         watching = watch_branches(model.network, once=True)
     with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
-        found = _pull_back_all(questions, [kind for kind in kinds if isinstance(kind, Pullback)])
+        found = _pull_back_all(questions, pulled)
         for kind in kinds:
             if isinstance(kind, Experiment):
                 for question, result in zip(questions, found, strict=True):
@@ -204,6 +239,8 @@ def measure_together(
                 standard_errors={name: values for name, values in errors.items() if values is not None},
                 mixing=mixing,
                 details={name: each.details for name, each in by_kind.items() if each.details},
+                layers=layers,
+                depth=np.stack([result[f"layer {layer}"].norms for layer in layers]) if layers else None,
                 left_out=[limit for each in result.values() for limit in each.left_out],
             )
         )

@@ -1,0 +1,77 @@
+"""How the profile forms with depth: exact on the linear reference model, dense Jacobians on real architectures."""
+
+import numpy as np
+import pytest
+import torch
+
+from posbias import Architecture, MeasureOptions, UsageError, measure
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.prompts import Prompts
+from posbias.theory import rollout_profile
+
+TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+EXACT = "jacobian(exact=True)"
+
+
+def measured(model, kinds, *, layers="all", **options):
+    return measure(model, Prompts(TOKENS), kinds=kinds, options=MeasureOptions(layers=layers, **options))
+
+
+@pytest.mark.parametrize("kind", [EXACT, "jacobian(probes=2)"])
+def test_on_the_linear_model_layer_l_has_the_rollout_of_depth_l_plus_one(kind):
+    settings = {"heads": 2, "encoding": "alibi", "mixing": 0.4}
+    found = measured(ReferenceTransformer(Architecture(depth=5, **settings)), kind)
+    assert found.depth.layers.tolist() == [0, 1, 2, 3, 4]
+    for layer, profile in zip(found.depth.layers, found.depth.influence, strict=True):
+        expected = rollout_profile(Architecture(depth=int(layer) + 1, **settings), n_positions=8)
+        np.testing.assert_allclose(profile, expected, rtol=1e-10)
+    # No norm follows the last layer: it is the Jacobian itself.
+    np.testing.assert_allclose(found.depth.influence[-1], found.profiles["jacobian"].influence, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("output", "rows"), [("last", [7]), ("at(position=3)", [3]), ("mean(last=3)", [5, 6, 7])])
+def test_every_layer_agrees_with_the_dense_jacobian(gpt2_64, output, rows):
+    embeddings = gpt2_64.embed(torch.as_tensor(TOKENS)).detach()
+    expected = []
+    for layer in (0, 1):
+        block = gpt2_64.network.get_submodule(f"transformer.h.{layer}")
+
+        def stream(x, block=block):
+            caught = []
+            handle = block.register_forward_hook(lambda _module, _inputs, out: caught.append(out))
+            gpt2_64.network(inputs_embeds=x, use_cache=False)
+            handle.remove()
+            out = caught[0][0] if isinstance(caught[0], tuple) else caught[0]
+            return out[0, rows].mean(dim=0)
+
+        jacobian = torch.autograd.functional.jacobian(stream, embeddings)
+        norms = jacobian.square().sum(dim=(0, 1, 3)).sqrt().numpy()
+        expected.append(norms / norms.sum())
+    np.testing.assert_allclose(measured(gpt2_64, EXACT, output=output).depth.influence, expected, rtol=1e-9)
+
+
+def test_one_forward_pass_serves_the_kinds_and_all_layers(gpt2_64):
+    passes = []
+    handle = gpt2_64.network.register_forward_hook(lambda *_: passes.append(1))
+    assert measured(gpt2_64, "logit").depth.influence.shape == (2, 8)
+    assert measured(gpt2_64, "logit", layers=None).depth is None
+    handle.remove()
+    assert len(passes) == 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "output", "words"),
+    [
+        ((0, 3), "last", "layer 3 is not in the network; layers are 0 to 2"),
+        ("all", "target(tokens=[1])", "a hidden state looks at no given tokens"),
+        ("some", "last", "allowed are all, or whole numbers"),
+        ((), "last", 'must be "all"'),
+        ((-1,), "last", ">= 0 or None"),
+        ((1, 1), "last", "each once"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(llama, kernel_model, layers, output, words):
+    with pytest.raises(UsageError, match=words):
+        measured(llama, "logit", layers=layers, output=output)
+    with pytest.raises(UsageError, match=r"layers need blocks in an nn\.ModuleList; Module has none"):
+        measure(kernel_model, Prompts(TOKENS[:, :7]), options=MeasureOptions(layers="all"))
