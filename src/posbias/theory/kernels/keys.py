@@ -16,7 +16,7 @@ from posbias.architecture import HeadGroup
 from posbias.architecture.keys import GammaKey, KeyEncoding
 from posbias.theory.kernels.base import Kernel
 from posbias.theory.kernels.distance import split_rows
-from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_linear
+from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_gamma, sweep_linear
 
 CHUNK = 2**14
 """Entries of a table, positions times heads, per call of the compiled loops: the tables stay in the cache."""
@@ -77,6 +77,9 @@ class KeyKernel(Kernel):
                 signal = vector[: self._prefix] * (off if pull else 1.0)
                 ahead = self._sums(head, signal, self._prefix - 1, forward=not pull)
                 out[: self._prefix] += weight * ahead * (1.0 if pull else off)
+            return out
+        if self.walked is not None:
+            sweep_gamma(vector, self.walked, self.weights, out, pull)
             return out
         length = max(CHUNK // len(self.weights), 1)
         chunks = [(low, min(low + length, self.n_positions)) for low in range(0, self.n_positions, length)]

@@ -188,6 +188,34 @@ def carry_heads(signal, tables, weights, carried, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
+def sweep_gamma(signal, alphas, weights, out, backward):
+    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables."""
+    heads = weights.size
+    scaled = weights * alphas
+    carried = np.zeros(heads)
+    inverse = np.zeros(heads)
+    for step in range(signal.size):
+        t = signal.size - 1 - step if backward else step
+        value = signal[t]
+        position = float(t)
+        total = 0.0
+        for head in range(heads):
+            inverse[head] = 1.0 / (position + alphas[head])
+        if backward:
+            for head in range(heads):
+                part = (carried[head] + value) * inverse[head]
+                total += scaled[head] * part
+                carried[head] = position * part if part > TINY else 0.0
+        else:
+            for head in range(heads):
+                part = (position * carried[head] + alphas[head] * value) * inverse[head]
+                total += weights[head] * part
+                carried[head] = part if part > TINY else 0.0
+        out[t] = total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
 def sweep_covariance(signal, row, parameters, gamma, weights, pushed, derivatives):
     """One walk up causal heads: pushed = sum_h weights_h A_h signal, derivatives_h = row (dA_h / dparameter) signal.
 
