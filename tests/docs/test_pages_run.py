@@ -10,7 +10,7 @@ NOT_RUN = {
     "docs/evaluate.md": ["needs a server", "needs a server"],
     "studies/behaviour/README.md": ["needs two more models"],
     "benchmarks/README.md": 9 * ["a benchmark"],
-    "docs/mitigate.md": ["half an hour on two cores, and a server", "NAME, PROMPT and the recipe are the reader's"],
+    "docs/mitigate.md": ["half an hour on two cores", "NAME, PROMPT and the recipe are the reader's"],
     "docs/export.md": ["reads what takes half an hour"],
     "docs/place.md": ["reads evaluate's run"],
     "docs/explore.md": ["opens a browser"],
