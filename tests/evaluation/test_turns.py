@@ -73,6 +73,20 @@ def test_a_rule_that_is_forgotten_is_found_with_its_turn_and_the_cheapest_place(
     assert "What each place costs" in page
 
 
+def test_replies_to_rules_that_are_left_out_withhold_nothing(rules):
+    def never_ends(index, path, body):
+        status, headers, content = forgetful(100)(index, path, body)
+        if NEVER in json.dumps(body["messages"]):
+            content["choices"][0]["finish_reason"] = "length"
+        return status, headers, content
+
+    with stand_in(never_ends) as server:
+        found = ask(
+            server, "rules(file='rules.yaml', placements=['system', 'last'])", turns=(2,), count=24, threshold=0.7
+        )
+    assert found.verdict[0].endswith("kept through turn 2 (share 0.7).")
+
+
 def test_a_rule_that_lasts_needs_no_other_place(rules):
     found = asked(100, "rules(file='rules.yaml', placements=['system', 'last'])", turns=(1, 4), count=24, threshold=0.7)
     assert found.verdict[0].endswith("kept through turn 4 (share 0.7).")

@@ -292,7 +292,8 @@ def turns_verdict(comparison: EvaluationComparison) -> list[str]:
 
 def placed(placement: str) -> str:
     """Where a rule stands, in words."""
-    return PLACED.get(placement, f"behind every {placement[6:-1]}th question")
+    often = placement[6:-1]
+    return PLACED.get(placement, "behind every question" if often == "1" else f"behind one question in {often}")
 
 
 def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:

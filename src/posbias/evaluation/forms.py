@@ -8,6 +8,7 @@ forms differ in nothing but where the rule stands. A rule that is broken even wh
 turns or places, and is left out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -17,10 +18,18 @@ import numpy as np
 
 from posbias.errors import RunError
 from posbias.evaluation.comparison import EvaluationComparison, Lasting, Price, compare_evaluations
-from posbias.evaluation.curve import ALPHA, DECIDING, SAMPLES_FOR_CLAIM, complete_samples
+from posbias.evaluation.curve import (
+    ALPHA,
+    DECIDING,
+    SAMPLES_FOR_CLAIM,
+    complete_samples,
+    independent,
+    position_curve,
+)
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
+from posbias.evaluation.reading import Reading
 from posbias.results.result import as_stored
 from posbias.tasks.language import encode
 from posbias.tasks.language.adherence import RulesAtTurns, Told
@@ -59,10 +68,7 @@ def compare_forms(
     rows = ~np.isin(rules, left_out)
     if not rows.any():
         raise RunError(f"the model keeps none of {len(left_out)} rules even when just told, so none is judged by turn")
-    judged = {
-        name: replace(evaluation, tables={key: table[rows] for key, table in evaluation.tables.items()})
-        for name, evaluation in found.items()
-    }
+    judged = {name: _of_rows(evaluation, np.flatnonzero(rows)) for name, evaluation in found.items()}
     comparison = compare_evaluations(list(judged.values()), names=list(judged))
     turns = comparison.positions
     prices = {name: price_of(replace(task, placements=(name,)), told, turns, tokenizer) for name in found}
@@ -78,6 +84,21 @@ def compare_forms(
         "by_rule": _by_rule(judged, rules[rows]),
     }
     return replace(EvaluationComparison.from_record(record), evaluations=found)
+
+
+def _of_rows(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:
+    """The answers to some of the samples alone, and how many of them cannot be judged."""
+    chosen = {int(row) + evaluation.record.resolved.get("skip", 0) for row in rows}
+    reasons = Counter(
+        each.reason
+        for each in evaluation.unjudged
+        if each.reason != "too_long" and int(each.sample.rpartition("-")[2]) in chosen
+    )
+    reading = Reading(len(rows) * len(evaluation.positions), dict(reasons))
+    tables = {name: table[rows] for name, table in evaluation.tables.items()}
+    judged = {} if reading.withheld else {"accuracy": independent(tables["correct"], tables)}
+    curves = {name: position_curve(table, positions=evaluation.positions) for name, table in judged.items()}
+    return replace(evaluation, tables=tables, reading=reading, curves=curves)
 
 
 def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> Lasting:
