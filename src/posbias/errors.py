@@ -1,6 +1,6 @@
 """The errors a user can meet, each one line that names the value and what is allowed.
 
-`UsageError` is a wrong request (exit code 2), `RunError` a run that could not be finished (exit code 3).
+`UsageError` is a wrong request (exit code 2), `RunError` a run that could not be finished (exit code 1).
 Both derive from ValueError / RuntimeError so that library users need not import them. Everything that comes from
 elsewhere, names above all, passes `printable` before a person sees it.
 """

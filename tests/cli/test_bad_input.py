@@ -1,4 +1,4 @@
-"""Whatever is wrong is said in one line that names it, with exit code 2 or 3, and nothing is left half-written."""
+"""Whatever is wrong is said in one line that names it, with exit code 1 or 2, and nothing is left half-written."""
 
 import json
 import shutil
@@ -150,7 +150,7 @@ def test_wrong_models(posbias, tiny_llama, tmp_path):
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
     said = "weight 'model.layers.0.mlp.down_proj.weight' has shape"
-    one_line(posbias("measure", other, "--length", 16, "--count", 2), said, ", 7] by its configuration", code=3)
+    one_line(posbias("measure", other, "--length", 16, "--count", 2), said, ", 7] by its configuration", code=1)
     one_line(posbias("measure", tiny_llama, "--device", "meta"), "device 'meta' cannot be used")
 
     pickled = tmp_path / "pickled"
@@ -174,7 +174,7 @@ def test_nan_weights_fail_the_run_and_its_record_says_why(posbias, tiny_llama, t
     name = "model.layers.1.mlp.up_proj.weight"
     weights[name] = np.full_like(weights[name], np.nan)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    one_line(posbias("audit", broken, "--length", 16, "--count", 2, "--out", tmp_path / "run"), name, code=3)
+    one_line(posbias("audit", broken, "--length", 16, "--count", 2, "--out", tmp_path / "run"), name, code=1)
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
     assert name in record["error"]
@@ -215,7 +215,7 @@ def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias,
     assert not (tmp_path / "run").exists()
     for limit in ("CELLS", "MOST_STEPS"):
         monkeypatch.setattr(sys.modules["posbias.theory.predict"], limit, 10**18)
-    one_line(posbias(*run), "allocate", code=3)
+    one_line(posbias(*run), "allocate", code=1)
     assert "allocate" in read_record(tmp_path / "run").error
 
 

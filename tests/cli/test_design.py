@@ -10,7 +10,7 @@ def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbi
     target = "u_shape"
     flags = ["--depth", 12, "--heads", 8, "--mixing", 0.9, "--length", 128, "--starts", 2, "--strict"]
     result = posbias("design", target, *flags, "--out", tmp_path / "run")
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "required W1 <= 0.01 to the target, got 0.0" in result.stderr
     record = read_record(tmp_path / "run")
     assert record.status == "done"

@@ -50,7 +50,7 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     flags = ["--task", "key_value()", "--lengths", "400,800", "--positions", "spread(2)", "--count", 6]
     flags += ["--max-tokens", 2, "--no-score", "--out", out]
     failed = posbias("evaluate", long_llama, *flags, "--require", "effective_length>=400")
-    assert failed.returncode == 1
+    assert failed.returncode == 3
     assert failed.stderr.splitlines()[-1] == (
         "posbias: Required effective_length>=400 is not met: at least 0 tokens are established, 0 tokens estimated."
     )
@@ -73,7 +73,7 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     other, out = tmp_path / "other", tmp_path / "run"
     shutil.copytree(long_llama, other)
     done = posbias("evaluate", long_llama, other, *COMPARED, "--out", out, "--require", "worst>=0.5")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=0.5 is not met: ")
     assert "cut off too early (long-llama)" in " ".join(done.stderr.split())
     result = pb.load_record(out)
@@ -133,7 +133,7 @@ def test_a_gate_fails_where_answers_decide_nothing_and_the_record_says_so(posbia
         flags += ["--count", 8, "--require", "spread<=0.3", "--out", tmp_path / "run", "--json"]
         done = posbias("evaluate", *flags)
         refused = posbias("evaluate", *flags[:-5], "--require", "worst>=80")
-    assert done.returncode == 1
+    assert done.returncode == 3
     reason = "24 of 24 answers cannot be judged, more than 10%: 24 cut off too early"
     assert done.stderr.splitlines()[-1] == f"posbias: Required spread<=0.3 is not met: {reason} (m)."
     printed = json.loads(done.stdout)
@@ -197,7 +197,7 @@ def test_what_is_odd_about_a_file_is_in_the_record_on_the_page_and_in_the_termin
 def test_where_all_prompts_are_too_long_the_run_fails_and_says_so(posbias, long_llama, tmp_path):
     flags = ["--task", "key_value(pairs=3)", "--count", 2, "--max-tokens", 9000, "--out", tmp_path / "run"]
     result = posbias("evaluate", long_llama, *flags)
-    assert result.returncode == 3
+    assert result.returncode == 1
     error = result.stderr.splitlines()[-1]
     assert error.startswith("posbias: No example was answered: all 6 are too long for the model (the first: ")
     record = read_record(tmp_path / "run")
@@ -297,7 +297,7 @@ def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias,
     server = ["--server", "http://127.0.0.1:9/v1", "--served-model", "none"]
     short = ["--server-options", "retries=0, timeout=2.0"]
     result = posbias("evaluate", *server, *short, *FLAGS, "--out", tmp_path / "run")
-    assert result.returncode == 3
+    assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "127.0.0.1:9" in result.stderr
     record = read_record(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Whatever is typed or stands in a file, a command ends soon, with exit code 0, 2 or 3 and at most one line on stderr.
+"""Whatever is typed or stands in a file, a command ends soon, with exit code 0, 1 or 2 and at most one line on stderr.
 
 Inputs are mutations of valid ones, drawn from a seed: an option gets a hostile value, a literal call a hostile
 parameter, a file is damaged in its bytes or in one of its values, or replaced by something that is no file. Commands
@@ -125,7 +125,7 @@ class Ending:
         """What must not be."""
         lines = without_notes(self.stderr)
         checks = {
-            f"exit code {self.code}": self.code not in (0, 2, 3),
+            f"exit code {self.code}": self.code not in (0, 1, 2),
             "a traceback": "Traceback" in self.stderr,
             "unexpected": "posbias: unexpected " in self.stderr,
             "an error that is not one line": self.code != 0 and len(lines) != 1,

@@ -108,8 +108,8 @@ app = typer.Typer(
     help="Predict, measure and explain how a transformer language model weighs the positions of its context.\n\n"
     "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
     "theories' errors beside a flat baseline.\n\n"
-    "Exit codes: 0 done; 1 a bound that was asked for (--require, --strict) is not met; 2 the request is wrong; 3 the "
-    "run failed, and its record says why.",
+    "Exit codes: 0 done; 1 the run failed, and its record says why; 2 the request is wrong; 3 a bound that was asked "
+    "for (--require, --strict) is not met.",
 )
 
 

@@ -141,7 +141,7 @@ def mitigate(
         task: Task, with its options in parentheses (`posbias list tasks`).
 
     Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` · in
-    a pipeline, exit code 1 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
+    a pipeline, exit code 3 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
     `--server URL --served-model NAME` · after an interruption the same command with `--resume`
     """
     from posbias.evaluation.run import Unopened

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from posbias.results.records import Record
     from posbias.runs.running import OpenRun
 
-NOT_MET, WRONG, FAILED = 1, 2, 3
-"""Exit codes: the run is done, but a bound that was required is not met; the request is wrong; the run failed."""
+FAILED, WRONG, NOT_MET = 1, 2, 3
+"""Exit codes: the run failed; the request is wrong; the run is done, but a bound that was required is not met."""
 LONGEST = 500
 """Most characters of an error line."""
 TAIL = 200

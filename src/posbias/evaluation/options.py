@@ -66,7 +66,7 @@ class EvaluateOptions:
     threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
     """Accuracy that the effective length asks for at every position, and share of replies that must keep a rule."""
     require: Requirement | None = None
-    """A bound for pipelines: the whole interval must meet it (exit code 1 if not), such as worst>=0.8, mean>=0.7,
+    """A bound for pipelines: the whole interval must meet it (exit code 3 if not), such as worst>=0.8, mean>=0.7,
     spread<=0.2, or at several lengths effective_length>=4096."""
     seed: Natural = 0
     """Seed of samples and folds."""

@@ -104,7 +104,7 @@ class MitigateOptions:
     """How methods are fitted by gradient, such as steps=600, rate=0.02 (see FitOptions)."""
     require: Requirement | None = None
     """A bound on the recommended model's curve, or on the unchanged one's if none is recommended: the whole interval
-    must meet it (exit code 1 if not), such as worst>=0.8, mean>=0.7 or spread<=0.2."""
+    must meet it (exit code 3 if not), such as worst>=0.8, mean>=0.7 or spread<=0.2."""
 
     def __post_init__(self) -> None:
         if isinstance(self.methods, str):
