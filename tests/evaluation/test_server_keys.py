@@ -58,6 +58,7 @@ def test_a_repeated_key_is_masked(
         shown = [outcome(responder, hostile), json.dumps(responder.describe()), repr(responder), repr(vars(responder))]
     shown += [path.read_text() for path in tmp_path.rglob("*.json")]
     assert KEY not in "\n".join([*shown, caplog.text]), shown
+    assert place != "refusal" or "wrong ***; TEST_KEY holds the key that was sent" in shown[0]
 
 
 def outcome(responder: ServerResponder, hostile: Hostile) -> str:

@@ -125,7 +125,7 @@ def test_past_a_share_refused_prompts_end_the_run() -> None:
     ("refusal", "words"),
     [
         ((429, {}, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}), "quota"),
-        ((401, {}, {"error": {"message": "Incorrect API key provided"}}), "Incorrect API key"),
+        ((401, {}, {"error": {"message": "wrong key"}}), "wrong key; OPENAI_API_KEY is not set, so no key"),
         ((402, {}, {"error": {"message": "Insufficient Balance"}}), "Insufficient Balance"),
         ((404, {}, {"detail": "The model `m` does not exist."}), "The model `m` does not exist."),
         ((200, {}, {"error": {"message": "no credits", "code": 402}}), "HTTP 200 with an error: no credits"),

@@ -32,7 +32,8 @@ class ServerFlags:
     """A model on a server."""
 
     server: list[str] | None = None
-    """Base URL of an OpenAI-compatible server; evaluate takes several."""
+    """Base URL of an OpenAI-compatible server, whose key the variable OPENAI_API_KEY holds (another: key_variable='...'
+    in --server-options); evaluate takes several."""
     served_model: list[str] | None = None
     """The model's name on the server; one for all, or one for each."""
     server_options: str = ""

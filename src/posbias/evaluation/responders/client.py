@@ -300,8 +300,9 @@ class _Transport(httpx2.AsyncClient):
             content = content.replace(self._key.encode(), MASKED.encode())
         status, words = judged(response.status_code, content, response.headers.get("Location"))
         said = line(words, self._key)
-        if status == UNAUTHORISED and self._key is None:  # the usual cause
-            said += f"; no key was sent: {self._asking.options.key_variable} is not set"
+        if status == UNAUTHORISED:
+            key = "is not set, so no key was sent" if self._key is None else "holds the key that was sent"
+            said += f"; {self._asking.options.key_variable} {key}"
         if words and (meaning := meaning_of(status, words)) != "passes":
             raise RefusedError(status, said, meaning, words)
         if later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
