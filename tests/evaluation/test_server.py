@@ -113,6 +113,7 @@ def test_fields_that_a_reasoning_model_refuses_are_left_out_and_said() -> None:
 
 def test_of_a_server_that_is_not_there_all_attempts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posbias.evaluation.responders.client.UNREACHED", 0.05)
+    monkeypatch.setattr("openai._base_client.random", lambda: 0.5)  # both requests are tried again at the same moment
     made: list[str] = []
 
     async def refused(_transport: Any, request: httpx2.Request) -> None:

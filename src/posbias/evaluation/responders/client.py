@@ -185,6 +185,8 @@ class Client:
         """Attempts of all requests."""
         self.reached = False
         """True once the server has answered anything."""
+        self.given_up = False
+        """True once a request has failed after its last retry: nothing more is sent."""
         self.options = options
 
     @asynccontextmanager
@@ -192,7 +194,7 @@ class Client:
         """Requests are possible meanwhile, on connections that are kept until the end."""
         import openai  # takes a second, which only those spend who ask a server
 
-        key, timeout = self.options.key(), self.options.timeout
+        key, timeout, self.given_up = self.options.key(), self.options.timeout, False
         if key_in_clear(self.address, self.options) and not self.reached:
             report(
                 f"warning: the key in {self.options.key_variable} is sent unencrypted to {self.address}, where others "
@@ -239,6 +241,7 @@ class Client:
         except openai.APIConnectionError as error:
             # Of a server that never answered all attempts count, whichever request they were for.
             said, attempts = self._missed(error), _attempts(error.request) if self.reached else self.sent
+        self.given_up = True
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
     def _missed(self, error: "openai.APIConnectionError") -> str:
@@ -271,6 +274,8 @@ class _Transport(httpx2.AsyncClient):
         import openai
 
         client = self._asking
+        if client.given_up:  # this task wakes in the same turn of the loop, before the group of tasks can cancel it
+            raise asyncio.CancelledError
         client.sent, client.retried = client.sent + 1, client.retried + (_attempts(request) > 1)
         try:
             async with asyncio.timeout(client.options.timeout):
