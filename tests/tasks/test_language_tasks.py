@@ -291,11 +291,15 @@ def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
             assert abs((begin - begins[0]) / span - place / 4) < 0.1, "within a clause of the depth asked"
 
 
-def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> None:
+def test_needle_reads_a_corpus_and_a_needle_of_ones_own(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("Zebras sleep standing up. " * 200)
-    example = asked(Needle(tokens=600, depths=3, corpus=str(path)), tokenizer, count=1)[1]
+    own = {"needle": "Ann eats zebras.", "question": "What does Ann eat?", "answer": "zebras"}
+    example = asked(Needle(tokens=600, depths=3, corpus=str(path), **own), tokenizer, count=1)[1]
     assert str(example.prompt).count("Zebras sleep standing up.") > 10
+    assert " up. Ann eats zebras. Zebras " in str(example.prompt)
+    assert str(example.prompt).endswith("\n\nQuestion: What does Ann eat?\nAnswer:")
+    assert (example.target, example.notices) == (" zebras", ("answer_elsewhere",)), "of any case, as the rule has it"
     with pytest.raises(UsageError, match=r"own\.txt has too little text"):
         asked(Needle(tokens=9000, depths=3, corpus=str(path)), tokenizer, count=1)
     with pytest.raises(UsageError, match="No such file"):
@@ -357,6 +361,8 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
         ("needle(distractors=4)", "task needle: distractors left posbias after 0.1.0: items(file=...) with the"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
+        ("needle(needle='Tom is in Rome.')", "needle, question and answer go together; give all three, or none"),
+        ("needle(needle='Tom', question='Who?', answer='Ann')", "the needle must hold the answer 'Ann': 'Tom'"),
         (
             "ruler()",
             "unknown task 'ruler'; known: documents, items,",

@@ -17,7 +17,7 @@ from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.prompts.tokens import encode, spelled_in, tokenised
-from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, Draft, LanguageTask
+from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, Draft, LanguageTask, Text
 from posbias.tasks.language.documents import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
@@ -49,7 +49,7 @@ class Hidden(Asked):
 @LANGUAGE_TASKS.register("needle")
 @dataclass(frozen=True)
 class Needle(LanguageTask):
-    """Find the number of a city that one sentence of a long text states; that sentence moves through the text."""
+    """Find the number of a city that one sentence of a long text states; that sentence, or yours, moves through it."""
 
     tokens: Annotated[Steps, Ge(64)] = 1024
     """Length of the whole prompt: the text is cut at a word to fill it (tokens, >= 64)."""
@@ -57,10 +57,23 @@ class Needle(LanguageTask):
     """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
     corpus: FileName | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
+    needle: Text | None = None
+    """A sentence of your own in all samples, with its question and answer; None: about a city, drawn for each."""
+    question: Text | None = None
+    """What is asked, with `needle`."""
+    answer: Text | None = None
+    """The answer, which the needle must hold."""
 
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "depths"
+
+    def __post_init__(self) -> None:
+        own = (self.needle, self.question, self.answer)
+        if any(own) and not all(own):
+            raise UsageError(f"{self.name}: needle, question and answer go together; give all three, or none")
+        if str(self.answer) not in str(self.needle):
+            raise UsageError(f"{self.name}: the needle must hold the answer {self.answer!r:.80}: {self.needle!r:.80}")
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "Needle":
         """The same depths in a text of another length, which needs no measuring."""
@@ -79,15 +92,17 @@ class Needle(LanguageTask):
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
         town, value = source.sample(CITIES, 1)[0], source.sample(range(1_000_000, 10_000_000), 1)[0]
-        needle, question = f"The number of {town} is {value}.", f"What is the number of {town}?"
+        needle = self.needle or f"The number of {town} is {value}."
+        question, answer = self.question or f"What is the number of {town}?", self.answer or str(value)
         bare = _prompt(needle, question)
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - 3 * MERGES
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needle")
-        asked = Hidden(question, (str(value),), needle)
+        asked = Hidden(question, (answer,), needle)
         for _ in range(ATTEMPTS):
             clauses, borders = drawn_text(groups, room, tokenizer, source)
-            hidden = replace(asked, clauses=clauses, borders=borders)
+            elsewhere = any(answer.lower() in clause.lower() for clause in clauses)
+            hidden = replace(asked, clauses=clauses, borders=borders, notices=("answer_elsewhere",) * elsewhere)
             if len({hidden.border_at(position / (self.depths - 1)) for position in range(self.depths)}) == self.depths:
                 return hidden
         raise UsageError(
@@ -101,7 +116,7 @@ class Needle(LanguageTask):
         before, after = sample.clauses[:border], sample.clauses[border:]
         begin = len(OPENING) + sum(len(clause) + 1 for clause in before)
         text = _prompt(" ".join([*before, sample.moved, *after]), sample.question)
-        return Draft(text, sample.answers, (begin, begin + len(sample.moved)))
+        return Draft(text, sample.answers, (begin, begin + len(sample.moved)), notices=sample.notices)
 
 
 def _prompt(text: str, question: str) -> str:
