@@ -162,6 +162,7 @@ def test_the_record_holds_the_tables_and_places_passages(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "outputs.jsonl").read_text().splitlines()]
     assert [row["position"] for row in rows[:5]] == [0, 1, 2, 3, 4]
     assert rows[0]["answers"][0] in rows[0]["text"]
+    assert "file" not in rows[0], "it was drawn"
     relevance = [0.5, 0.3, 0.1, 0.06, 0.04]
     placed = pb.place(relevance, tmp_path)
     assert (placed.measure, placed.interpolated) == ("accuracy", False)

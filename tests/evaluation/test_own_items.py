@@ -99,13 +99,15 @@ def test_entries_of_ones_own_are_put_through_a_models_chat_template(
 def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
     grouped = written(tmp_path / "own.jsonl", 12)
     lines = [{**json.loads(line), "group": n // 2} for n, line in enumerate(Path(grouped).read_text().splitlines())]
-    Path(grouped).write_text("\n".join(map(json.dumps, lines)))
+    Path(grouped).write_text("\n\n" + "\n".join(map(json.dumps, lines)))
     options = EvaluateOptions(count=12, score=False)
     result = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, rule='contains')", options=options)
     assert result.tables["correct"].shape == (12, 3)
     assert result.measures["accuracy"].shape == (6, 3)
     assert result.curves["accuracy"].n_samples == 6
     assert any("12 samples form 6 groups" in statement for statement in statements_of(result))
+    told = [[row[name] for name in ("file", "line", "question", "judged", "correct")] for row in result.outputs[3:5]]
+    assert told == [["own.jsonl", 4, "How many boats?", "contains", right] for right in (1.0, 0.0)]
     task = f"items(file={grouped!r}, rule='contains')"
     fewer = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(count=8, score=False))
     assert compare_evaluations([result, result]).n_samples == 6

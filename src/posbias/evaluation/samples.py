@@ -19,7 +19,7 @@ from posbias.evaluation.curve import CLUSTER, Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, UNFINISHED, Reply, Request, Responder
 from posbias.progress import report
-from posbias.prompts.tokens import described_tools
+from posbias.prompts.tokens import described_tools, text_of
 from posbias.tasks.language import Example, LanguageTask
 from posbias.tasks.language.calls import calls_in
 
@@ -153,12 +153,23 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     }
     if example.cluster:
         numbers[CLUSTER] = int(hashlib.sha256(example.cluster.encode()).hexdigest()[:12], 16)  # exact in a double
+    file, _, line = example.origin.rpartition(", line ")
     return numbers, {
         "sample": example.sample,
         "position": example.gold_position,
         "condition": example.condition,
+        **({"file": file, "line": int(line)} if line else {}),
+        "prompt_sha256": prompt_sha256(example),
+        "question": example.question or text_of(example.prompt),
         "answers": list(example.answers),
         "text": text,
         **{name: told.get(name) for name in ("thoughts", "thinking", "finish", "skipped")},
+        "judged": None if right is None else rule.name,
+        "correct": right,
         "unjudged": unjudged,
     }
+
+
+def prompt_sha256(example: Example) -> str:
+    """Hash by which a prompt that is made again is known to be the one that was asked."""
+    return hashlib.sha256(json.dumps(example.prompt).encode()).hexdigest()

@@ -185,6 +185,7 @@ class RulesAtTurns(LanguageTask):
     max_tokens: ClassVar[int] = 128
     counted: ClassVar[str] = "turns"
     first_position: ClassVar[int] = 1
+    sampled: ClassVar[str] = "conversations"
     wording: ClassVar[tuple[str, ...]] = ("placements",)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -99,6 +100,10 @@ class Draft:
     prompt, and begins with a blank as text would."""
     cluster: str = ""
     """Name that samples share which are not independent; empty for independent ones."""
+    question: str = ""
+    """What is asked of the items; empty if the last message of a conversation is."""
+    origin: str = ""
+    """Line of a file that the sample was read from, such as "own.jsonl, line 3"; empty if it was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +218,8 @@ class LanguageTask(ABC):
     """Fields by which lines of a published file are told from lines of one's own."""
     first_position: ClassVar[int] = 0
     """1 where positions are turns."""
+    sampled: ClassVar[str] = "file"
+    """The parameter that names the file of samples, one a line."""
     slot: ClassVar[str] = ""
     """The field of a `template` of one's own, if the task takes one, in whose place the items stand."""
 
@@ -385,10 +392,12 @@ class LanguageTask(ABC):
         checked_value(f"{self.name}: seed", seed, Natural)
         columns = self.positions(positions)
         check_most(f"{self.name}: count x positions", count * len(columns), MOST_EXAMPLES, "examples")
-        samples = self.draw(tokenizer, count=count, seed=seed)
+        samples, path = self.draw(tokenizer, count=count, seed=seed), getattr(self, self.sampled, None)
+        lines = [""] if path is None else [where for where, _ in islice(read_lines(path), count)]
         return (
-            self._example(tokenizer, self.draft(sample, position), position, f"{seed}-{index}")
+            self._example(tokenizer, replace(self.draft(sample, position), **told), position, f"{seed}-{index}")
             for index, sample in enumerate(samples)
+            for told in [dict[str, Any](question=getattr(sample, "question", ""), origin=lines[index % len(lines)])]
             for position in columns
         )
 
