@@ -1,7 +1,7 @@
 """Files that users name, read so that none can block, fill the memory or go on for ever.
 
-Only regular files are opened; lines and whole files are held to `READ_BYTES`; anything but UTF-8 or JSON is
-refused in one line that names the place.
+Only regular files are opened; lines and whole files are held to `READ_BYTES`; anything but UTF-8, JSON or plain
+YAML is refused in one line that names the place.
 """
 
 import gzip
@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
@@ -29,6 +29,10 @@ READ_BYTES = 1 << 25
 """Bytes of a line, or of a file that is read whole: as Python objects they can take twenty times as much memory."""
 BLANK_LINES = 100_000
 """Blank lines before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
+YAML_BYTES = 1_000_000
+"""Bytes of a file of YAML; it is read at about 2 MB a second."""
+YAML_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
+"""What YAML calls a text, a list and a mapping without being told."""
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 """The escape of half a character beyond 16 bits."""
 
@@ -130,6 +134,50 @@ def json_object(content: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{where}: need a JSON object, got {type(value).__name__}")
     return value
+
+
+def read_yaml(path: str | Path, sort: str, read: Callable[[str], Any] = str) -> Any:
+    """The single document of a YAML file, as dictionaries, lists and texts; `sort` names the file in a message.
+
+    YAML's own reading would make truth values of on, off, yes and no, and a text of 1e-3. What a text without quotes
+    is says `read`; keys keep their text.
+
+    Raises:
+        UsageError: no such file, not YAML, a key twice, or anything but plain values in it.
+    """
+    import yaml  # only for those who have such a file
+
+    content = read_whole(path, sort, YAML_BYTES)
+    try:
+        node = yaml.compose(content, Loader=yaml.BaseLoader)
+        if node is None:
+            raise ValueError("it is empty")
+        return _plain(node, read, set())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{sort} {str(path)!r} is not YAML of plain values: {reason:.200}") from None
+
+
+def _plain(node: Any, read: Callable[[str], Any], seen: set[Any]) -> Any:
+    """The values of a node; `seen` are the lists and mappings so far, of which an alias could make thousands."""
+    line = node.start_mark.line + 1
+    if node.tag not in YAML_TAGS:
+        raise ValueError(f"a tag, {node.tag!r}, in line {line}")
+    if node.id == "scalar":
+        return node.value if node.style else read(node.value)
+    if node in seen:
+        raise ValueError(f"an alias for a list or mapping; write it out in line {line}")
+    seen.add(node)
+    if node.id == "sequence":
+        return [_plain(item, read, seen) for item in node.value]
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.id != "scalar":
+            raise ValueError(f"a key must be a text or a number, in line {key.start_mark.line + 1}")
+        if key.value in found:
+            raise ValueError(f"{key.value[:80]!r} is given twice, again in line {key.start_mark.line + 1}")
+        found[key.value] = _plain(value, read, seen)
+    return found
 
 
 def check_text(text: str, where: str) -> None:

@@ -27,7 +27,7 @@ from posbias.runs.running import run_directory
 from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias.training.options import TrainOptions
 from posbias.training.running import StudyRun, finished_training, train
-from posbias.training.study import Study, read_yaml, study_of
+from posbias.training.study import Study, load_study
 
 PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper."""
@@ -272,7 +272,7 @@ class StudyExperiment(Experiment):
         studies = {}
         for name in settings.studies or files:
             with resources.as_file(files[name]) as path:
-                studies[name] = study_of(read_yaml(path), name=path.stem)
+                studies[name] = load_study(path)
         return studies
 
     def run(self, settings: StudySettings) -> Reproduction:

@@ -3,8 +3,9 @@
 import pytest
 
 from posbias import UsageError
+from posbias.files import read_yaml
 from posbias.training.members import AdamW, Below
-from posbias.training.study import load_study, read_yaml, study_of
+from posbias.training.study import load_study, plain_value, study_of
 
 STUDY = """
 name: tiny
@@ -136,7 +137,7 @@ def test_what_makes_no_study_is_one_line_that_names_it(document, message):
     [
         ("", "is empty"),
         ("a: [1", "is not YAML"),
-        ("a: 1\na: 2", "'a' is given twice in"),
+        ("a: 1\na: 2", "'a' is given twice, again in line 2"),
         ("a: !!python/object/apply:os.system ['true']", "a tag, 'tag:yaml.org,2002:python/object/apply:os.system'"),
         ("a: !!binary aGk=", "a tag, 'tag:yaml.org,2002:binary'"),
         ("? [a]\n: 1", "a key must be a text or a number"),
@@ -147,7 +148,7 @@ def test_what_makes_no_study_is_one_line_that_names_it(document, message):
 )
 def test_files_that_are_not_plain_yaml_are_refused(tmp_path, text, message):
     with pytest.raises(UsageError) as caught:
-        read_yaml(written(tmp_path, text))
+        load_study(written(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -155,15 +156,15 @@ def test_files_that_are_not_plain_yaml_are_refused(tmp_path, text, message):
 def test_numbers_are_numbers(tmp_path):
     path = written(tmp_path, "{a: 1e-3, b: 1_000, c: .5, d: none, e: '1', f: true, g: null, h: -2, i: 1.5e+3}")
     expected = {"a": 1e-3, "b": 1000, "c": 0.5, "d": "none", "e": "1", "f": True, "g": None, "h": -2, "i": 1500.0}
-    assert read_yaml(path) == expected
+    assert read_yaml(path, "study", plain_value) == expected
     with pytest.raises(UsageError, match="cannot read"):
-        read_yaml(tmp_path / "nothing.yaml")
+        load_study(tmp_path / "nothing.yaml")
 
 
 def test_words_are_words_and_labels_keep_their_text(tmp_path):
     path = written(tmp_path, "{on: off, yes: [no, On, y], True: true, false: False, 1e-2: 1e-2, n: OFF}")
     expected = {"on": "off", "yes": ["no", "On", "y"], "True": True, "false": False, "1e-2": 0.01, "n": "OFF"}
-    assert read_yaml(path) == expected
+    assert read_yaml(path, "study", plain_value) == expected
     model = {"depth": 1, "residual": "none"}
     text = f"""
         task: position_copy(target=0)

@@ -20,14 +20,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
-
-import yaml
+from typing import Any
 
 from posbias.architecture import Architecture
 from posbias.checks import CELLS, checked
 from posbias.errors import UsageError, check_most
-from posbias.files import read_whole
+from posbias.files import read_yaml
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import EVALUATION_BATCH, SYNTHETIC_TASKS
@@ -35,9 +33,6 @@ from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopp
 
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
-DEFAULT_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
-YAML_BYTES = 1_000_000
-"""Bytes of a study; it is read at about 2 MB a second."""
 MOST_MEMBERS = 100_000
 """Most members of a study."""
 MODEL_DEFAULTS: Mapping[str, Any] = {
@@ -117,7 +112,7 @@ class Study:
 @checked
 def load_study(path: str | Path) -> Study:
     """Read a study file and check all of it except the points of its grid."""
-    return study_of(read_yaml(path), name=Path(path).stem)
+    return study_of(read_yaml(path, "study", plain_value), name=Path(path).stem)
 
 
 def study_of(document: Any, *, name: str) -> Study:
@@ -224,30 +219,6 @@ def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
     return dict(value)
 
 
-def read_yaml(path: str | Path) -> Any:
-    """The single document of a file, as dictionaries, lists, numbers, texts, booleans and None.
-
-    Raises:
-        UsageError: no such file, not YAML, or anything but plain values in it.
-    """
-    text = read_whole(path, "study", YAML_BYTES)
-    try:
-        node = yaml.compose(text, Loader=_Untyped)
-        document = None if node is None else _plain(node, set())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"study {str(path)!r} is not YAML of plain values: {reason}") from None
-    if document is None:
-        raise UsageError(f"study {str(path)!r} is empty")
-    return document
-
-
-class _Untyped(yaml.SafeLoader):  # type: ignore[misc]
-    """Every scalar a text: PyYAML reads YAML 1.1, where 1e-3 is a text, and on, off, yes and no are booleans."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-
 SCALARS: Mapping[str, Callable[[str], Any]] = {
     r"(~|null|Null|NULL)?": lambda _: None,
     r"true|True|TRUE|false|False|FALSE": lambda text: text.lower() == "true",
@@ -258,27 +229,6 @@ SCALARS: Mapping[str, Callable[[str], Any]] = {
 """Texts without quotes that are no texts, by YAML 1.2, and what they are."""
 
 
-def _plain(node: yaml.Node, above: set[yaml.Node]) -> Any:
-    """The values of a node; `above` are the lists and mappings so far, of which an alias could make thousands."""
-
-    def refused(problem: str, place: yaml.Node = node) -> yaml.YAMLError:
-        return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
-
-    if node.tag not in DEFAULT_TAGS:
-        raise refused(f"a tag, {node.tag!r}")
-    if isinstance(node, yaml.ScalarNode):
-        kinds = [read for pattern, read in SCALARS.items() if not node.style and re.fullmatch(pattern, node.value)]
-        return kinds[0](node.value) if kinds else node.value
-    if node in above:
-        raise refused("an alias for a list or mapping; write it out")
-    above.add(node)
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, above) for item in node.value]
-    found: dict[str, Any] = {}
-    for key, value in node.value:  # keys keep their text
-        if not isinstance(key, yaml.ScalarNode):
-            raise refused("a key must be a text or a number", key)
-        if key.value in found:
-            raise refused(f"{key.value!r} is given twice", key)
-        found[key.value] = _plain(value, above)
-    return found
+def plain_value(text: str) -> Any:
+    """What a text without quotes is."""
+    return next((read(text) for pattern, read in SCALARS.items() if re.fullmatch(pattern, text)), text)

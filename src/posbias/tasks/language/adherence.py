@@ -18,11 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import yaml
-
 from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
-from posbias.files import decoded, read_whole
+from posbias.files import read_yaml
 from posbias.prompts.tokens import Message
 from posbias.registry import Registry
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, Line, Text, line_of, published_lines
@@ -201,7 +199,7 @@ class RulesAtTurns(LanguageTask):
     @cached_property
     def rules(self) -> list[tuple[RuleLine, Check]]:
         """Every rule of the file with its check."""
-        given = _yaml(self.file or READY)
+        given = read_yaml(self.file or READY, "rules")
         given = given.get("rules") if isinstance(given, dict) else given
         if not isinstance(given, list) or not given:
             raise UsageError(f"{self.file!r}: need a list of rules, each with 'say' and 'check'")
@@ -213,7 +211,7 @@ class RulesAtTurns(LanguageTask):
         """Every conversation by its name."""
         told: list[tuple[str, tuple[Message, ...]]] = []
         if self.conversations is None:
-            ready = _yaml(READY)
+            ready = read_yaml(READY, "rules")
             system = {"role": "system", "content": ready["system"]}
             for topic in ready["topics"]:
                 asked = [turn.format(topic=topic) for turn in ready["turns"]]
@@ -337,12 +335,3 @@ class RulesAtTurns(LanguageTask):
 def history_of(sample: Told) -> str:
     """Name of the replies of one conversation under one rule."""
     return f"{sample.name}: {sample.say}"
-
-
-def _yaml(path: str | Path) -> Any:
-    """A small YAML file, every scalar a text, so that no word becomes a truth value or a number."""
-    text = decoded(read_whole(path, "rules"), repr(str(path)))
-    try:
-        return yaml.load(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is no YAML: {' '.join(str(error).split()):.200}") from None
