@@ -123,6 +123,27 @@ def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):
     assert [entry.name for entry in result.compared] == [f"m at {address}/v1" for address in addresses]
 
 
+def test_every_place_of_a_rule_has_its_page_and_its_check(posbias, tmp_path):
+    def keeps_what_was_just_told(_index, _path, body):
+        return chat("fine." if "lower case" in body["messages"][-1]["content"] else "Fine.")
+
+    (tmp_path / "rules.yaml").write_text("- {say: Write in lower case., check: lower_case}")
+    task, out = f"rules(file='{tmp_path / 'rules.yaml'}', placements=['last', 'every(2)'])", tmp_path / "run"
+    with stand_in(keeps_what_was_just_told) as server:
+        flags = ["--server", server.address, "--served-model", "m", "--task", task, "--turns", "1,2", "--count", 12]
+        failed = posbias("evaluate", *flags, "--out", out, "--require", "worst>=0.5")
+        met = posbias("evaluate", *flags, "--out", out, "--resume", "--require", "worst>=0")
+    assert failed.returncode == 3, failed.stderr
+    assert failed.stdout.splitlines()[-1].endswith("(accuracy, last).")
+    assert failed.stderr.startswith("posbias: Required worst>=0.5 is not met: 0.000 [")
+    assert failed.stderr.endswith("(accuracy, every(2)).\n")
+    for name in ("last", "every_2_"):
+        assert (out / name / "report.html").exists()
+        assert f"{name}/report.html" in (out / "report.html").read_text()
+        assert pb.load_record(out / name).requirement.met
+    assert met.returncode == 0, met.stderr
+
+
 def test_a_gate_fails_where_answers_decide_nothing_and_the_record_says_so(posbias, tmp_path):
     def answered(index, _path, body):
         status, headers, content = chat("Let me look at all passages: the first", tokens=body["max_tokens"])

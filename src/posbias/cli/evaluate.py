@@ -101,6 +101,7 @@ def evaluate(
     interruption the same command with `--resume` · tasks: `posbias list tasks`
     """
     from posbias import evaluate as evaluate_subjects
+    from posbias.evaluation.comparison import EvaluationComparison
     from posbias.evaluation.lengths import LengthEvaluation
     from posbias.evaluation.run import Unopened
 
@@ -110,16 +111,16 @@ def evaluate(
         settings = replace(settings, directory=run.directory)
         subjects: list[Any] = [Unopened(name, partial(answering, name, local, loading)) for name in names]
         subjects += served.responders(run.directory, loading)
-        single = len(subjects) == 1
-        result = evaluate_subjects(subjects[0] if single else subjects, asked, options=settings)
-        parts = {} if single else dict(result.evaluations)
+        result = evaluate_subjects(subjects[0] if len(subjects) == 1 else subjects, asked, options=settings)
+        compared = isinstance(result, EvaluationComparison)
+        parts = dict(result.evaluations) if compared else {}
         if isinstance(result, LengthEvaluation):
             parts = {f"length-{length}": evaluation for length, evaluation in result.evaluations.items()}
         for name, evaluation in parts.items():
             run.draw(evaluation.record, below=name)
         run.finish(result.record)
     if settings.require is not None:
-        for evaluation in [result] if single else parts.values():
+        for evaluation in parts.values() if compared else [result]:
             judge(evaluation.requirement, quiet=flags.json)
 
 

@@ -133,7 +133,7 @@ class RequirementCheck:
     high: float | None
     measure: str
     arm: str = ""
-    """The model, or the arm of a trial."""
+    """The model, the arm of a trial, or where a rule stands."""
     withheld: str = ""
     """Why answers decide nothing, so that it is not met; empty if they decide."""
 

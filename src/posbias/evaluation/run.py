@@ -158,20 +158,19 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
         directory = None if options.directory is None else options.directory / name
         chosen = replace(options, directory=directory, turns=turns, score=False)
-        return evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
+        found = evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
+        return _concluded(found, None if alone else options.require, run, below=name, arm=placement)
 
-    turns = options.positions_of(task)
+    turns, names = options.positions_of(task), directory_names(task.placements)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
     just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
-    _concluded(just_told, None, run, below="just-told")
-    found = {}
-    for placement, name in zip(task.placements, directory_names(task.placements), strict=True):
-        found[placement] = _concluded(placed(placement, name, turns), options.require, run, below=name)
+    found = {placement: placed(placement, name, turns) for name, placement in names.items()}
     samples = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
     comparison = compare_forms(
         found, just_told, task, samples, threshold=options.threshold, tokenizer=responder.tokenizer
     )
-    return _told_together(comparison, run)
+    below = {name: found[placement] for name, placement in names.items()}
+    return _told_together(replace(comparison, evaluations=below), run)
 
 
 def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptions) -> dict[str, tuple[str, ...]]:
@@ -229,9 +228,13 @@ def _told_together(comparison: EvaluationComparison, run: OpenRun) -> Evaluation
     return comparison
 
 
-def _concluded(evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluated:
+def _concluded(
+    evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "", arm: str = ""
+) -> Evaluated:
     """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
     check = None if require is None else evaluation.check(require)
+    if check is not None and arm:
+        check = replace(check, arm=arm)
     evaluation.record.scalars |= {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
     run.finish(evaluation.record, below=below)
     return replace(evaluation, requirement=check)
