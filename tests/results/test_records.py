@@ -81,7 +81,7 @@ def test_the_schema_is_of_this_format_and_knows_every_field():
     schema = record_schema().schema
     assert schema["properties"]["format_version"] == {"const": FORMAT_VERSION}
     assert set(example(0.5).as_json()) == {*schema["required"]}
-    assert set(schema["properties"]) == {*schema["required"], "profiles", "verdict", "behaviour"}
+    assert set(schema["properties"]) == {*schema["required"], "verdict", "behaviour"}
 
 
 def test_what_is_printed_is_by_the_schema_too(posbias):

@@ -41,6 +41,8 @@ LENGTHS = "evaluate_lengths"
 BEHAVIOUR = "behaviour"
 """Folder of an audited model's evaluation, below the audit's directory."""
 SCORES = "scores/"
+REQUIRED = ("n_items", "skipped", "cut_off", "examples", "reading")
+"""Scalars that no record may lack, though they have defaults."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,8 @@ class Evaluation(Result):
     """Right answers that should have been scored and were not, of the examples that were not skipped."""
     moved_blanks: int = 0
     """Examples whose prompt ended in blanks, with which the right answer begins instead."""
-    reading: Reading | None = None
-    """How many answers could be judged; None: an older record that does not say."""
+    reading: Reading = field(default_factory=Reading)
+    """How many answers could be judged."""
     verdicts: Verdicts | None = None
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class Evaluation(Result):
         scalars, arrays = record.scalars, record.arrays
         read = {
             **record.resolved,
-            **{name: scalars[name] for name in ("n_items", "skipped", "cut_off", "examples")},  # none may be missing
+            **{name: scalars[name] for name in REQUIRED},
             **scalars,
             "record": record,
             "positions": record.resolved["positions"],
@@ -204,7 +206,7 @@ class Evaluation(Result):
     @property
     def withheld(self) -> str:
         """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
-        return "" if self.reading is None else self.reading.withheld
+        return self.reading.withheld
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""

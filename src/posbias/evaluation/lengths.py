@@ -22,7 +22,6 @@ from posbias.evaluation.curve import DECIDING, SAMPLES_FOR_CLAIM, complete_sampl
 from posbias.evaluation.evaluation import LENGTHS, Evaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, levels_of
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import Withheld
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result, as_stored
 from posbias.results.showing import Shown
@@ -43,7 +42,7 @@ class LengthLevel:
     worst_depth: float
     """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
     mean: StoredInterval
-    withheld: Withheld = ""
+    withheld: str = ""
     """Why its answers decide nothing; empty if they decide."""
     cells: tuple[StoredInterval, ...] = ()
     """Accuracy at every depth, each with its own interval."""

@@ -91,7 +91,7 @@ def notices_of(evaluation: Evaluation) -> list[str]:
             f"curve ({at}). Comparisons rest on the samples that were answered at all positions. The first: sample "
             f"{first.sample}, position {first.position}: {first.detail}"
         )
-    if reading is not None and reading.thought:
+    if reading.thought:
         scored = "logprob" in evaluation.curves
         notices.append(
             f"{reading.thought} of {reading.answers} answers came with thoughts, which were taken out."
@@ -240,7 +240,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
 def _withheld(evaluation: Evaluation) -> list[str]:
     """Why nothing is concluded from the generated answers, and what to do; none if enough of them could be judged."""
     reading = evaluation.reading
-    if reading is None or not reading.withheld:
+    if not reading.withheld:
         return []
     remedies = [words for reason, words in REMEDIES.items() if reason in reading.unjudged]
     if evaluation.verdicts and "unread" in reading.unjudged:

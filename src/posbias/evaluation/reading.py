@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import BeforeValidator
 
 from posbias.evaluation.curve import Scores, independent
 from posbias.evaluation.responders.base import REFUSED
@@ -55,10 +54,6 @@ class Reading:
         words = UNJUDGED | IN_A_VERDICT
         kinds = [f"{self.unjudged[reason]} {words[reason]}" for reason in UNJUDGED if reason in self.unjudged]
         return f"{lost} of {self.answers} answers cannot be judged, more than {MOST_UNJUDGED:.0%}: {', '.join(kinds)}"
-
-
-Withheld = Annotated[str, BeforeValidator(lambda stored: stored or "")]
-"""Why answers decide nothing, as `Reading.withheld`; empty if they decide, for which some records hold nothing."""
 
 
 def reading_of(correct: Scores, outputs: Sequence[Mapping[str, Any]]) -> Reading:

@@ -52,7 +52,6 @@ from posbias.evaluation.levels import (
     samples_for,
     samples_needed,
 )
-from posbias.evaluation.reading import Withheld
 from posbias.statistics import Interval, StoredInterval, holm
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"
@@ -120,7 +119,7 @@ class Verdict:
     """Holm-corrected p-value of rare losses that would undo a rise and are in no sample, by endpoint."""
     dependence: str = ""
     """The fate of the dependence on position: SHRANK, GREW, STEADY or OPEN; empty if it was not asked for."""
-    withheld: Withheld = ""
+    withheld: str = ""
     """Why answers decide nothing here; empty if they do."""
 
     def matters(self, name: str, smallest: float) -> bool:
@@ -311,7 +310,7 @@ class MeasureChoice:
     measure: str
     level: float | None = None
     """Mean accuracy of the unchanged model, if it is near its floor or ceiling."""
-    undecided: Withheld = ""
+    undecided: str = ""
     """Why accuracy does not decide, as `Reading.withheld`; empty if it may."""
 
 

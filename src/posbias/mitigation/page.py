@@ -349,7 +349,7 @@ def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
         hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
         lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little shows"
         lines.append(f"{lead}; {hint}")
-    return lines + [f"{arm.name}: {arm.reading.withheld}" for arm in arms if arm.reading and arm.reading.withheld]
+    return lines + [f"{arm.name}: {arm.reading.withheld}" for arm in arms if arm.reading.withheld]
 
 
 def text_change(verdict: Verdict, arm: ArmResult) -> str:

@@ -465,7 +465,6 @@ def _arm_result(arm: Arm) -> ArmResult:
     """What is told of one arm, beside its verdict."""
     of = arm.evaluation
     assert of is not None  # answered
-    assert of.reading is not None
     return ArmResult(
         name=arm.name,
         method="" if arm.method is None else str(arm.method)[:200],

@@ -180,13 +180,13 @@ def read_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        document.pop("profiles", None)  # older records repeat some numbers of the arrays there
         record: Record = adapter(Record).validate_python({**document, "arrays": arrays})
     except (ValidationError, RecursionError) as error:
         where = "nested too deep"
         if isinstance(error, ValidationError):
             where = f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
-        raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {where}") from None
+        told = f"{str(path)!r} is damaged or from another posbias than {__version__}: {where}; run it again"
+        raise UsageError(told) from None
     _complete(directory / RECORD_FILE, metadata["record"])
     return record
 

@@ -168,7 +168,8 @@ def result_of(record: Record, kind: type[Result] | None = None) -> Result:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
+        why = f"is damaged: {type(error).__name__} {error}; one that another posbias has written is run again"
+        raise UsageError(f"the record of run {record.run_id} {why}") from None
 
 
 @checked

@@ -134,7 +134,7 @@ class StudyRun(Result):
 
 
 def _member(settings: Mapping[str, Any]) -> Member:
-    """A member before training; settings that older records lack have their defaults."""
+    """A member before training."""
     return Member(
         settings["name"],
         config_from(settings["model"]),

@@ -22,22 +22,6 @@ from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.errors import UsageError, check_most
 
 Counted = Annotated[int, Ge(1)]
-LEFT = {
-    "rotate_stream": False,
-    "head_width": None,
-    "key_value_heads": None,
-    "embedding_norm": False,
-    "residual_scale": 1.0,
-    "initial_deviation": 0.02,
-    "norm_epsilon": 1e-6,
-    "biases": False,
-    "normalisation": "rms",
-    "activation": "gelu",
-    "gated_mlp": False,
-    "learned_positions": None,
-}
-"""Fields that configurations had, and the values at which they changed nothing."""
-LEFT_AT = "it ran at commit 88f952f4"
 NORM_EPSILON = 1e-6
 """Added to the power that a norm divides by."""
 
@@ -113,7 +97,7 @@ class ReferenceConfig:
                     f"reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got {encoding}"
                 )
             if self.attention == "content" and isinstance(encoding, Recurrent):
-                raise UsageError(f"reference layers with content have attention, not {encoding}; {LEFT_AT}")
+                raise UsageError(f"reference layers with content have attention, not {encoding}")
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")

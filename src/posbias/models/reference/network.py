@@ -21,14 +21,7 @@ from posbias.errors import RunError, UsageError, one_line
 from posbias.files import parsed_json, read_whole, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.reference.config import (
-    LEFT,
-    LEFT_AT,
-    ReferenceConfig,
-    constants_of,
-    draw_parameters,
-    shown,
-)
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shown
 from posbias.models.reference.forward import (
     entered,
     entrance,
@@ -297,13 +290,11 @@ def load_reference(
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     """The configuration that `to_dict` described, refused if a field is unknown, missing or out of range."""
-    kept = {name: value for name, value in values.items() if name not in LEFT or value != LEFT[name]}
-    if gone := sorted(kept.keys() & LEFT.keys()):
-        raise UsageError(f"reference {gone[0]} = {values[gone[0]]!r:.80} has left posbias; {LEFT_AT}")
     try:
-        return ReferenceConfig(**{**kept, "architecture": Architecture(**values["architecture"])})
+        return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
     except UsageError as error:
-        raise UsageError(one_line(error)) from None  # it may repeat a value of any length
+        why = one_line(error)  # it may repeat a value of any length
+        raise UsageError(f"{why}; a model that another posbias has saved is trained again") from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"reference configuration is refused: {one_line(error)}") from None
 
