@@ -38,7 +38,7 @@ def test_attributions_sum_to_the_change_of_the_score(gpt2_64, output, baseline):
 def test_the_gap_says_when_steps_are_too_few(gpt2_64):
     kinds = [f"integrated_gradients(steps={n}, tolerance=0, baseline='zero')" for n in (1, 8, 64)]
     found = [measured(gpt2_64, kind)[2] for kind in kinds]
-    for gap, less in (("path_error", 5), ("path_gap", 10), ("completeness_gap", 10)):
+    for gap, less in (("path_error", 5), ("completeness_gap", 10)):
         gaps = [abs(details[gap]) for details in found]
         assert gaps[0] > less * gaps[1] > less * less * gaps[2]
 
@@ -119,7 +119,7 @@ def test_details_are_kept_per_prompt(llama):
     found = measure(llama, PROMPTS, kinds=kinds)
     assert set(found.details) == {"integrated_gradients"}
     details = found.details["integrated_gradients"]
-    names = {"path_error", "path_gap", "attributed", "completeness_gap", "score", "baseline_score", "steps"}
+    names = {"path_error", "attributed", "completeness_gap", "score", "baseline_score", "steps"}
     assert set(details) == names
     assert np.isfinite(details["score"]).all()
     assert details["completeness_gap"][0] == measured(llama, kinds[0])[2]["completeness_gap"]

@@ -8,8 +8,7 @@ own. An `Experiment` runs its own passes: integrated gradients and perturbation,
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -204,32 +203,24 @@ def _surprise(
 
 FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
-experts are chosen, is narrowed down to this and stays in the gap."""
+experts are chosen, is narrowed down to this and stays in the error."""
 
 Evaluate = Callable[[float], tuple[float, Float64[np.ndarray, "n"]]]
 """A place in (0, 1] to the score there and the slope d score / d place, shared out among n inputs."""
 
 
-@dataclass(frozen=True, eq=False)
-class PathIntegral:
-    """The score's change over a piece of a path, or over the whole, shared out among the inputs."""
-
-    values: Float64[np.ndarray, "n"]
-    """Signed shares."""
-    gap: float
-    """|what the values miss of the score's change|, summed over pieces."""
-    error: float
-    """The gap or, if it is larger, what the last halving changed of |shares|, summed over pieces; the sum of all shares
-    if the path was never halved."""
-    steps: int = 0
-    """Places that were evaluated for the whole."""
-
-
-def integrate_path(evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float) -> PathIntegral:
+def integrate_path(
+    evaluate: Evaluate, ends: tuple[float, float], *, steps: int, tolerance: float
+) -> tuple[Float64[np.ndarray, "n"], float, int]:
     """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
 
     `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
     until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of |values|.
+
+    Returns:
+        Signed shares of the score's change; their error, summed over pieces: what a piece's shares miss of the score's
+        change there or, if it is larger, what the last halving changed of |shares|, or all of a path that was never
+        halved; the number of places.
     """
     scores, slopes = {0.0: ends[0], 1.0: ends[1]}, dict[float, Float64[np.ndarray, "n"]]()
 
@@ -238,33 +229,27 @@ def integrate_path(evaluate: Evaluate, ends: tuple[float, float], *, steps: int,
             scores[place], slopes[place] = evaluate(place)
         return slopes[place]
 
-    def piece(low: float, high: float) -> PathIntegral:
-        values = high * slope((low + high) / 2)
-        if low > 0:
-            values = (high - low) / 6 * (slope(low) + 4 * slope((low + high) / 2) + slope(high))
-        return PathIntegral(values, abs(float(values.sum()) - (scores[high] - scores[low])), 0.0)
+    def shares(low: float, high: float) -> Float64[np.ndarray, "n"]:
+        middle = slope((low + high) / 2)
+        return (high - low) / 6 * (slope(low) + 4 * middle + slope(high)) if low > 0 else high * middle
 
-    whole = piece(0.0, 1.0)
-    pieces = {(0.0, 1.0): replace(whole, error=max(whole.gap, float(np.abs(whole.values).sum())))}
+    def error(run: tuple[float, float], change: float) -> float:
+        return float(np.maximum(abs(pieces[run].sum() - (scores[run[1]] - scores[run[0]])), change))
+
+    pieces = {(0.0, 1.0): shares(0.0, 1.0)}
+    errors = {(0.0, 1.0): error((0.0, 1.0), float(np.abs(pieces[0.0, 1.0]).sum()))}
     while True:
-        values = np.sum([part.values for part in pieces.values()], axis=0)
-        halvable = [(part.error, run) for run, part in pieces.items() if run[1] - run[0] > FINEST]
-        halvable.sort(key=itemgetter(0))
-        open_error = sum(error for error, _ in halvable)
-        if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
-            break
-        room = steps - len(slopes)
-        if room < (3 if len(pieces) == 1 else 2):  # two middles, and at first the end of the path
-            break
-        alike = [run for error, run in halvable if error >= halvable[-1][0] / 2]
-        for low, high in alike[-(room // 2) :]:
-            before, middle = pieces.pop((low, high)), (low + high) / 2
-            first, second = piece(low, middle), piece(middle, high)
-            change = float(np.abs(first.values + second.values - before.values).sum()) / 2
-            pieces[low, middle] = replace(first, error=max(first.gap, change))
-            pieces[middle, high] = replace(second, error=max(second.gap, change))
-    gap, error = (float(np.sum([getattr(part, name) for part in pieces.values()])) for name in ("gap", "error"))
-    return PathIntegral(values, gap, error, len(slopes))
+        values = np.sum(list(pieces.values()), axis=0)
+        halvable = {run: found for run, found in errors.items() if run[1] - run[0] > FINEST}
+        needed = 3 if len(pieces) == 1 else 2  # two middles, and at first the end of the path
+        if not sum(halvable.values()) > tolerance * np.abs(values).sum() or steps - len(slopes) < needed:
+            return values, sum(errors.values()), len(slopes)
+        low, high = max(halvable, key=halvable.__getitem__)
+        before, _ = pieces.pop((low, high)), errors.pop((low, high))
+        halves = ((low, (low + high) / 2), ((low + high) / 2, high))
+        pieces |= {run: shares(*run) for run in halves}
+        change = float(np.abs(pieces[halves[0]] + pieces[halves[1]] - before).sum()) / 2
+        errors |= {run: error(run, change) for run in halves}
 
 
 VOCABULARY_CHUNK = 4096
@@ -279,10 +264,10 @@ class IntegratedGradients(Experiment):
     The signed values sum to f(x) - f(x0), on every piece of the path as on the whole. The path is halved where the
     gradient misses the score's change most, or the last halving changed the shares most, until these errors sum to
     `tolerance` of what is shared out or `steps` are used; scores of trained models are rough along it, and evenly
-    spaced steps pass over whole cliffs. In the details: `path_error`, the errors' sum (read this one), `path_gap`, that
-    of the misses, which see the sum over positions alone, `attributed`, the sum of absolute values that both are
-    compared with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. Jumps of the
-    score (mixtures of experts) cannot be shared out and stay in both. A target's own tokens stay as they are all along.
+    spaced steps pass over whole cliffs. In the details: `path_error`, the errors' sum (read this one), `attributed`,
+    the sum of absolute values that it is compared with, `completeness_gap`, where misses cancel, `score`,
+    `baseline_score` and the `steps` used. Jumps of the score (mixtures of experts) cannot be shared out and stay in the
+    error. A target's own tokens stay as they are all along.
 
     Cost: at most `steps` forward and backward passes, and two forward passes.
 
@@ -325,23 +310,23 @@ class IntegratedGradients(Experiment):
             slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
             return float(score.detach()), slopes[0].cpu().numpy()
 
-        path = integrate_path(evaluate, (at_start, reached), steps=self.steps, tolerance=self.tolerance)
-        signed = path.values[: reading.n_positions]
+        ends = (at_start, reached)
+        shares, error, used = integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance)
+        signed = shares[: reading.n_positions]
         if not np.all(np.isfinite(signed)):
             raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
         details = {
-            "path_error": path.error,
-            "path_gap": path.gap,
+            "path_error": error,
             "attributed": float(np.abs(signed).sum()),
             "completeness_gap": float(signed.sum()) - (reached - at_start),
             "score": reached,
             "baseline_score": at_start,
-            "steps": float(path.steps),
+            "steps": float(used),
         }
         missed = (
             f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large"
         )
-        converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
+        converged = self.tolerance == 0 or error <= self.tolerance * details["attributed"]
         return Influence(np.abs(signed), None, details, () if converged else (missed,))
 
 
