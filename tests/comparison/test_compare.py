@@ -5,7 +5,7 @@ import pytest
 
 import posbias as pb
 from posbias import CompareOptions, DesignOptions
-from posbias.comparison.distances import Sample, compare_with_prompts, contrast, decided, undecided
+from posbias.comparison.distances import Sample, compare_with_prompts, decided, statistic_differences, undecided
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}
@@ -36,7 +36,7 @@ def test_two_measurements_are_contrasted(both):
     paired = compare_with_prompts(samples[0].units, samples[1], generator=np.random.default_rng(0))
     assert found.intervals.distance == paired.distance
     assert found.intervals.difference == paired.difference
-    expected = contrast(*samples, generator=np.random.default_rng(0), paired=True).statistics
+    expected = statistic_differences(*samples, generator=np.random.default_rng(0), paired=True)
     for name in ("first_tenth", "middle_tenth", "last_tenth", "mean_position"):
         assert found.statistics[name] == expected[name]
     assert found.wasserstein == pytest.approx(found.intervals.distance.value)

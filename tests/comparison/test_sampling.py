@@ -12,6 +12,7 @@ from posbias.comparison.distances import (
     compare_with_prompts,
     contrast,
     split_half_noise,
+    statistic_differences,
     summarise,
 )
 from posbias.statistics import jackknife, leave_one_out
@@ -112,7 +113,7 @@ def test_contrast_finds_what_changed_and_nothing_else() -> None:
     assert again.decides == -1, "the same shape at birth is closer than a flat line"
     tilted = Sample.of(trained * np.linspace(1.0, 1.1, trained.shape[1]))
     paired, apart = (
-        contrast(Sample.of(trained), tilted, generator=generator(), paired=together).statistics["mean_position"]
+        statistic_differences(Sample.of(trained), tilted, generator=generator(), paired=together)["mean_position"]
         for together in (True, False)
     )
     assert paired.value == apart.value

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posbias.checks import checked
-from posbias.comparison.distances import PromptComparison, Sample, undecided
+from posbias.comparison.distances import Contrast, PromptComparison, Sample, statistic_differences, undecided
 from posbias.comparison.options import CompareOptions
 from posbias.comparison.stored import (
     MEASURED,
@@ -24,7 +24,6 @@ from posbias.comparison.stored import (
     Subject,
     TheoryProfile,
     compare_subject,
-    contrast_subjects,
     state_of,
     store_subjects,
     told_apart,
@@ -170,10 +169,7 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     theories = _predictions(predicted, options.theory, shared=shared)
     generator = np.random.default_rng(options.seed)
     compared = compare_subject(Subject("comparison", measured=kinds, theories=theories), generator=generator)
-    both_measured = {name: entry for name, entry in predicted.measured.items() if name in theories}
-    like_to_like = {block.kind: block for block in compared.comparisons if block.theory == block.kind}
-    if both_measured and like_to_like:  # one kind says nothing of another, which may be nearer by chance
-        compared = replace(compared, comparisons=tuple(like_to_like.values()))
+    compared, contrasts = _like_to_like(predicted, compared, generator=generator, paired=shared > 1)
     record = Record(
         verb="compare",
         arguments=dict(vars(options)),
@@ -189,14 +185,26 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
         },
         seeds={"bootstrap": options.seed},
     )
-    predicted = replace(predicted, measured=both_measured)
-    contrasts = contrast_subjects(predicted, compared, generator=generator, paired=shared > 1)
-    for kind, found in contrasts.items():
-        if (near := like_to_like[kind].prompts) is not None:  # one distance has one interval, that of the pair
-            contrasts[kind] = replace(found, distance=near.distance, flat=near.flat, difference=near.difference)
     stored = ComparisonRun.from_record(store_subjects(record, [compared], contrasts=contrasts))
     assert isinstance(stored, ComparisonRun)
     return replace(stored, subjects=(compared,))  # a record knows no infinite distance
+
+
+def _like_to_like(
+    first: Subject, compared: Subject, *, generator: np.random.Generator, paired: bool
+) -> tuple[Subject, dict[str, Contrast]]:
+    """Comparisons, those of one kind alone if both runs measured it, and what differs, by kind, at that distance."""
+    pairs = {block.kind: block for block in compared.comparisons if block.theory == block.kind}
+    shared = [kind for kind in first.measured if kind in pairs]
+    if shared:  # one kind says nothing of another, which may be nearer by chance
+        compared = replace(compared, comparisons=tuple(pairs.values()))
+    contrasts = {}
+    for kind in shared:
+        near, one, other = pairs[kind].prompts, first.measured[kind].sample, compared.measured[kind].sample
+        if near and one and other:
+            statistics = statistic_differences(one, other, generator=generator, paired=paired)
+            contrasts[kind] = Contrast(near.distance, near.flat, near.difference, near.n_units, statistics)
+    return compared, contrasts
 
 
 def _finished(source: Any) -> Any:

@@ -268,13 +268,20 @@ class Contrast(BesideFlat):
     """First minus second, per registered statistic; the two samples are independent."""
 
 
-def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, paired: bool = False) -> Contrast:
-    """Statistics of `first` minus those of `second`, and the distance between them, with intervals.
+def contrast(first: Sample, second: Sample, *, generator: np.random.Generator) -> Contrast:
+    """Statistics of `first` minus those of `second`, which is independent, and the distance between them."""
+    statistics = statistic_differences(first, second, generator=generator, paired=False)
+    return Contrast(*gaps_between(first, second), min(len(first.units), len(second.units)), statistics)
 
-    `paired`: the units of both are the same prompts in the same order, left out and resampled together for the
-    statistics. The distance takes the samples for independent; `compare_with_prompts` pairs it.
+
+def statistic_differences(
+    first: Sample, second: Sample, *, generator: np.random.Generator, paired: bool
+) -> dict[str, Interval]:
+    """Every registered statistic of `first` minus that of `second`, with its interval.
+
+    `paired`: the units of both are the same prompts in the same order, left out and resampled together.
     """
-    gaps, n_units = gaps_between(first, second), min(len(first.units), len(second.units))
+    n_units = min(len(first.units), len(second.units))
     draws = DRAWS if n_units > 1 else 0
     again = deepcopy(generator) if paired else generator  # the same draws of the same prompts
     one, other = _statistics_of(first, generator, draws), _statistics_of(second, again, draws)
@@ -286,7 +293,7 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, p
             continue
         without = (one[name] - other[name],) if paired else (one[name] - other[name][0], one[name][0] - other[name])
         statistics[name] = jackknife(*without).interval(least=-1.0, most=1.0)
-    return Contrast(*gaps, n_units, statistics)
+    return statistics
 
 
 def _statistics_of(sample: Sample, generator: np.random.Generator, draws: int) -> dict[str, Values]:

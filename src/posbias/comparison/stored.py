@@ -182,16 +182,12 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
 
 
-def contrast_subjects(
-    first: Subject, second: Subject, *, generator: np.random.Generator, paired: bool = False
-) -> dict[str, Contrast]:
+def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
     """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
     return {
-        kind: contrast(first_sample, second_sample, generator=generator, paired=paired)
-        for kind in first.measured
-        if kind in second.measured
-        and (first_sample := first.measured[kind].sample) is not None
-        and (second_sample := second.measured[kind].sample) is not None
+        kind: contrast(one, other, generator=generator)
+        for kind, entry in first.measured.items()
+        if kind in second.measured and (one := entry.sample) and (other := second.measured[kind].sample)
     }
 
 
