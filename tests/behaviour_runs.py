@@ -44,7 +44,7 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
     means = as_stored(position_means(record.arrays[GOLD]))
     series = {"source": "measured", "kind": "logprob", "what": "gold", "means": means, "correlations": {}}
     record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}, "curves": curves}
-    record.scalars |= {"skipped": {}, "cut_off": 0, "examples": count * len(PLACES)}
+    record.scalars |= {"skipped": {}, "cut_off": 0, "reading": {}, "examples": count * len(PLACES)}
     return Evaluation.from_record(record)
 
 

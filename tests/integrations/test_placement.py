@@ -19,7 +19,7 @@ def saved(directory, curve, count):
     scores = (np.random.default_rng(0).random((count, 4)) < curve).astype(np.float64)
     nothing = np.full((count, 4), np.nan)
     resolved = {"task": "documents(documents=4)", "count": count, "positions": [0, 1, 2, 3]}
-    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "examples": 4 * count}
+    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "reading": {}, "examples": 4 * count}
     record = Record("evaluate", {}, resolved, scalars)
     record.arrays = {
         "positions": np.arange(4),

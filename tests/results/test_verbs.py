@@ -51,7 +51,7 @@ def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) ->
     shape = Shape("rising", 0.01, 0.5)
     curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, shape=shape)
     scalars = {"curves": {"accuracy": plain(asdict(curve))}, "n_items": 10}
-    scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}
+    scalars |= {"skipped": {}, "cut_off": 0, "reading": {}, "examples": 24}
     responder = {"kind": kind, "model": {"source": "some one/a model"}}
     resolved = {"title": "a model: keys", "task": "key_value(pairs=10)", "positions": [0, 4, 9], "responder": responder}
     return Record("evaluate", {}, resolved, scalars=scalars)

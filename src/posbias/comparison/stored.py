@@ -24,14 +24,14 @@ no `subjects`: `profile/influence`, or `theories/NAME/influence`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from pydantic import InstanceOf
+from pydantic import BeforeValidator, ConfigDict
 
 from posbias.comparison.distances import (
     Contrast,
@@ -59,8 +59,11 @@ from posbias.results.naming import THEORIES as THEORY_NAMES
 from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import Shown
-from posbias.runs.parts import below
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, StoredNumber
+from posbias.runs.parts import nested
+from posbias.statistics import Interval, StoredInterval, StoredNumber
+
+Rows = Float64[np.ndarray, "_ n_positions"]
+"""A row for every unit; a run is read whole, and its subjects have numbers of units of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +72,9 @@ class MeasuredKind:
 
     profile: Profile
     """Average over units, with its pointwise interval if there is one."""
-    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    per_prompt: Rows | None = None
     """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
-    standard_errors: Float64[np.ndarray, "n_units n_positions"] | None = None
+    standard_errors: Rows | None = None
     """Errors of raw influence, if it was estimated by random covectors."""
 
     @property
@@ -90,7 +93,7 @@ class TheoryProfile:
     """A theory's prediction for the subject."""
 
     profile: Profile
-    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    per_prompt: Rows | None = None
     """One prediction per unit of the measurement, in the same order, if the theory reads the prompt; its normalised
     average should be `profile`, as `of_prompts` makes it."""
     sample: Sample | None = None
@@ -117,11 +120,11 @@ class Mixing:
 class Depth:
     """How the measured profile forms: one profile per layer's output."""
 
-    layers: Int64[np.ndarray, "n_layers"]
-    influence: Float64[np.ndarray, "n_layers n_positions"]
+    layers: Int64[np.ndarray, "n_chosen"]
+    influence: Float64[np.ndarray, "n_chosen n_positions"]
     """Rows sum to 1."""
-    low: Float64[np.ndarray, "n_layers n_positions"] | None = None
-    high: Float64[np.ndarray, "n_layers n_positions"] | None = None
+    low: Float64[np.ndarray, "n_chosen n_positions"] | None = None
+    high: Float64[np.ndarray, "n_chosen n_positions"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +147,15 @@ class Subject:
 
     name: str
     """"trained", "initialised", or what the run was about."""
-    measured: Mapping[str, InstanceOf[MeasuredKind]] = field(default_factory=dict)
-    theories: Mapping[str, InstanceOf[TheoryProfile]] = field(default_factory=dict)
-    mixing: Mapping[str, InstanceOf[Mixing]] = field(default_factory=dict)
-    depth: InstanceOf[Depth] | None = None
+    measured: Mapping[str, MeasuredKind] = field(default_factory=dict)
+    theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
+    mixing: Mapping[str, Mixing] = field(default_factory=dict)
+    depth: Depth | None = None
     summaries: Mapping[str, Mapping[str, StoredInterval]] = field(default_factory=dict)
     """Per measured kind, every statistic (shares, minimum ...) with its interval."""
     comparisons: tuple[KindComparison, ...] = ()
+
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)
 
     @property
     def n_positions(self) -> int:
@@ -197,7 +202,9 @@ THEORIES, MEASURED = "theories/", "measured/"
 """What the names of a run's curves begin with: predictions, and what they are compared to."""
 WORDS = {**THEORY_NAMES, **KINDS}
 """What a curve that stands alone is called; a kind may be compared like a theory."""
-Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth)
+GROUPS = ("measured", "theories", "mixing")
+"""Fields of a subject whose entries a record lists, and holds as arrays."""
+PerPrompt = Annotated[Float64[np.ndarray, "_"], BeforeValidator(lambda stored: np.array(stored, dtype=np.float64))]
 Run = TypeVar("Run", bound="ProfileRun")
 
 
@@ -217,34 +224,30 @@ class ProfileRun(Result):
     """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
     left_out: tuple[str, ...] = ()
     """Measurements and theories that are missing or do not apply."""
-    details: Mapping[str, Mapping[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
+    details: Mapping[str, Mapping[str, PerPrompt]] = field(default_factory=dict)
     """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}; of a model below float32, what
     rounding costs on the prompts that were measured again."""
+
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)
 
     @classmethod
     def from_record(cls: type[Run], record: Record) -> Run:
         """The profiles of a run; none if it failed. One that finished without any is refused."""
         if record.status != "done":
             return cls(record, record.title, ())
-        settings, scalars = record.resolved.get("measurement") or {}, record.scalars
-        if settings.get("averaging", "profiles") != "profiles" or settings.get("confidence", CONFIDENCE) != CONFIDENCE:
-            raise UsageError(f"the {record.verb} run {record.run_id} has settings that left posbias; run it again")
-        subjects = tuple(_subject(record, name, stored) for name, stored in (scalars.get("subjects") or {}).items())
-        subjects = subjects or (_bare_subject(record),)
+        arrays, of_subjects = nested(record.arrays), record.scalars.get("subjects")
+        if not of_subjects:  # predictions alone
+            theories = [str(name).removeprefix(THEORIES) for name in record.resolved.get("curves") or ()]
+            if "profile" in arrays:
+                theories = [str(record.resolved.get("theory") or "prediction")]
+                arrays["theories"] = {theories[0]: arrays["profile"]}
+            arrays, of_subjects = {record.verb: arrays}, {record.verb: {"theories": theories}}
+        subjects = tuple(_subject(name, parts, arrays.get(name, {})) for name, parts in of_subjects.items())
         if not any(subject.n_positions for subject in subjects):
             raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
-        return cls(
-            record,
-            record.title,
-            subjects,
-            contrasts={kind: from_stored(Contrast, entry) for kind, entry in scalars.get("contrasts", {}).items()},
-            curves=_curves(record, subjects[0]),
-            left_out=tuple(map(str, scalars.get("left_out", ()))),
-            details={
-                kind: {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}
-                for kind, numbers in scalars.get("details", {}).items()
-            },
-        )
+        curves = _curves(record, subjects[0])
+        stored = {"record": record, "label": record.title, "subjects": subjects, "curves": curves}
+        return from_stored(cls, {**record.scalars, **stored})
 
     @property
     def subject(self) -> Subject:
@@ -319,28 +322,27 @@ def store_subjects(
 ) -> Record:
     """Write compared subjects, the trained model first, into `record` (in place) in the layout above, and return it.
 
-    `left_out` says what was not measured or does not apply. A name with a slash is refused.
+    `left_out` says what was not measured or does not apply.
     """
-    record.scalars["subjects"] = {}
     for subject in subjects:
-        groups: dict[str, Mapping[str, Any]] = {
-            name: vars(subject)[name] for name in ("measured", "theories", "mixing")
-        }
         depth = {} if subject.depth is None else {DEPTH_KIND: subject.depth}
-        for group, entries in {**groups, "depth": depth}.items():
+        for group, entries in {**{group: vars(subject)[group] for group in GROUPS}, "depth": depth}.items():
             for name, entry in entries.items():
-                if "/" in name or "/" in subject.name:
-                    raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
                 parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
                 arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
                 record.arrays |= {f"{subject.name}/{group}/{name}/{part}": array for part, array in arrays.items()}
-        record.scalars["subjects"][subject.name] = {
-            **{group: list(entries) for group, entries in groups.items()},
-            "summaries": as_stored(subject.summaries),
-            "comparisons": as_stored(subject.comparisons),
-        }
-    record.scalars["contrasts"] = as_stored(contrasts or {})
-    record.scalars["left_out"] = list(left_out)
+    record.scalars |= {
+        "subjects": {
+            subject.name: {
+                **{group: list(vars(subject)[group]) for group in GROUPS},
+                "summaries": as_stored(subject.summaries),
+                "comparisons": as_stored(subject.comparisons),
+            }
+            for subject in subjects
+        },
+        "contrasts": as_stored(contrasts or {}),
+        "left_out": list(left_out),
+    }
     return record
 
 
@@ -369,39 +371,14 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
     return theories | {MEASURED + kind: {"kind": kind, **shared} for kind in subject.measured}
 
 
-def _subject(record: Record, name: str, stored: Mapping[str, Any]) -> Subject:
-    def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
-        return {key: _entry(record, f"{name}/{group}/{key}/", sort) for key in stored[group]}
-
-    depth = f"{name}/depth/{DEPTH_KIND}/"
-    parts: dict[str, Any] = {
-        "measured": entries("measured", MeasuredKind),
-        "theories": entries("theories", TheoryProfile),
-        "mixing": entries("mixing", Mixing),
-        "depth": _entry(record, depth, Depth) if f"{depth}layers" in record.arrays else None,
+def _subject(name: str, stored: Mapping[str, Any], arrays: Mapping[str, Any]) -> Subject:
+    """A subject from what its record lists of it, and its arrays as mappings within mappings."""
+    groups = {
+        group: {key: {**(parts := arrays[group][key]), "profile": parts} for key in stored.get(group, ())}
+        for group in GROUPS
     }
-    parts |= {part: stored[part] for part in ("summaries", "comparisons")}
-    return from_stored(Subject, {"name": name, **parts})
-
-
-def _bare_subject(record: Record) -> Subject:
-    """The predictions of a record that holds nothing else."""
-    stems = {str(name).removeprefix(THEORIES): f"{name}/" for name in record.resolved.get("curves") or ()}
-    if "profile/influence" in record.arrays:
-        stems = {str(record.resolved.get("theory") or "prediction"): "profile/"}
-    return Subject(record.verb, theories={name: _entry(record, stem, TheoryProfile) for name, stem in stems.items()})
-
-
-def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
-    """A dataclass of the arrays below a stem, among them those of its profile."""
-    arrays, names = below(record.arrays, stem), [entry.name for entry in fields(sort)]
-    needed = "influence" if "profile" in names else names[0]
-    if needed not in arrays:
-        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}{needed}")
-    parts: dict[str, Any] = {name: array for name, array in arrays.items() if name in names}
-    if "profile" in names:
-        parts["profile"] = Profile(**{name: arrays[name] for name in ("influence", "low", "high") if name in arrays})
-    return sort(**parts)
+    depth = arrays.get("depth", {}).get(DEPTH_KIND)
+    return from_stored(Subject, {**stored, **groups, "name": name, "depth": depth})
 
 
 def state_of(view: ProfileRun, subject: Subject) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Interval as Range
 from jaxtyping import Float64
-from pydantic import InstanceOf
+from pydantic import ConfigDict, InstanceOf
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.metrics import wasserstein
@@ -25,7 +25,7 @@ from posbias.registry import Registry
 from posbias.results.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import INFLUENCE, Shown
-from posbias.runs.parts import below, flat
+from posbias.runs.parts import flat, nested
 from posbias.statistics import StoredInterval
 
 TARGETS: Registry["Target"] = Registry("target")
@@ -211,8 +211,8 @@ KEY_BIAS = "key_bias"
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
-STORED = ("exact", "parameters", "residual")
-"""Fields that a record holds as they are."""
+STORED = ("exact", "parameters", "residual", "lengths", "at_ends", "met", "range_nats")
+"""What a record holds as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +264,7 @@ class Design(Result):
     profiles: Mapping[int, Profile]
     before: Mapping[int, Profile]
     """Profiles of the architecture before it was changed."""
-    targets: Mapping[int, Vector]
+    targets: Mapping[int, InstanceOf[np.ndarray]]
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
     parameters: dict[str, list[Any]]
     """Values of every free parameter, layer 0 nearest the input."""
@@ -279,38 +279,31 @@ class Design(Result):
     measured: tuple[MeasuredNetworks, ...] = ()
     """Measurements of a model's design, by length."""
 
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)
+
     @classmethod
     def from_record(cls, record: Record) -> "Design":
         """The design that a record holds."""
-        resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
-        of_stems = (below(arrays, stem) for stem in ("profile/", "before/", "target/"))
-        if "mixing" in resolved["over"]:
-            raise UsageError(f"run {record.run_id} was designed over mixing, which left posbias after 0.1.0")
-        # A file sorts names as text, so 16 stands before 8.
-        profiles, before, targets = ({n: of_stem[str(n)] for n in sorted(map(int, of_stem))} for of_stem in of_stems)
+        resolved, scalars, arrays = record.resolved, record.scalars, nested(record.arrays)
+        lengths = sorted(map(int, arrays["target"]))  # a file sorts names as text, so 16 stands before 8
+        stems = ("profile", "before", "target")
+        profiles, before, targets = ({n: arrays[stem][str(n)] for n in lengths} for stem in stems)
         if scalars["whole"]:  # a profile, which is among them unless it was given at a length of its own
             given = [Given(values) for values in targets.values()]
             target: Target = next((each for each in given if str(each) == resolved["target"]), given[-1])
         else:
             target = TARGETS.parse(resolved["target"])
-        return cls(
-            target=target,
-            over=tuple(resolved["over"]),
-            theory=resolved["theory"],
-            architecture=Architecture.from_description(resolved["architecture"]),
-            **{name: scalars[name] for name in STORED},
-            lengths=tuple(scalars["lengths"]),
-            at_ends={name: tuple(ended) for name, ended in scalars["at_ends"].items()},
-            profiles={n: Profile(values) for n, values in profiles.items()},
-            before={n: Profile(values) for n, values in before.items()},
-            targets=targets,
-            seed=record.seeds["design"],
-            model=resolved["model"],
-            measured=tuple(
-                from_stored(MeasuredNetworks, {**entry, **below(arrays, f"measured/{entry['n_positions']}/")})
-                for entry in scalars.get("measured", ())
-            ),
-        ).with_record(record)
+        measured = [entry | arrays["measured"][str(entry["n_positions"])] for entry in scalars.get("measured", ())]
+        read = {
+            "target": target,
+            "architecture": Architecture.from_description(resolved["architecture"]),
+            "profiles": {n: Profile(values) for n, values in profiles.items()},
+            "before": {n: Profile(values) for n, values in before.items()},
+            "targets": targets,
+            "seed": record.seeds["design"],
+            "measured": measured,
+        }
+        return from_stored(cls, {**resolved, **scalars, **read}).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
@@ -326,7 +319,7 @@ class Design(Result):
             "command": "",
         }
         scalars: dict[str, Any] = {
-            **{name: getattr(self, name) for name in (*STORED, "lengths", "at_ends", "met", "range_nats")},
+            **{name: getattr(self, name) for name in STORED},
             "tolerance": TOLERANCE,
             "whole": self.target.whole,
             "distances": [
@@ -334,17 +327,13 @@ class Design(Result):
                 for n, (after, before) in self.distances.items()
             ],
         }
-        arrays: dict[str, np.ndarray] = {}
-        for n, profile in self.profiles.items():
-            arrays |= {f"profile/{n}": profile.influence, f"before/{n}": self.before[n].influence}
-            arrays[f"target/{n}"] = self.targets[n]
-        for networks in self.measured:
-            numbers = {
-                name: as_stored(getattr(networks, name)) for name in ("n_positions", "distance", "before", "noise")
-            }
-            scalars.setdefault("measured", []).append(numbers)
-            rows = {"networks": networks.networks, "networks_before": networks.networks_before}
-            arrays |= flat({**vars(networks.profile), **rows}, f"measured/{networks.n_positions}")
+        if self.measured:
+            numbers = ("n_positions", "distance", "before", "noise")
+            scalars["measured"] = [{name: as_stored(getattr(each, name)) for name in numbers} for each in self.measured]
+        profiles = {"profile": self.profiles, "before": self.before}
+        arrays = {f"{stem}/{n}": each.influence for stem, of in profiles.items() for n, each in of.items()}
+        measured = {each.n_positions: {**vars(each.profile), **vars(each)} for each in self.measured}
+        arrays |= flat({"target": self.targets, "measured": measured})
         return Record("design", {}, resolved, scalars, arrays, seeds={"design": self.seed})
 
     @property
