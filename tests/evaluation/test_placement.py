@@ -57,8 +57,8 @@ def test_every_usual_order_uses_every_slot_once(name, n_slots):
 
 def test_usual_orders_are_what_their_names_say():
     assert REFERENCES["best_first"](4).tolist() == [0, 1, 2, 3]
-    assert REFERENCES["best_last"](4).tolist() == [3, 2, 1, 0]
-    assert REFERENCES["alternating"](5).tolist() == [0, 4, 1, 3, 2]
+    assert REFERENCES["reversed"](4).tolist() == [3, 2, 1, 0]
+    assert REFERENCES["ends"](5).tolist() == [0, 4, 1, 3, 2]
 
 
 def test_slots_are_the_measured_positions_where_all_were_measured_and_lie_between_them_elsewhere():
@@ -105,7 +105,7 @@ def test_the_most_relevant_passages_stand_where_the_model_uses_them():
     assert by_name["best_first"].order == (1, 3, 0, 2, 4)
     shares = np.array([0.5, 0.3, 0.1, 0.05, 0.05])
     best = shares @ np.sort(U_SHAPE)[::-1]
-    for name in ("best_first", "best_last"):
+    for name in ("best_first", "reversed"):
         true = best - shares @ U_SHAPE[REFERENCES[name](5)]
         gain = by_name[name]
         assert gain.gain.low <= true <= gain.gain.high

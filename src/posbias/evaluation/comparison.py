@@ -22,7 +22,7 @@ from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
 from posbias.results.result import COMPARISONS, RESULTS, Result
 from posbias.results.showing import Shown
-from posbias.statistics import StoredInterval, StoredNumber, holm
+from posbias.statistics import StoredInterval, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
 SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
@@ -48,33 +48,6 @@ class Compared:
     """Why its generated answers decide nothing, as `Evaluation.withheld`."""
 
 
-@dataclass(frozen=True)
-class Price:
-    """What one form of a task costs a prompt, mean over turns of the first samples."""
-
-    read: float
-    """Tokens of a prompt; characters if the model's tokenizer is not known."""
-    added: float
-    """Those that the form adds."""
-    kept: StoredNumber
-    """Share of a prompt, 0 ... 1, that a prefix cache keeps from the one of the turn before; NaN of turn 1 alone."""
-    unit: str = "tokens"
-
-
-@dataclass(frozen=True)
-class Lasting:
-    """How long rules are kept in one form of a task."""
-
-    level: Mapping[int, StoredInterval]
-    """Share of replies that keep their rule, by turn; turns with too few samples are missing."""
-    threshold: float
-    """Share of replies that must keep their rule."""
-    kept_until: int
-    """The last turn up to which all of them are shown to reach it; 0 if none is."""
-    lost_by: int | None
-    """The first turn that is shown not to reach it."""
-
-
 @RESULTS.register("compare_evaluations")
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationComparison(Result):
@@ -96,16 +69,6 @@ class EvaluationComparison(Result):
     evaluations: Mapping[str, InstanceOf[Evaluation]] = field(default_factory=dict)
     """All of them if they were made for the comparison, by the names of their directories, where a run that is read
     back has them."""
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    """What each form of the task costs, if forms are compared; the next four likewise."""
-    lasting: Mapping[str, Lasting] = field(default_factory=dict)
-    """How long rules are kept in each."""
-    left_out: tuple[str, ...] = ()
-    """Rules that are broken even when just told."""
-    deciding: tuple[float, int] | None = None
-    """A rise, and about how many samples would find it, if no form is shown to be better than the first."""
-    by_rule: Mapping[str, Mapping[str, StoredNumber]] = field(default_factory=dict)
-    """Share of replies at the last turn that keep each rule, by form."""
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""

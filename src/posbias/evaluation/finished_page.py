@@ -13,13 +13,14 @@ import numpy as np
 from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
+from posbias.evaluation.forms import OrdersEvaluation, Price, TurnsEvaluation
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
-from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, SHUFFLED, Placement
+from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, Placement
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import Report, first_of
 from posbias.results.tables import Table
 from posbias.statistics import MISSING
-from posbias.tasks.language.base import NOTICES
+from posbias.tasks.language.base import NOTICES, SHUFFLED
 
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
@@ -146,8 +147,6 @@ RISES = {
 
 def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
-    if comparison.lasting:
-        return turns_report(comparison)
     baseline, *others = comparison.compared
     withheld = [entry for entry in comparison.compared if entry.withheld]
     changes = [
@@ -199,7 +198,7 @@ TURNS_NOTE = (
 )
 
 
-def turns_report(comparison: EvaluationComparison) -> Report:
+def turns_report(comparison: TurnsEvaluation) -> Report:
     """The share of replies that keep their rule by turn, for each placement, and its price."""
     turns, baseline = comparison.positions, comparison.compared[0]
     levels = [
@@ -208,17 +207,8 @@ def turns_report(comparison: EvaluationComparison) -> Report:
     ]
     prices = []
     for entry in comparison.compared:
-        price, change = comparison.prices[entry.name], entry.changes.get(MEAN)
-        prices.append(
-            {
-                "the rule stands": placed(entry.name),
-                f"kept, less {baseline.name}": MISSING if change is None else change_text(change.value, "+"),
-                "p": MISSING if change is None else f"{entry.p[MEAN]:.2g}",
-                f"{price.unit} a prompt": f"{price.read:.0f}",
-                "of these added": f"{price.added:.1f}",
-                "a prefix cache keeps": MISSING if price.kept != price.kept else f"{price.kept:.0%}",
-            }
-        )
+        told = {"the rule stands": placed(entry.name), **_less(entry, f"kept, less {baseline.name}")}
+        prices.append({**told, **_price_row(comparison.prices[entry.name])})
     by_rule = [
         {"rule": say, **{name: f"{share:.2f}" for name, share in shares.items()}}
         for say, shares in comparison.by_rule.items()
@@ -243,7 +233,7 @@ def turns_report(comparison: EvaluationComparison) -> Report:
     )
 
 
-def turns_verdict(comparison: EvaluationComparison) -> list[str]:
+def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     """Until when rules are kept at the first placement, and the cheapest placement that keeps them better."""
     baseline, *others = comparison.compared
     withheld = [entry for entry in comparison.compared if entry.withheld]
@@ -290,10 +280,98 @@ def turns_verdict(comparison: EvaluationComparison) -> list[str]:
     return said
 
 
+def _less(entry: Compared, title: str) -> dict[str, str]:
+    """The change of an evaluation's mean, for a table."""
+    change = entry.changes.get(MEAN)
+    if change is None:
+        return {title: MISSING, "p": MISSING}
+    return {title: change_text(change.value, "+"), "p": f"{entry.p[MEAN]:.2g}"}
+
+
+def _price_row(price: Price) -> dict[str, str]:
+    """What a form costs, for a table."""
+    told = {
+        f"{price.unit} a prompt": f"{price.read:,.0f}",
+        "of these added": f"{price.added:.1f}",
+        "a prefix cache keeps": MISSING if price.kept != price.kept else f"{price.kept:.0%}",
+    }
+    if price.reported is not None:
+        told["the server says it kept"] = f"{price.reported:.0%}"
+    if price.money is not None:
+        told["price of 1,000 prompts"] = f"{price.money:.4g}"
+    return told
+
+
 def placed(placement: str) -> str:
     """Where a rule stands, in words."""
     often = placement[6:-1]
     return PLACED.get(placement, "behind every question" if often == "1" else f"behind one question in {often}")
+
+
+ORDERS_NOTE = (
+    "All orders are of the same samples; differences are paired over those answered in all of them, and corrected "
+    "(Holm) for the number of orders. A prefix cache keeps the beginning that a prompt shares with that of the sample "
+    "before it, in the order of the file."
+)
+
+
+def orders_report(comparison: OrdersEvaluation) -> Report:
+    """Every order less the first, with its price."""
+    baseline, measure = comparison.compared[0], label(MEASURES, comparison.measure)
+    rows = [
+        {
+            "order": entry.name,
+            measure: entry.means[0].text() if entry.means else MISSING,
+            **_less(entry, f"less {baseline.name}"),
+            **_price_row(comparison.prices[entry.name]),
+        }
+        for entry in comparison.compared
+    ]
+    return Report(
+        comparison.record.title,
+        kicker="posbias · orders of passages",
+        verdict=orders_verdict(comparison),
+        summary=[Table.of(f"What each order gains, and costs, {comparison.n_samples} samples", rows)],
+        note=ORDERS_NOTE,
+        record=comparison.record,
+    )
+
+
+def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
+    """Which order to take, what it gains and costs; or that none is shown to be better, and what would decide."""
+    baseline, *others = comparison.compared
+    withheld = [entry for entry in comparison.compared if entry.withheld]
+    if withheld:
+        return [f"No conclusion from the answers in the order {each.name}: {each.withheld}." for each in withheld]
+    if not all(entry.changes for entry in others):
+        return [f"Too few samples for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
+    shown = [entry for entry in others if entry.p[MEAN] < ALPHA]
+    better = [entry for entry in shown if entry.changes[MEAN].value.value > 0]
+    said = []
+    if better:
+        best = max(better, key=lambda entry: entry.changes[MEAN].value.value)
+        said.append(
+            f"Take the order {best.name}: {label(MEASURES, comparison.measure)} {best.means[0]}, less {baseline.name} "
+            f"{change_text(best.changes[MEAN].value, '+')}; it {_cost(comparison, best)}."
+        )
+    else:
+        said.append(f"Leave the order {baseline.name}: none is shown to be better.")
+        if comparison.deciding is not None:
+            rise, samples = comparison.deciding
+            said[-1] += f" About {samples:,} samples (--count) would show a rise of {rise:.2g}."
+    if worse := [entry for entry in shown if entry not in better]:
+        changes = (f"{entry.name} ({change_text(entry.changes[MEAN].value, '+')})" for entry in worse)
+        said.append(f"Worse than {baseline.name}: {', '.join(changes)}.")
+    return said
+
+
+def _cost(comparison: OrdersEvaluation, entry: Compared) -> str:
+    """What an order costs beside the first, in words."""
+    price, first = comparison.prices[entry.name], comparison.prices[comparison.compared[0].name]
+    told = f"reads {price.read:,.0f} {price.unit} a prompt, {price.added:+.0f}"
+    if price.kept == price.kept:
+        told += f"; a prefix cache keeps {price.kept:.0%} of them, not {first.kept:.0%}"
+    return told
 
 
 def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:
@@ -344,10 +422,10 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
 
 
-ORDERS = {
+USUAL = {
     "best_first": "best first",
-    "best_last": "best last",
-    "alternating": "best at both ends",
+    "reversed": "best last",
+    "ends": "best at both ends",
     SHUFFLED: "shuffled ones",
 }
 PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank": "reciprocal rank"}
@@ -368,9 +446,9 @@ def placement_report(placement: Placement) -> Report:
             said.append(f"Estimated as best, but not shown to be: {_order(placement.estimated)}.")
     gains = [gain for gain in placement.gains if gain.order != placement.estimated]  # shuffled ones have no order
     judged = "held-out samples" if placement.decided else "all samples"
-    if raised := [ORDERS[gain.over] for gain in gains if gain.raises]:
+    if raised := [USUAL[gain.over] for gain in gains if gain.raises]:
         said.append(f"On {judged} {measure} rises, over {', '.join(raised)}.")
-    if undecided := [ORDERS[gain.over] for gain in gains if not gain.raises]:
+    if undecided := [USUAL[gain.over] for gain in gains if not gain.raises]:
         said.append(f"No gain in {measure} is shown over {', '.join(undecided)}.")
     title = "No difference between the places is shown"
     if placement.decided:
@@ -392,7 +470,7 @@ def placement_report(placement: Placement) -> Report:
         said.append("Not every place was measured itself: the curve is interpolated between those that were.")
     rows = [
         {
-            "against": ORDERS[gain.over],
+            "against": USUAL[gain.over],
             "its order": _order(gain.order) or MISSING,
             "gain": gain.gain.text("+.3f") if gain in gains else "0",
             "judged on": judged if gain in gains else MISSING,

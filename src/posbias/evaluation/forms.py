@@ -1,4 +1,5 @@
-"""One task in several forms: the places of a rule in a conversation, compared on the same samples, with their prices.
+"""One task in several forms, compared on the same samples, with their prices: the places of a rule in a conversation,
+or the orders of retrieved passages.
 
 Each form is an evaluation of its own. A form costs the tokens that it adds to a prompt, and what it takes from a prefix
 cache: a prompt shares its beginning with the one that was sent before it, and only what follows has to be read.
@@ -10,14 +11,15 @@ turns or places, and is left out.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
-from posbias.errors import RunError
-from posbias.evaluation.comparison import EvaluationComparison, Lasting, Price, compare_evaluations
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.curve import (
     ALPHA,
     DECIDING,
@@ -29,18 +31,158 @@ from posbias.evaluation.curve import (
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
+from posbias.evaluation.place import REORDER, place
 from posbias.evaluation.reading import Reading
-from posbias.results.result import as_stored
-from posbias.tasks.language import encode
+from posbias.registry import parse_literal_call
+from posbias.results.result import RESULTS, as_stored
+from posbias.statistics import StoredInterval, StoredNumber
+from posbias.tasks.language import Example, LanguageTask, encode
 from posbias.tasks.language.adherence import RulesAtTurns, Told
+from posbias.tasks.language.base import ORDERS, SHUFFLED, Order
 
 PRICED = 8
-"""Samples from which the price of a form is taken."""
+"""Samples from which the price of a place in a conversation is taken."""
 KEPT_WHEN_TOLD = 0.5
 """Share of replies that must keep a rule which they have just been told, for it to say anything of turns."""
+PROMPTS, TOKENS = 1_000, 1_000_000
+"""Prompts whose money is said, and tokens that a price is of."""
+
+Units = Sequence[Any]
+"""A prompt as tokens, or as characters if the model's tokenizer is not known."""
 
 
-def compare_forms(
+@dataclass(frozen=True)
+class Price:
+    """What one form of a task costs a prompt, mean over prompts."""
+
+    read: float
+    """Tokens of a prompt; characters if the model's tokenizer is not known."""
+    added: float
+    """Those that the form adds: to a conversation without the rule, or to the first order."""
+    kept: StoredNumber
+    """Share of a prompt, 0 ... 1, that a prefix cache keeps from the one before: of the turn before, or of the sample
+    before in the same order; NaN if there is none."""
+    unit: str = "tokens"
+    reported: float | None = None
+    """Share of the tokens read that the server said it had kept, of all its requests; None if it says nothing."""
+    money: float | None = None
+    """Price of reading 1,000 prompts; None without prices."""
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """How long rules are kept in one form of a task."""
+
+    level: Mapping[int, StoredInterval]
+    """Share of replies that keep their rule, by turn; turns with too few samples are missing."""
+    threshold: float
+    """Share of replies that must keep their rule."""
+    kept_until: int
+    """The last turn up to which all of them are shown to reach it; 0 if none is."""
+    lost_by: int | None
+    """The first turn that is shown not to reach it."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FormsEvaluation(EvaluationComparison):
+    """Evaluations of one task in several forms, each less the first."""
+
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """What each form costs."""
+    deciding: tuple[float, int] | None = None
+    """A rise, and about how many samples would find it, if no form is shown to be better than the first."""
+
+
+@RESULTS.register("evaluate_turns")
+@dataclass(frozen=True, eq=False, repr=False)
+class TurnsEvaluation(FormsEvaluation):
+    """Whether rules are kept at turns of conversations, by where they stand."""
+
+    drawn_by: ClassVar = "posbias.evaluation.finished_page:turns_report"
+    said_by: ClassVar = "posbias.evaluation.finished_page:turns_verdict"
+    lasting: Mapping[str, Lasting] = field(default_factory=dict)
+    """How long rules are kept in each form."""
+    left_out: tuple[str, ...] = ()
+    """Rules that are broken even when just told."""
+    by_rule: Mapping[str, Mapping[str, StoredNumber]] = field(default_factory=dict)
+    """Share of replies at the last turn that keep each rule, by form."""
+
+
+@RESULTS.register("evaluate_orders")
+@dataclass(frozen=True, eq=False, repr=False)
+class OrdersEvaluation(FormsEvaluation):
+    """How well answers are found in passages that stand in several orders, and what each costs."""
+
+    drawn_by: ClassVar = "posbias.evaluation.finished_page:orders_report"
+    said_by: ClassVar = "posbias.evaluation.finished_page:orders_verdict"
+
+
+def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTask]:
+    """The task with its passages in each order; `measured('RUN')` is the one that `place` gives.
+
+    Raises:
+        UsageError: an order that is none, or that a run does not show to be better; or a task without passages.
+    """
+    if not hasattr(task, "order"):
+        raise UsageError(f"evaluate: orders are of retrieved passages, documents(...) or items(...), not {task.name}")
+    ordered = {}
+    for name in names:
+        order: Order = name
+        if name not in ORDERS and name != SHUFFLED:
+            called, runs, named = parse_literal_call(name, "order")
+            if called != "measured" or len(runs) != 1 or named:
+                allowed = ", ".join((*ORDERS, SHUFFLED))
+                raise UsageError(f"evaluate: order {name!r}; allowed: {allowed}, measured('RUN')")
+            passages = replace(task, order=None).n_items  # type: ignore[call-arg]  # has one
+            placed = place([passages - rank for rank in range(passages)], Path(runs[0]))
+            if placed.advice != REORDER:
+                raise UsageError(
+                    f"order {name}: the run shows no order to be better than the one given; leave it out, or see "
+                    "`posbias place`"
+                )
+            order = placed.order
+        ordered[name] = replace(task, order=order)  # type: ignore[call-arg]
+    return ordered
+
+
+def compare_orders(
+    found: Mapping[str, Evaluation],
+    sent: Mapping[str, Sequence[Example]],
+    *,
+    tokenizer: Any,
+    prices: Sequence[float],
+) -> OrdersEvaluation:
+    """Evaluations of the passages in all orders, on the same samples, each less the first, with prices.
+
+    Args:
+        found: The evaluation of each order; the first is the one that the others are compared to.
+        sent: The prompts of each, in the order in which they are sent.
+        tokenizer: The model's own; None: prices are in characters.
+        prices: Of a million tokens, read and kept; empty: no money.
+    """
+    comparison = compare_evaluations(list(found.values()), names=list(found))
+    units = {name: [_units(each.prompt, tokenizer, each.own_control) for each in sent[name]] for name in found}
+    first = next(iter(units.values()))
+    costs = {}
+    for name, prompts in units.items():
+        price = _price(list(zip(prompts, [None, *prompts[:-1]], strict=True)), first, tokenizer)
+        work = found[name].responder
+        if work.get("cached_tokens"):
+            price = replace(price, reported=work["cached_tokens"] / work["prompt_tokens"])
+        if prices and tokenizer is not None:
+            kept = price.read * float(np.nan_to_num(price.kept))
+            money = (price.read - kept) * prices[0] + kept * prices[1]
+            price = replace(price, money=money * PROMPTS / TOKENS)
+        costs[name] = price
+    record = comparison.record
+    record.verb = "evaluate_orders"
+    source = next(iter(found.values())).source or "model"
+    record.resolved["title"] = f"{source}: what an order of passages costs, and gains"
+    record.scalars |= {"prices": as_stored(costs), "deciding": _deciding(comparison)}
+    return replace(OrdersEvaluation.from_record(record), evaluations=found)
+
+
+def compare_turns(
     found: Mapping[str, Evaluation],
     just_told: Evaluation,
     task: RulesAtTurns,
@@ -48,7 +190,7 @@ def compare_forms(
     *,
     threshold: float,
     tokenizer: Any,
-) -> EvaluationComparison:
+) -> TurnsEvaluation:
     """Evaluations of all placements on the same samples, each less the first, with prices and how long rules last.
 
     Args:
@@ -71,9 +213,10 @@ def compare_forms(
     judged = {name: _of_rows(evaluation, np.flatnonzero(rows)) for name, evaluation in found.items()}
     comparison = compare_evaluations(list(judged.values()), names=list(judged))
     turns = comparison.positions
-    prices = {name: price_of(replace(task, placements=(name,)), told, turns, tokenizer) for name in found}
+    prices = {name: _price_at_turns(replace(task, placements=(name,)), told, turns, tokenizer) for name in found}
     lasting = {name: _lasting(evaluation, turns, threshold) for name, evaluation in judged.items()}
     record = comparison.record
+    record.verb = "evaluate_turns"
     record.resolved["title"] = f"{next(iter(found.values())).source or 'model'}: are rules kept, by turn and place?"
     record.resolved["task"] = str(task)
     record.scalars |= {
@@ -83,7 +226,7 @@ def compare_forms(
         "deciding": _deciding(comparison),
         "by_rule": _by_rule(judged, rules[rows]),
     }
-    return replace(EvaluationComparison.from_record(record), evaluations=found)
+    return replace(TurnsEvaluation.from_record(record), evaluations=found)
 
 
 def _of_rows(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:
@@ -119,12 +262,13 @@ def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> 
 
 
 def _deciding(comparison: EvaluationComparison) -> tuple[float, int] | None:
-    """A rise of the mean over turns, and about how many samples find it, if no placement is shown to be better."""
+    """A rise of the mean, and about how many samples find it, if no form is shown to be better, nor all to be worse."""
     baseline, *others = comparison.compared
-    better = [entry for entry in others if entry.changes and entry.changes[MEAN].value.value > 0]
-    if not better or any(entry.p[MEAN] < ALPHA for entry in better):
+    tested = [entry for entry in others if entry.changes]
+    best = max(tested, key=lambda entry: entry.changes[MEAN].value.value, default=None)
+    better = [entry for entry in tested if entry.changes[MEAN].value.value > 0]
+    if best is None or any(entry.p[MEAN] < ALPHA for entry in (best, *better)):
         return None
-    best = max(better, key=lambda entry: entry.changes[MEAN].value.value)
     tables = comparison.record.arrays
     before, after = (tables[f"{SCORES}{comparison.compared.index(entry)}"] for entry in (baseline, best))
     return samples_for(before, after, max(DECIDING, best.changes[MEAN].value.value), len(others))
@@ -141,25 +285,34 @@ def _by_rule(judged: Mapping[str, Evaluation], rules: np.ndarray) -> dict[str, d
     }
 
 
-def price_of(task: RulesAtTurns, told: Sequence[Told], turns: Sequence[int], tokenizer: Any) -> Price:
+def _price_at_turns(task: RulesAtTurns, told: Sequence[Told], turns: Sequence[int], tokenizer: Any) -> Price:
     """The price of a task's first placement, over the turns of a few samples."""
-    bare, read, kept = [], [], []
+    bare, sent = [], []
     for sample in told[:PRICED]:
         for turn in turns:
-            prompt = _units(task.draft(sample, turn).messages, tokenizer)
-            read.append(len(prompt))
-            bare.append(len(_units(task.bare(sample, turn), tokenizer)))
-            if turn > 1:
-                before = _units(task.draft(sample, turn - 1).messages, tokenizer)
-                same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before, strict=False))
-                kept.append(sum(1 for _ in same) / len(prompt))
-    added = float(np.mean(read) - np.mean(bare))
+            bare.append(_units(task.bare(sample, turn), tokenizer))
+            before = _units(task.draft(sample, turn - 1).messages, tokenizer) if turn > 1 else None
+            sent.append((_units(task.draft(sample, turn).messages, tokenizer), before))
+    return _price(sent, bare, tokenizer)
+
+
+def _price(sent: Sequence[tuple[Units, Units | None]], bare: Sequence[Units], tokenizer: Any) -> Price:
+    """The price of prompts, each with the one sent before it, beside others that a form adds to."""
+    read = [len(prompt) for prompt, _ in sent]
+    kept = []
+    for prompt, before in sent:
+        if before is not None:
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before, strict=False))
+            kept.append(sum(1 for _ in same) / len(prompt))
+    added = float(np.mean(read) - np.mean([len(prompt) for prompt in bare]))
     unit = "characters" if tokenizer is None else "tokens"
     return Price(float(np.mean(read)), added, float(np.mean(kept)) if kept else np.nan, unit)
 
 
-def _units(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> Sequence[Any]:
-    """A conversation as tokens, or as characters if there is no tokenizer."""
-    if tokenizer is None:
-        return "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
-    return encode(messages, tokenizer).token_ids
+def _units(prompt: str | Sequence[Mapping[str, Any]], tokenizer: Any, own_control: bool = False) -> Units:
+    """A prompt as tokens, or as characters if there is no tokenizer."""
+    if tokenizer is not None:
+        return encode(prompt, tokenizer, own_control=own_control).token_ids
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(f"{message['role']}\n{message['content']}\n" for message in prompt)

@@ -7,14 +7,15 @@ heavy is imported here: the command line makes its flags from these fields.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Interval
+from annotated_types import Ge, Interval, Len
 
 from posbias.checks import Count, CountOrZero, Flag, Later, Natural, Steps, StepsOrZero, checked, checked_value
 from posbias.errors import UsageError
-from posbias.registry import split_numbers
+from posbias.registry import split_literals, split_numbers
 
 if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement
@@ -32,7 +33,7 @@ LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
-OF_EVALUATE_ALONE = ("lengths", "turns", "threshold", "require")
+OF_EVALUATE_ALONE = ("lengths", "turns", "orders", "prices", "threshold", "require")
 """Settings that other verbs which ask samples do not take."""
 CHANGE_NO_REPLY = {
     *OF_EVALUATE_ALONE,
@@ -63,6 +64,11 @@ class EvaluateOptions:
     task's own length alone."""
     turns: Annotated[Sequence[Count], split_numbers] = ()
     """Turns of conversations at which rules are judged, such as 1,5,10,20; by default at most 9, evenly spread."""
+    orders: Annotated[Sequence[str], split_literals] = ()
+    """Orders of retrieved passages, compared with the first: given (as in the file), question_first (it stands behind
+    them, too), ends (the most relevant at both), reversed, shuffled, or measured('RUN'), as `place` orders them."""
+    prices: Annotated[Sequence[Annotated[float, Ge(0)]], Len(0, 2), partial(split_numbers, sort=float)] = ()
+    """Of a million tokens of prompts, and of a million that a prefix cache keeps, such as 2.5,0.25."""
     threshold: Annotated[float, Interval(ge=LEAST_THRESHOLD, lt=1)] = 0.8
     """Accuracy that the effective length asks for at every position, and share of replies that must keep a rule."""
     require: Requirement | None = None
@@ -102,6 +108,12 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
+        if self.prices and not (self.orders and len(self.prices) == 2):
+            raise UsageError(f"evaluate: prices are two numbers and go with orders, got {list(self.prices)}")
+        if self.orders and (len({*self.orders}) < max(2, len(self.orders)) or self.lengths or self.turns):
+            raise UsageError(
+                f"evaluate: orders are at least 2, each once, without lengths and turns, got {list(self.orders)}"
+            )
         if self.require is not None:
             self.require.check_possible(generated=self.generate, several_lengths=bool(self.lengths))
         if not (self.generate or self.score):
@@ -113,7 +125,7 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "turns"):
+        for name in ("lengths", "turns", "orders"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 

@@ -12,6 +12,7 @@ of holding the answer, the difference in expected accuracy.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ from posbias.results.records import Record, plain
 from posbias.results.result import RESULTS, Result
 from posbias.results.showing import Shown
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
+from posbias.tasks.language.base import AS_GIVEN, ORDERS, SHUFFLED
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
 """Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
@@ -44,17 +46,18 @@ Counts = Float64[np.ndarray, "draws n_samples"]
 Uses = Float64[np.ndarray, "draws n_slots"]
 """Expected use of each slot, one row per draw."""
 
+
+def _slots(order: str, n_slots: int) -> Slots:
+    """The slots of the passages from the most relevant one to the least."""
+    return np.argsort(ORDERS[order](n_slots))
+
+
 REFERENCES: dict[str, Callable[[int], Slots]] = {
-    "best_first": np.arange,
-    "best_last": lambda n_slots: np.arange(n_slots)[::-1].copy(),
-    "alternating": lambda n_slots: np.where(
-        np.arange(n_slots) % 2 == 0, np.arange(n_slots) // 2, n_slots - 1 - np.arange(n_slots) // 2
-    ),
+    "best_first": partial(_slots, AS_GIVEN),
+    "reversed": partial(_slots, "reversed"),
+    "ends": partial(_slots, "ends"),
 }
-"""The usual orders, which need no curve: what most pipelines do; most relevant last, next to the question; first, last,
-second, last but one ..., with the least relevant passages in the middle."""
-SHUFFLED = "shuffled"
-"""The mean over all orders."""
+"""The usual orders, which need no curve, of passages the most relevant of which is the first given."""
 REORDER, LEAVE, BEST_FIRST = "reorder", "leave the order", "best first"
 """Advice: the order is shown to be better than best first and than shuffled ones; if it is not, best first, which
 leaves the order where the passages were given so."""
@@ -65,7 +68,7 @@ class Gain:
     """The estimated order against a usual one."""
 
     over: str
-    """The usual order: a key of `REFERENCES`, or SHUFFLED."""
+    """The usual order: a key of `REFERENCES`, or SHUFFLED, the mean over all orders."""
     gain: StoredInterval
     """Gain of the estimated order; exactly 0, without an interval, if both orders are the same."""
     order: tuple[int, ...]

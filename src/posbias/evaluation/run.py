@@ -21,7 +21,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.curve import HIGHEST, Scores, position_curve
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
-from posbias.evaluation.forms import compare_forms
+from posbias.evaluation.forms import OrdersEvaluation, TurnsEvaluation, compare_orders, compare_turns, orders_of
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
@@ -51,6 +51,7 @@ REFUSED_SHARE = 0.1
 REFUSED_LEAST = 3
 
 Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
+Together = TypeVar("Together", bound=EvaluationComparison)
 
 
 class NothingAnsweredError(RunError):
@@ -78,7 +79,8 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
 
     Returns:
         The `Evaluation`; at several lengths a `LengthEvaluation`, which has one of each; of a list the
-        `EvaluationComparison` with the first one, which has them in `evaluations`.
+        `EvaluationComparison` with the first one, which has them in `evaluations`, as of rules at turns the
+        `TurnsEvaluation`, and in several orders the `OrdersEvaluation`.
 
     Raises:
         UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
@@ -100,6 +102,8 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         responder = opened(subject)
         if isinstance(task, RulesAtTurns) and not options.lengths:
             return _at_turns(responder, task, options, run)
+        if options.orders:
+            return _in_orders(responder, task, options, run)
         if options.lengths:
             return _concluded(_at_lengths(responder, task, options, run), options.require, run)
         return _concluded(evaluate_responder(responder, task, options), options.require, run)
@@ -149,7 +153,7 @@ def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptio
     return LengthEvaluation.of(at, task=str(task), options=options, depths=depths, notices=list(told))
 
 
-def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions, run: OpenRun) -> EvaluationComparison:
+def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions, run: OpenRun) -> TurnsEvaluation:
     """A rule at all placements, compared on the same replies."""
     if len(task.placements) < 2:
         raise UsageError(f"rules: placements are compared with the first; give at least 2, got {task.placements}")
@@ -166,11 +170,25 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
     found = {placement: placed(placement, name, turns) for name, placement in names.items()}
     samples = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
-    comparison = compare_forms(
+    comparison = compare_turns(
         found, just_told, task, samples, threshold=options.threshold, tokenizer=responder.tokenizer
     )
     below = {name: found[placement] for name, placement in names.items()}
     return _told_together(replace(comparison, evaluations=below), run)
+
+
+def _in_orders(responder: Responder, task: LanguageTask, options: EvaluateOptions, run: OpenRun) -> OrdersEvaluation:
+    """The passages in all orders, compared on the same samples."""
+    ordered = orders_of(task_for(responder, task), options.orders)
+    found, sent = {}, {}
+    for (name, asked), below in zip(ordered.items(), directory_names(list(ordered)), strict=True):
+        directory = None if options.directory is None else options.directory / below
+        chosen = replace(options, orders=(), prices=(), directory=directory)
+        found[name] = _concluded(evaluate_responder(responder, asked, chosen), options.require, run, below=below)
+        samples = samples_of(asked, responder.tokenizer, chosen)
+        sent[name] = [example for sample in samples for example in sample.examples]
+    comparison = compare_orders(found, sent, tokenizer=responder.tokenizer, prices=options.prices)
+    return _told_together(comparison, run)
 
 
 def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptions) -> dict[str, tuple[str, ...]]:
@@ -216,7 +234,7 @@ def _compared(
     return _told_together(replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations), run)
 
 
-def _told_together(comparison: EvaluationComparison, run: OpenRun) -> EvaluationComparison:
+def _told_together(comparison: Together, run: OpenRun) -> Together:
     """Write a comparison of evaluations, each in a directory of its own."""
     evaluations = comparison.evaluations
     checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]

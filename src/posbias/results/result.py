@@ -140,6 +140,8 @@ RESULTS: Registry[type[Result]] = Registry(
         "design": "posbias.designing.result",
         "evaluate": "posbias.evaluation.evaluation",
         "evaluate_lengths": "posbias.evaluation.lengths",
+        "evaluate_orders": "posbias.evaluation.forms",
+        "evaluate_turns": "posbias.evaluation.forms",
         "measure": "posbias.measurement.measurement",
         "mitigate": "posbias.mitigation.result",
         "place": "posbias.evaluation.place",

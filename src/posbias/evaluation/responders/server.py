@@ -69,9 +69,9 @@ CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
 """Reasons for the end of an answer at the most tokens; small letters."""
 MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
 """Far more than any answer has, than any log-probability is below 0, and how far rounding may lift one above it."""
-WORK = ("requests", "reused", "prompt_tokens", "generated_tokens", "uncounted")
-"""What is counted: answers that the server gave, answers from the cache, tokens, answers whose tokens the server did
-not count."""
+WORK = ("requests", "reused", "prompt_tokens", "cached_tokens", "generated_tokens", "uncounted")
+"""What is counted: answers that the server gave, answers from the cache, tokens (of prompts also those that the server
+says it had kept from earlier ones), answers whose tokens the server did not count."""
 INSTEAD = {"max_tokens": "max_completion_tokens", "temperature": ""}
 """Fields that OpenAI's reasoning models refuse, and what they take instead; nothing: the value is the server's own."""
 LISTED = 5
@@ -171,6 +171,13 @@ def _usage(document: Any) -> tuple[int | None, int | None]:
     whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in given]
     prompt, answer = (value if type(value) is int and 0 <= value <= MOST_TOKENS else None for value in whole)
     return prompt, answer
+
+
+def _cached(usage: Mapping[str, Any]) -> int:
+    """Tokens of the prompt that a server read from its prefix cache, as OpenAI and vLLM or as DeepSeek say it."""
+    details = usage.get("prompt_tokens_details")
+    said = details.get("cached_tokens") if isinstance(details, dict) else usage.get("prompt_cache_hit_tokens")
+    return said if type(said) is int and 0 <= said <= MOST_TOKENS else 0
 
 
 def _finish(choice: Mapping[str, Any]) -> str:
@@ -460,5 +467,6 @@ class ServerResponder(Responder):
             self._work["uncounted"] += 1
         else:
             self._work["prompt_tokens"] += prompt_tokens
+            self._work["cached_tokens"] += _cached(document["usage"])
             self._work["generated_tokens"] += tokens
         return found

@@ -5,11 +5,12 @@ that positions are compared on equal terms. Variants are frozen dataclasses, spe
 """
 
 import hashlib
+import random
 import re
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -73,6 +74,18 @@ NOTICES = {
 """Oddities of samples that are read from a file, and of answers to them, by name."""
 QUERIES = ("after", "before", "both")
 """Places of the question relative to the items."""
+AS_GIVEN, QUESTION_FIRST, SHUFFLED = "given", "question_first", "shuffled"
+ORDERS: Mapping[str, Callable[[int], Sequence[int]]] = {
+    AS_GIVEN: range,
+    QUESTION_FIRST: range,
+    "ends": lambda n: [*range(0, n, 2), *reversed(range(1, n, 2))],
+    "reversed": lambda n: range(n)[::-1],
+}
+"""Orders of retrieved passages: indices of the passages as given, from the first slot to the last. As retrieved; so,
+with the question before them, too; the first, third, fifth ... from the beginning, the others from the end, so that
+the least relevant are in the middle; the most relevant last, next to the question."""
+Order = str | Sequence[int]
+"""A name in ORDERS, SHUFFLED, or the indices themselves, as `posbias place` gives them."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,8 @@ class Draft:
     """What is asked of the items; empty if the last message of a conversation is."""
     origin: str = ""
     """Line of a file that the sample was read from, such as "own.jsonl, line 3"; empty if it was drawn."""
+    place: int | None = None
+    """Where the item stands that does not move, since an `order` puts it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +168,25 @@ class Asked:
     """As `Draft.notices`; the next two likewise."""
     target: str | None = None
     cluster: str = ""
+    rank: int | None = None
+    """Place of the moved one as given, or where an `order` puts it; None: it has no place of its own."""
+
+    def ordered(self, order: Order, source: random.Random) -> "Asked":
+        """The sample with its entries in an order.
+
+        Raises:
+            UsageError: indices that do not name every entry once.
+        """
+        rank = self.rank or 0
+        given, count = [*self.others[:rank], self.moved, *self.others[rank:]], len(self.others) + 1
+        if order == SHUFFLED:
+            stand: Sequence[int] = source.sample(range(count), count)
+        else:
+            stand = ORDERS[order](count) if isinstance(order, str) else order
+        if sorted(stand) != list(range(count)):
+            raise UsageError(f"an order must name each of {count} passages once, from 0, got {list(stand)}")
+        others = tuple(given[index] for index in stand if index != rank)
+        return replace(self, others=others, rank=list(stand).index(rank))
 
 
 OWN_FIELD = re.compile(r"\{(?!number\}|letter\})(\w+)\}")
@@ -192,6 +226,17 @@ def check_form(owner: str, form: str | None, *allowed: str) -> None:
     if form is not None and fields not in allowed:
         spelled = [" ".join(f"{{{name}}}" for name in fields.split()) for fields in allowed]
         raise UsageError(f"{owner}: entry must hold, in this order, {' or '.join(spelled)}, got {form!r}")
+
+
+def check_order(task: "LanguageTask", why_not: str) -> None:
+    """Refuse an order that is none, or of a task that has none, for a reason; a template has its question in place."""
+    order: Order | None = getattr(task, "order", None)
+    if isinstance(order, str) and order not in (*ORDERS, SHUFFLED):
+        raise UsageError(f"{task.name}: order {order!r}; allowed: {', '.join((*ORDERS, SHUFFLED))}, or indices")
+    if order == QUESTION_FIRST and getattr(task, "template", None) is not None:
+        why_not = "a template says itself where the question stands"
+    if order is not None and why_not:
+        raise UsageError(f"{task.name}: order {order!r}: {why_not}")
 
 
 @dataclass(frozen=True)
@@ -280,10 +325,12 @@ class LanguageTask(ABC):
         before, after = (part.replace("{question}", sample.question) for part in self.words)
         if sample.moved is None:
             return Draft(before + after, sample.answers, None)
+        place = None if getattr(self, "order", None) is None else sample.rank
+        position = position if place is None else place
         entries = [*sample.others[:position], sample.moved, *sample.others[position:]]
         answers = sample.answers or (LETTERS[position],)
         told = listed(entries, position, answers, around=(before, after), between=self.between, form=self.form)
-        return replace(told, notices=sample.notices, target=sample.target, cluster=sample.cluster)
+        return replace(told, notices=sample.notices, target=sample.target, cluster=sample.cluster, place=place)
 
     @cached_property
     def answer_rule(self) -> Rule:
@@ -438,7 +485,7 @@ class LanguageTask(ABC):
         return Example(
             **vars(draft) | {"text": text, "target": target, "notices": draft.notices + left_out},
             prompt=prompt,
-            gold_position=None if draft.gold is None else position,
+            gold_position=None if draft.gold is None else position if draft.place is None else draft.place,
             sample=sample,
             condition=getattr(self, "setting", "gold"),
             gold_token=first,

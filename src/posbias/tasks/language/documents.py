@@ -27,13 +27,17 @@ from pydantic import AfterValidator, AliasChoices, Field
 from posbias.checks import Count, FileName, OneOf
 from posbias.errors import UsageError
 from posbias.tasks.language.base import (
+    AS_GIVEN,
     LANGUAGE_TASKS,
     QUERIES,
+    QUESTION_FIRST,
     Asked,
     LanguageTask,
     Line,
+    Order,
     Text,
     check_form,
+    check_order,
     line_of,
     published_lines,
 )
@@ -128,17 +132,25 @@ class Documents(LanguageTask):
     entry: str | None = None
     """How each document is listed: `{text}`, and before it, if wanted, `{number}` and then `{title}` (empty if there
     is none); None: as published."""
+    order: Order | None = None
+    """None: the gold document moves. Else all stand in one order: as retrieved (`given`), `question_first` (it
+    stands behind them, too), the most relevant at both `ends`, `reversed`, `shuffled`, or a list of indices."""
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "documents"
     published: ClassVar[frozenset[str]] = frozenset({"ctxs"})
     slot: ClassVar[str] = "documents"
+    wording: ClassVar[tuple[str, ...]] = ("order",)
 
     def __post_init__(self) -> None:
         if self.template is not None and self.query != "after":
             raise UsageError(f"{self.name}: query is for the published prompt, not for a template")
         check_form(self.name, self.entry, *FORMS)
+        why_not = "" if self.setting == "gold" else f"setting {self.setting!r} has no others"
+        if self.file is None and self.order not in (None, AS_GIVEN, QUESTION_FIRST):
+            why_not = "generated documents have no order of retrieval; it takes a file=... of retrieved ones"
+        check_order(self, why_not)
         if self.documents is None:
             # Resolved at once, so that a record says how many they were.
             numbers = [GENERATED]
@@ -147,15 +159,20 @@ class Documents(LanguageTask):
             if not numbers:
                 raise UsageError(f"{self.file!r} holds no question")
             object.__setattr__(self, "documents", min(numbers))
-        if self.file is None and super().n_items > MOST_DOCUMENTS:
+        if self.file is None and self._n_documents > MOST_DOCUMENTS:
             raise UsageError(
                 f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
             )
 
     @property
+    def _n_documents(self) -> int:
+        """Documents that are asked for, resolved at once."""
+        return int(self.documents or 0)
+
+    @property
     def n_items(self) -> int:
-        """One position per document; a single one without distractors."""
-        return super().n_items if self.setting == "gold" else 1
+        """One position per document; a single one without distractors, or in an order."""
+        return self._n_documents if self.setting == "gold" and self.order is None else 1
 
     @property
     def form(self) -> str:
@@ -171,10 +188,12 @@ class Documents(LanguageTask):
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
         asked: Iterator[Asked]
         if self.file is None:
-            documents = super().n_items
-            asked = (drawn_documents(documents, seed, index) for index in range(count))
+            asked = (drawn_documents(self._n_documents, seed, index) for index in range(count))
         else:
             asked = iter([self._cut(where, record) for where, record in published_lines(self.file, count)])
+        if (order := self.order) is not None:
+            orders = (random.Random(f"order {seed} {index}") for index in range(count))
+            return (one.ordered(order, source) for one, source in zip(asked, orders, strict=True))
         if self.setting == "gold":
             return asked
         return (replace(one, others=(), moved=one.moved if self.setting == "oracle" else None) for one in asked)
@@ -183,22 +202,24 @@ class Documents(LanguageTask):
         """A line's question with the first of its documents, the gold one among them, and what is odd about them."""
         if self.setting == "closed_book":
             return line_of(Question, record, where).asked(None)
-        line = _read(where, record)
-        if len(line.documents) < self.n_items:
+        line, wanted = _read(where, record), self._n_documents if self.setting == "gold" else 1
+        if len(line.documents) < wanted:
             raise UsageError(
-                f"{where} has {len(line.documents)} documents; {self.n_items} were asked "
+                f"{where} has {len(line.documents)} documents; {wanted} were asked "
                 f"(documents={len(line.documents)} takes all)"
             )
         gold = next(document for document in line.documents if document.is_gold)
-        return noticed(line.asked(gold, [one for one in line.documents if one is not gold][: self.n_items - 1]))
+        asked = line.asked(gold, [one for one in line.documents if one is not gold][: wanted - 1])
+        return noticed(replace(asked, rank=min(line.documents.index(gold), wanted - 1)))
 
     @property
     def plain(self) -> tuple[str, str]:
         """The published wording."""
         if self.setting == "closed_book":
             return "", "Question: {question}\nAnswer:"
-        before = "Question: {question}\n\n" if self.query != "after" else ""
-        after = "Question: {question}\n" if self.query != "before" else ""
+        query = "both" if self.order == QUESTION_FIRST else self.query
+        before = "Question: {question}\n\n" if query != "after" else ""
+        after = "Question: {question}\n" if query != "before" else ""
         return f"{INSTRUCTION}\n\n{before}", f"\n\n{after}Answer:"
 
 
@@ -220,7 +241,7 @@ def drawn_documents(documents: int, seed: int, index: int) -> Asked:
         )
         people.append(Document(title=name, text=text))
     line = Question(question=f"in which city was {people[0].title} born", answers=[towns[0]])
-    return line.asked(people[0], people[1:])
+    return replace(line.asked(people[0], people[1:]), rank=source.randrange(documents))
 
 
 def noticed(asked: Asked) -> Asked:

@@ -28,12 +28,15 @@ from posbias.prompts.tokens import DESCRIPTIONS, Message
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     MOST_EXAMPLES,
+    QUESTION_FIRST,
     Asked,
     Draft,
     LanguageTask,
     Line,
+    Order,
     Text,
     check_form,
+    check_order,
     line_of,
     published_lines,
 )
@@ -123,7 +126,7 @@ def _read_record(given: dict[str, Any], where: str, rule: Rule, among: str) -> A
         fields = [unit.model_dump() for unit in record.units]
         moved = _moved(record, fields, "id", where, allowed)
         texts = [unit.text for unit in record.units]
-        read = Asked("", (), texts.pop(moved), tuple(texts))
+        read = Asked("", (), texts.pop(moved), tuple(texts), rank=moved)
     else:
         read = _transcript(record, where, among)
     return replace(
@@ -247,10 +250,13 @@ class Items(LanguageTask):
     """A .jsonl file of further units, which `filled` and lengths draw from."""
     filled: CountOrZero = 0
     """Fillers among the other units of every record, drawn by the seed."""
+    order: Order | None = None
+    """None: one unit moves. Else all stand in one order, as in `documents`; `given` is that of the file."""
 
     max_tokens: ClassVar[int] = 64
     counted: ClassVar[str] = "filled"
     slot: ClassVar[str] = "units"
+    wording: ClassVar[tuple[str, ...]] = ("order",)
 
     def __post_init__(self) -> None:
         if self.filled and self.fillers is None:
@@ -258,6 +264,7 @@ class Items(LanguageTask):
         if self.among == TOOLS and self.fillers is not None:
             raise UsageError(f"{self.name}: among='tools' takes no fillers")
         check_form(self.name, self.entry, "text", "number text", "letter text")
+        check_order(self, "fillers and depths move one unit" if self.fillers or self.depths else "")
         self.answer_rule  # noqa: B018  a rule that is none is refused at once
 
     @cached_property
@@ -295,7 +302,7 @@ class Items(LanguageTask):
         """The units, then the question, which comes first if letters are asked for."""
         if self._letters:
             return "{question}\n", CLOSING if self.chat else "\nAnswer:"
-        return "", "\n\nQuestion: {question}\nAnswer:"
+        return "Question: {question}\n\n" * (self.order == QUESTION_FIRST), "\n\nQuestion: {question}\nAnswer:"
 
     @property
     def form(self) -> str:
@@ -304,7 +311,9 @@ class Items(LanguageTask):
 
     @cached_property
     def n_items(self) -> int:
-        """Places of the moved unit: as many as in the first record, which all others must have, or `depths`."""
+        """Places of the moved unit: as many as in the first record, which all others must have, or `depths`; or one."""
+        if self.order is not None:
+            return 1
         return self.depths or len(self._record(0).others) + 1 + self.filled
 
     def _record(self, index: int) -> Asked:
@@ -339,14 +348,17 @@ class Items(LanguageTask):
             for number, filler in enumerate(source.sample(self._fillers, self.filled)):
                 others.insert(int((number + 0.5) * total / self.filled), filler)
             cluster = record.cluster or (self._raw[index][0] if clustered else "")
-            return replace(record, others=tuple(others), cluster=cluster)
+            asked = replace(record, others=tuple(others), cluster=cluster)
+            return asked if self.order is None else asked.ordered(self.order, random.Random(f"order {seed} {index}"))
 
         return (asked(index, record) for index, record in enumerate(records))
 
     def _checked(self, index: int) -> Asked:
         record, where = self._record(index), self._raw[index][0]
         places, texts = len(record.others) + 1 + self.filled, not isinstance(record, Transcript)
-        if self.depths is None and places != self.n_items:
+        if self.order is not None and not texts:
+            raise UsageError(f"{where}: order {self.order!r} is for units that are texts; messages stay where they are")
+        if self.depths is None and self.order is None and places != self.n_items:
             raise UsageError(
                 f"{where}: the moved one has {places} places, in the first record {self.n_items}; "
                 "items(depths=...) spreads so many over any number"
