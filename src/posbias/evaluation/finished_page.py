@@ -342,7 +342,10 @@ def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
     baseline, *others = comparison.compared
     withheld = [entry for entry in comparison.compared if entry.withheld]
     if withheld:
-        return [f"No conclusion from the answers in the order {each.name}: {each.withheld}." for each in withheld]
+        return [
+            f"No conclusion from the answers in the order {each.name}: {each.withheld} (--max-tokens)."
+            for each in withheld
+        ]
     if not all(entry.changes for entry in others):
         return [f"Too few samples for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
     shown = [entry for entry in others if entry.p[MEAN] < ALPHA]

@@ -1,0 +1,91 @@
+"""Verdicts on orders and on rules at turns, simulated: what is not there is said in at most 5 % of runs, and what is
+there is found."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+import posbias as pb
+from posbias import EvaluateOptions
+from posbias.evaluation.responders import Reply, Responder, Response
+
+pytestmark = pytest.mark.slow
+RUNS = 300
+MOST_FALSE = binom.ppf(0.99, RUNS, 0.05)
+"""False verdicts that 99 % of simulations with a rate of 5 % stay below."""
+
+
+class Drawn(Responder):
+    """Gives an answer with a probability that a prompt decides, and otherwise another."""
+
+    def __init__(self, chance, right, wrong, seed):
+        self.chance, self.texts, self.generator = chance, (wrong, right), np.random.default_rng(seed)
+
+    def respond(self, requests, *, generate=True, score=False):
+        draws = self.generator.random(len(requests))
+        told = [draw < self.chance(request) for draw, request in zip(draws, requests, strict=True)]
+        return [Reply(Response(self.texts[int(right)], "stop"), None) for right in told]
+
+    def describe(self):
+        return {"kind": "drawn", "model": {"source": "drawn"}}
+
+
+def shares(seed, n, mean):
+    """Chances of samples, some easy and some hard."""
+    return np.random.default_rng(seed).beta(3 * mean, 3 * (1 - mean), n)
+
+
+def orders(tmp_path, gain, seed):
+    path = tmp_path / "retrieved.jsonl"
+    if not path.exists():
+        texts = [[{"text": f"passage {rank}", "is_gold": rank == 1} for rank in range(4)]] * 40
+        path.write_text(
+            "\n".join(json.dumps({"question": "q", "answers": ["yes"], "documents": each}) for each in texts)
+        )
+    chances = shares(seed, 40, 0.5)
+
+    def chance(request):
+        turned = request.prompt.index("passage 3") < request.prompt.index("passage 0")
+        return chances[int(request.group.rpartition("-")[2])] + turned * gain
+
+    options = EvaluateOptions(count=40, orders=("given", "ends", "reversed", "question_first"))
+    return pb.evaluate(Drawn(chance, "yes", "no", seed), f"documents(file={str(path)!r})", options=options)
+
+
+def test_orders_that_are_alike_are_told_apart_in_few_runs_and_others_in_most(tmp_path):
+    alike = [orders(tmp_path, 0.0, seed).verdict for seed in range(RUNS)]
+    assert sum(said[0].startswith("Take") or len(said) > 1 for said in alike) <= MOST_FALSE
+    better = [orders(tmp_path, 0.4, seed).verdict[0] for seed in range(RUNS // 10)]
+    assert sum(said.startswith("Take the order reversed") for said in better) >= 0.8 * len(better)
+
+
+def turns(tmp_path, kept, placed, seed):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("- {say: Rule one., check: lower_case}\n- {say: Rule two., check: \"lacks(text='No')\"}\n")
+    chances = shares(seed, 20, kept)  # of conversations, of which each has both rules
+    names: dict[str, int] = {}
+
+    def chance(request):
+        asked = [message["content"] for message in request.prompt if message["role"] == "user"]
+        if len(asked) == 1:
+            return 1.0
+        conversation = names.setdefault(
+            asked[0].removesuffix("\n\nRule one.").removesuffix("\n\nRule two."), len(names)
+        )
+        return chances[conversation % 20] + placed * ("Rule" in asked[-1])
+
+    options = EvaluateOptions(count=40, turns=(2, 3), threshold=0.8, score=False)
+    task = f"rules(file={str(rules)!r}, placements=['system', 'last'])"
+    return pb.evaluate(Drawn(chance, "yes", "No", seed), task, options=options).verdict
+
+
+def test_rules_are_lost_and_mended_in_the_verdict_as_in_truth(tmp_path):
+    at_threshold = [turns(tmp_path, 0.8, 0.0, seed) for seed in range(RUNS)]
+    assert sum("lost by" in said[0] for said in at_threshold) <= MOST_FALSE
+    assert sum("kept" in said[0] for said in at_threshold) <= MOST_FALSE
+    assert sum("Cheapest" in said[1] for said in at_threshold) <= MOST_FALSE
+    lost = [turns(tmp_path, 0.4, 0.5, seed) for seed in range(RUNS // 10)]
+    assert sum("lost by" in said[0] for said in lost) >= 0.8 * len(lost)
+    assert sum(said[1].startswith("Cheapest place that keeps it better: behind") for said in lost) >= 0.8 * len(lost)
