@@ -31,7 +31,6 @@ from posbias.evaluation.curve import (
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
-from posbias.evaluation.place import REORDER, place
 from posbias.evaluation.reading import Reading
 from posbias.registry import parse_literal_call
 from posbias.results.result import RESULTS, as_stored
@@ -123,6 +122,8 @@ def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTas
     Raises:
         UsageError: an order that is none, or that a run does not show to be better; or a task without passages.
     """
+    from posbias.evaluation.place import REORDER, place  # of measured orders alone
+
     if not hasattr(task, "order"):
         raise UsageError(f"evaluate: orders are of retrieved passages, documents(...) or items(...), not {task.name}")
     ordered = {}
