@@ -32,7 +32,7 @@ from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_of, tables_of, task_for
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
-from posbias.progress import track
+from posbias.progress import report, track
 from posbias.results.records import REPORT_FILE, Record, plain
 from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
@@ -198,7 +198,9 @@ def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptio
         return histories
     directory = None if options.directory is None else options.directory / "replies"
     count = options.skip + options.count_of(task)
-    for turn in range(1, max(options.positions_of(task))):
+    last = max(options.positions_of(task)) - 1
+    for turn in range(1, last + 1):
+        report(f"the model's own replies: turn {turn} of {last}")
         at = replace(options, turns=(turn,), score=False)
         told = replace(task, histories=histories)
         samples = list(samples_of(told, responder.tokenizer, at))
