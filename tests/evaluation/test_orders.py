@@ -126,7 +126,8 @@ def test_units_stand_in_the_order_of_the_file_and_in_others(retrieved):
             "a template says itself",
         ),
         ("items(file='talks.jsonl')", ("given", "ends"), "messages stay where they are"),
-        ("key_value(pairs=4)", ("given", "ends"), "orders are of retrieved passages"),
+        ("key_value(pairs=4)", ("given", "ends"), "orders are of documents(...) or items(...)"),
+        ("documents(file='retrieved.jsonl', order='ends')", ("given", "ends"), "without an order of their own"),
     ],
 )
 def test_what_has_no_such_order_is_refused_in_one_line(task, orders, message, retrieved):

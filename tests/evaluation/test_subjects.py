@@ -32,7 +32,7 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
     [
         (["nowhere"], {}, "give at least 2 subjects"),
         ([], {}, "give at least 2 subjects"),
-        (["nowhere", "there"], {"lengths": [64]}, "lengths take one subject, got nowhere, there"),
+        (["nowhere", "there"], {"lengths": [64]}, "lengths and orders take one subject, got nowhere, there"),
     ],
 )
 def test_wrong_lists_are_refused_before_a_model_is_loaded(subject: Any, options: Any, complaint: str) -> None:

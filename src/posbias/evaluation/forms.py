@@ -124,8 +124,10 @@ def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTas
     """
     from posbias.evaluation.place import REORDER, place  # of measured orders alone
 
-    if not hasattr(task, "order"):
-        raise UsageError(f"evaluate: orders are of retrieved passages, documents(...) or items(...), not {task.name}")
+    if getattr(task, "order", "") is not None:
+        raise UsageError(
+            f"evaluate: orders are of documents(...) or items(...), without an order of their own, got {task}"
+        )
     ordered = {}
     for name in names:
         order: Order = name
@@ -134,7 +136,7 @@ def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTas
             if called != "measured" or len(runs) != 1 or named:
                 allowed = ", ".join((*ORDERS, SHUFFLED))
                 raise UsageError(f"evaluate: order {name!r}; allowed: {allowed}, measured('RUN')")
-            passages = replace(task, order=None).n_items  # type: ignore[call-arg]  # has one
+            passages = task.n_items
             placed = place([passages - rank for rank in range(passages)], Path(runs[0]))
             if placed.advice != REORDER:
                 raise UsageError(

@@ -91,6 +91,7 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
     """
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     options = (options or EvaluateOptions()).following(task)  # wrong files are refused before a model is loaded
+    ordered = orders_of(task, options.orders) if options.orders else {}
     several = isinstance(subject, list | tuple)
     names = [_name(*entry) for entry in enumerate(subject if several else [subject])]
     arguments = {"model": names if several else names[0], "task": str(task), "count": options.count}
@@ -102,8 +103,8 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         responder = opened(subject)
         if isinstance(task, RulesAtTurns) and not options.lengths:
             return _at_turns(responder, task, options, run)
-        if options.orders:
-            return _in_orders(responder, task, options, run)
+        if ordered:
+            return _in_orders(responder, ordered, options, run)
         if options.lengths:
             return _concluded(_at_lengths(responder, task, options, run), options.require, run)
         return _concluded(evaluate_responder(responder, task, options), options.require, run)
@@ -177,11 +178,14 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     return _told_together(replace(comparison, evaluations=below), run)
 
 
-def _in_orders(responder: Responder, task: LanguageTask, options: EvaluateOptions, run: OpenRun) -> OrdersEvaluation:
+def _in_orders(
+    responder: Responder, ordered: Mapping[str, LanguageTask], options: EvaluateOptions, run: OpenRun
+) -> OrdersEvaluation:
     """The passages in all orders, compared on the same samples."""
-    ordered = orders_of(task_for(responder, task), options.orders)
+    chat = task_for(responder, next(iter(ordered.values()))).chat
     found, sent = {}, {}
-    for (name, asked), below in zip(ordered.items(), directory_names(list(ordered)), strict=True):
+    for (name, task), below in zip(ordered.items(), directory_names(list(ordered)), strict=True):
+        asked = replace(task, chat=chat)
         directory = None if options.directory is None else options.directory / below
         chosen = replace(options, orders=(), prices=(), directory=directory)
         found[name] = _concluded(evaluate_responder(responder, asked, chosen), options.require, run, below=below)
@@ -223,8 +227,8 @@ def _compared(
     if len(subjects) < 2:
         raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects")
     places = list(directory_names(names))
-    if options.lengths:
-        raise UsageError(f"evaluate: lengths take one subject, got {', '.join(places)}")
+    if options.lengths or options.orders:
+        raise UsageError(f"evaluate: lengths and orders take one subject, got {', '.join(places)}")
     evaluations: dict[str, Evaluation] = {}
     responder: Responder | None = None
     for name, subject in zip(places, subjects, strict=True):
