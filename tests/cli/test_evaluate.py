@@ -89,7 +89,7 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     assert drawn.returncode == 0, drawn.stderr
     assert "Less long-llama, 16 samples" in (tmp_path / "page" / "report.html").read_text()
     refused = posbias("evaluate", long_llama, other, *COMPARED, "--lengths", "300")
-    assert "evaluate: lengths take one subject, got long-llama, other" in refused.stderr
+    assert "evaluate: lengths and orders take one subject, got long-llama, other" in refused.stderr
     refused = posbias("evaluate", long_llama, *COMPARED, "--methods", "repeat_prompt")
     assert "posbias mitigate MODEL --methods RECIPE judges a method beside the unchanged model" in refused.stderr
 
