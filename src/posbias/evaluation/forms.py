@@ -182,7 +182,7 @@ def compare_orders(
     source = next(iter(found.values())).source or "model"
     record.resolved["title"] = f"{source}: what an order of passages costs, and gains"
     record.scalars |= {"prices": as_stored(costs), "deciding": _deciding(comparison)}
-    return replace(OrdersEvaluation.from_record(record), evaluations=found)
+    return OrdersEvaluation.from_record(record)
 
 
 def compare_turns(
@@ -229,7 +229,7 @@ def compare_turns(
         "deciding": _deciding(comparison),
         "by_rule": _by_rule(judged, rules[rows]),
     }
-    return replace(TurnsEvaluation.from_record(record), evaluations=found)
+    return TurnsEvaluation.from_record(record)
 
 
 def _of_rows(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:

@@ -183,16 +183,17 @@ def _in_orders(
 ) -> OrdersEvaluation:
     """The passages in all orders, compared on the same samples."""
     chat = task_for(responder, next(iter(ordered.values()))).chat
-    found, sent = {}, {}
-    for (name, task), below in zip(ordered.items(), directory_names(list(ordered)), strict=True):
-        asked = replace(task, chat=chat)
+    found, sent, names = {}, {}, directory_names(list(ordered))
+    for below, name in names.items():
+        asked = replace(ordered[name], chat=chat)
         directory = None if options.directory is None else options.directory / below
         chosen = replace(options, orders=(), prices=(), directory=directory)
-        found[name] = _concluded(evaluate_responder(responder, asked, chosen), options.require, run, below=below)
+        evaluation = evaluate_responder(responder, asked, chosen)
+        found[name] = _concluded(evaluation, options.require, run, below=below, arm=name)
         samples = samples_of(asked, responder.tokenizer, chosen)
         sent[name] = [example for sample in samples for example in sample.examples]
     comparison = compare_orders(found, sent, tokenizer=responder.tokenizer, prices=options.prices)
-    return _told_together(comparison, run)
+    return _told_together(replace(comparison, evaluations={below: found[name] for below, name in names.items()}), run)
 
 
 def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptions) -> dict[str, tuple[str, ...]]:
