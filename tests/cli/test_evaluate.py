@@ -1,6 +1,7 @@
 """`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is saved, errors are one line."""
 
 import json
+import re
 import shutil
 import sys
 from html import unescape
@@ -14,6 +15,7 @@ from evaluation.serving import chat, stand_in
 from posbias import PlaceOptions
 from posbias.cli import main
 from posbias.results.records import read_record
+from posbias.tasks.language import LANGUAGE_TASKS
 
 FLAGS = ["--task", "key_value(pairs=4)", "--count", 7, "--max-tokens", 2]
 COMPARED = [16 if each == 7 else each for each in FLAGS]
@@ -183,9 +185,61 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     told = posbias(*command)
     assert "Leave the order: none is shown to be better" in told.stdout
     assert "against" in told.stdout
-    (tmp_path / "trial" / "arms").mkdir(parents=True)
-    refused = posbias("place", "--run", tmp_path / "trial", "--scores", "1,2")
-    assert (refused.returncode, "allowed: the answers of one method, " in refused.stderr) == (2, True)
+
+
+def test_a_prompt_is_shown_as_it_was_asked(posbias, finished, long_llama, tmp_path):
+    task = LANGUAGE_TASKS.parse("key_value(pairs=4)")
+    example = list(task.examples(None, count=7))[4 * 3 + 2]
+    told = posbias("show", finished, "--sample", 3, "--position", 2).stdout
+    head, prompt, rest = re.split("--- prompt\n|\n--- answer", told)
+    assert head == "long-llama: key_value(pairs=4): sample 0-3, position 2\n"
+    assert prompt == example.prompt
+    assert rest.endswith(f"\n--- expected\n{example.target.strip()}\n--- judged\nwrong (rule: contains)\n--- not to be "
+                         "judged\ncut off before what the task's rule reads was complete\n")  # fmt: skip
+    first = json.loads(posbias("show", finished, "--json").stdout)
+    assert (first["sample"], first["position"], first["correct"]) == ("0-0", 0, 0.0)
+    for flags, line in (
+        (["--sample", 7], "--sample 7: allowed: 0 ... 6"),
+        (["--position", 4], "--position 4: allowed: 0, 1, 2, 3"),
+        (
+            ["--task", "key_value(pairs=5)"],
+            "sample 0 of key_value(pairs=5) makes another prompt than the run has asked",
+        ),
+    ):
+        refused = posbias("show", finished, *flags)
+        assert (refused.returncode, refused.stderr.count("\n"), line in refused.stderr) == (2, 1, True), refused.stderr
+    out, depths = tmp_path / "run", ["--task", "needle(depths=2)", "--count", 2, "--max-tokens", 1]
+    assert posbias("evaluate", long_llama, *depths, "--lengths", "600,700", "--out", out).returncode == 0
+    parts = ", ".join(str(out / f"length-{length}") for length in (600, 700))
+    for verb in (["show", out], ["place", "--run", out, "--scores", "1,2"]):
+        assert posbias(*verb).stderr.endswith(f"got 'evaluate_lengths' (done); it has {parts}\n")
+    counted = posbias("show", out / "length-700", "--tokenizer", long_llama)
+    assert "needle(tokens=700, depths=2): sample 0-0, position 0\n--- prompt\nRead the text" in counted.stdout
+
+
+def test_what_a_method_an_order_or_a_file_makes_of_a_prompt_is_shown(posbias, tmp_path, monkeypatch):
+    """Messages with their roles, thoughts apart; of a file that has changed, nothing."""
+    lines = [{"units": ["Tom has 1.", f"Ann has {n}."], "moved": 1, "answer": n, "question": "Ann?"} for n in range(12)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = ["--task", f"items(file={str(tmp_path / 'own.jsonl')!r})", "--count", 6, "--calibration", 6, "--no-short"]
+    with stand_in(lambda *_: chat("<think>Two.</think>4")) as server:
+        served = ["--server", server.address, "--served-model", "m", "--methods", "question_first"]
+        assert posbias("mitigate", *served, *asked, "--out", tmp_path / "run").returncode == 0
+        monkeypatch.chdir(tmp_path)
+        orders = ["--task", "items(file='own.jsonl')", "--count", 6, "--orders", "given,reversed", "--out", "orders"]
+        assert posbias("evaluate", *served[:4], *orders).returncode == 0
+    assert "position 0\n--- user\n[1] Ann has 1.\n[2] Tom" in posbias("show", "orders/reversed", "--sample", 1).stdout
+    monkeypatch.chdir(tmp_path.parent)
+    (arm,) = (tmp_path / "run" / "arms").glob("question-first-*")
+    refused = posbias("show", arm)
+    assert (refused.returncode, "'own.jsonl': No such file" in refused.stderr) == (2, True), refused.stderr
+    told = posbias("show", arm, *asked[:2], "--sample", 7, "--position", 0).stdout
+    body = "--- user\nQuestion: Ann?\n\n[1] Ann has 7.\n[2] Tom has 1.\n\nQuestion: Ann?\nAnswer:\n"
+    assert told.endswith(
+        f"{body}--- thoughts\nTwo.\n--- answer (stop)\n4\n--- expected\n7\n--- judged\nwrong (rule: contains)\n"
+    )
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines[::-1])))
+    assert "(its file has changed)" in posbias("show", arm, *asked[:2]).stderr
 
 
 def test_what_is_odd_about_a_file_is_in_the_record_on_the_page_and_in_the_terminal(posbias, long_llama, tmp_path):

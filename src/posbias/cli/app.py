@@ -59,6 +59,7 @@ VERBS = {
     "correlate": "posbias.cli.finished:correlate",
     "place": "posbias.cli.finished:place",
     "train": "posbias.cli.train:train",
+    "show": "posbias.cli.finished:show",
     "report": "posbias.cli.finished:report",
     "verify": "posbias_papers.commands:verify",
     "reproduce": "posbias_papers.commands:reproduce",

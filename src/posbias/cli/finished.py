@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import print_document, running
+from posbias.cli.output import print_document, print_json, running, say
 from posbias.comparison.options import CompareOptions
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.options import CorrelateOptions, PlaceOptions
@@ -78,10 +78,6 @@ def place(
     from posbias.evaluation.place import place as order_passages
 
     relevance = scores_of(scores)
-    if (run / "arms").is_dir():
-        raise UsageError(
-            f"--run {str(run)!r} is of mitigate; allowed: the answers of one method, {run / 'arms'}/METHOD"
-        )
     with running(context, flags) as this:
         evaluation = load_evaluation(run, "placing")
         this.finish(order_passages(relevance, evaluation, options=settings).record)
@@ -103,6 +99,49 @@ def scores_of(text: str) -> list[float]:
             ) from None
         check_most(f"{text!r}: what one file holds", len(relevance), MOST_SCORES, "scores")
     return relevance
+
+
+def show(
+    context: typer.Context,
+    run: Path,
+    *,
+    sample: int | None = None,
+    position: int | None = None,
+    task: str | None = None,
+    tokenizer: str | None = None,
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+) -> None:
+    """Show a prompt of a finished run as it was asked, the answer, and how that was judged.
+
+    Args:
+        run: Directory of a run of posbias evaluate; of one with several parts, or of mitigate, that of a part.
+        sample: Number of a sample, by default of the first wrong answer.
+        position: Position of its item, by default of the first wrong answer.
+        task: The task with its files, if they are not where the run has read them.
+        tokenizer: The model's tokenizer, for a task that counts tokens, if it is not where the run has read it.
+
+    Example: `posbias show runs/pairs --sample 3 --position 2` · at one length: `posbias show runs/lengths/length-1024`
+    """
+    from posbias.evaluation.evaluation import load_evaluation, outputs_of
+    from posbias.evaluation.page import answer_lines
+    from posbias.evaluation.samples import asked_again, row_of
+
+    evaluation = load_evaluation(run, "show")
+    row = row_of(outputs_of(run), sample=sample, position=position)
+    requests = [asked_again(evaluation, row, run, task=task, tokenizer=tokenizer)]
+    method, sends_messages = evaluation.responder.get("method"), evaluation.responder.get("kind") == "chat"
+    if method:
+        from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
+
+        found = MITIGATIONS.parse(method)
+        requests = found.asked(requests[0]) if isinstance(found, PromptMitigation) else requests
+    prompts: list[Any] = [request.prompt for request in requests]
+    if sends_messages:
+        prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
+    if flags.json:
+        print_json({**row, "prompts": prompts})
+    else:
+        say(f"{evaluation.title}: sample {row['sample']}, position {row['position']}", *answer_lines(row, prompts))
 
 
 def export(

@@ -21,7 +21,7 @@ from posbias.evaluation.curve import Independent, PositionCurve, Scores, indepen
 from posbias.evaluation.levels import Requirement, RequirementCheck, check_requirement
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.responders.base import REFUSED
-from posbias.files import write_file
+from posbias.files import json_object, read_lines, write_file
 from posbias.results.records import Record, read_record, remove_record
 from posbias.results.result import RESULTS, Result, from_stored, result_of
 from posbias.results.showing import Shown
@@ -256,12 +256,21 @@ def write_outputs(outputs: Sequence[Mapping[str, Any]], directory: Path) -> Path
     return write_file(directory / OUTPUTS_FILE, lines.encode())
 
 
+def outputs_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of OUTPUTS_FILE in the directory of an evaluation, or in that of the audit above it."""
+    file = (run / BEHAVIOUR if (run / BEHAVIOUR).is_dir() else run) / OUTPUTS_FILE
+    rows = [json_object(line, where) for where, line in read_lines(file)]
+    if not all("prompt_sha256" in row for row in rows):
+        raise UsageError(f"{str(file)!r} is of an older posbias, which kept no hashes of prompts; evaluate again")
+    return rows
+
+
 def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "posbias evaluate") -> Evaluation:
     """A finished evaluation at one length, read from its directory, or from that of the audit above it.
 
     Raises:
-        UsageError: no run there, another sort of run, an unfinished one, or one at several lengths, for which
-            `purpose` names what needs it.
+        UsageError: no run there, an unfinished one, or another sort, such as at several lengths; the evaluations that
+            it has are named, and by `purpose` what needs one.
     """
     if isinstance(run, Evaluation):
         return run
@@ -270,11 +279,10 @@ def load_evaluation(run: Result | str | Path, purpose: str, *, made_by: str = "p
     else:
         below = Path(run) / BEHAVIOUR
         record = read_record(below if below.is_dir() else run)
-    if record.verb == LENGTHS and record.status == "done":
-        at_length = f"length-{next(iter(record.scalars['at']))}"
-        raise UsageError(f"{purpose} needs an evaluation at one length, such as {at_length} below the directory")
     if record.verb != "evaluate" or record.status != "done":
-        raise UsageError(f"{purpose} needs a finished run of {made_by}, got {record.verb!r} ({record.status})")
+        parts = [] if isinstance(run, Result) else sorted(str(file.parent) for file in Path(run).rglob(OUTPUTS_FILE))
+        has = f"; it has {', '.join(parts)}" if parts else ""
+        raise UsageError(f"{purpose} needs a finished run of {made_by}, got {record.verb!r} ({record.status}){has}")
     evaluation = result_of(record)
     assert isinstance(evaluation, Evaluation)
     return evaluation

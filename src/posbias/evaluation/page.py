@@ -1,9 +1,12 @@
 """An evaluation in words, tables and figures: scores by position, beside influence if that was measured; at
 several lengths, accuracy by length and depth, and the effective length."""
 
+import json
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -294,6 +297,23 @@ def requirement_text(check: RequirementCheck) -> str:
     elif check.measure == EFFECTIVE_LENGTH:
         told = f"at least {check.low or 0:.0f} tokens are established, {check.value:.0f} tokens estimated"
     return f"Required {check.text} {verb}: {told}."
+
+
+def answer_lines(row: Mapping[str, Any], prompts: Sequence[str | Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A row of outputs with the prompts that were asked for it: messages, thoughts, answer, and how it was judged."""
+    parts: list[tuple[str, str]] = []
+    for prompt in prompts:
+        for message in [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt:
+            rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+            text = "\n".join(filter(None, [message.get("content"), json.dumps(rest) if rest else ""]))
+            parts.append((message["role"], text))
+    words = {1.0: "right", 0.0: "wrong", None: row["skipped"] or "no answer was generated"}
+    judged = str(words.get(row["correct"], row["correct"])) + (f" (rule: {row['judged']})" if row["judged"] else "")
+    parts += [("thoughts", row["thoughts"])] if row["thoughts"] else []
+    parts += [(f"answer ({row['finish']})", row["text"] or "")] if row["text"] is not None else []
+    parts += [("expected", "\n".join(row["answers"])), ("judged", judged)]
+    parts += [("not to be judged", UNJUDGED[row["unjudged"]])] if row["unjudged"] else []
+    return [line for name, text in parts for line in (f"--- {name}", *text.split("\n"))]
 
 
 def _judge_findings(verdicts: Verdicts) -> list[str]:

@@ -7,6 +7,7 @@ directory of its own, which is written as soon as it is done. Subjects are opene
 models one is in memory at a time.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,8 @@ from posbias.evaluation.reading import judge_verdicts, reading_of
 from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
 from posbias.evaluation.responders.local import as_responder
-from posbias.evaluation.samples import Sample, notices_of, requests_of, samples_of, tables_of, task_for
+from posbias.evaluation.samples import HISTORIES, Sample, notices_of, requests_of, samples_of, tables_of, task_for
+from posbias.files import write_file
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
 from posbias.progress import report, track
@@ -218,6 +220,8 @@ def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptio
                 raise RunError(f"{conversation.name} cannot go on behind turn {turn}: {why}")
             name = history_of(conversation)
             histories[name] = (*histories.get(name, ()), reply.response.text)
+    if options.directory is not None:
+        write_file(options.directory / HISTORIES, json.dumps(histories).encode())
     return histories
 
 

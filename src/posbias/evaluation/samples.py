@@ -8,20 +8,28 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import CLUSTER, Scores
+from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, UNFINISHED, Reply, Request, Responder
+from posbias.files import json_object, read_whole
+from posbias.models.loading import load_tokenizer
 from posbias.progress import report
 from posbias.prompts.tokens import described_tools, text_of
-from posbias.tasks.language import Example, LanguageTask
+from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask, RulesAtTurns, file_sha256
 from posbias.tasks.language.calls import calls_in
+
+HISTORIES = "replies/histories.json"
+"""Replies of a model to all turns but the last, by conversation and rule, below the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,46 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "correct": right,
         "unjudged": unjudged,
     }
+
+
+def row_of(rows: Sequence[Mapping[str, Any]], *, sample: int | None, position: int | None) -> Mapping[str, Any]:
+    """The row of outputs of a sample, by its number, at a position; of those left open the first that is wrong."""
+    numbers = {"sample": lambda row: int(row["sample"].partition("-")[2]), "position": itemgetter("position")}
+    for name, wanted in (("sample", sample), ("position", position)):
+        there = list(dict.fromkeys(map(numbers[name], rows)))
+        if wanted not in (None, *there):
+            allowed = f"{there[0]} ... {there[-1]}" if name == "sample" else ", ".join(map(str, there))
+            raise UsageError(f"--{name} {wanted}: allowed: {allowed}")
+        rows = [row for row in rows if wanted in (None, numbers[name](row))]
+    return next((row for row in rows if row["correct"] is not None and row["correct"] < 1), rows[0])
+
+
+def asked_again(
+    evaluation: Evaluation, row: Mapping[str, Any], directory: Path, *, task: str | None, tokenizer: str | None
+) -> Request:
+    """The request of a row of an evaluation's outputs, made again as it was asked.
+
+    A task whose files lie elsewhere, and a tokenizer, stand for those on record; replies of a model to earlier turns
+    are those beside the run's directory.
+
+    Raises:
+        UsageError: a file or tokenizer is not there, or they make another prompt than was asked.
+    """
+    made, recorded = LANGUAGE_TASKS.parse(task or evaluation.task), evaluation.record.arguments.get("tokenizer")
+    if isinstance(made, RulesAtTurns) and (told := directory.parent / HISTORIES).is_file():
+        made = replace(made, histories=json_object(read_whole(told, "replies"), HISTORIES))
+    counting = load_tokenizer(tokenizer or recorded or evaluation.source or "") if made.by_tokens else None
+    seed, number = map(int, row["sample"].split("-"))
+    positions = [row["position"]] if made.n_items > 1 else None  # of one place, some tell where that lies
+    examples = made.examples(counting, count=number + 1, positions=positions, seed=seed)
+    example = next(itertools.islice(examples, number, None))
+    if prompt_sha256(example) != row["prompt_sha256"]:
+        changed = "its file has changed" if file_sha256(made) != evaluation.file_sha256 else "--task takes its files"
+        raise UsageError(
+            f"sample {number} of {made} makes another prompt than the run has asked: the same files, tokenizer and "
+            f"posbias are needed ({changed})"
+        )
+    return requests_of([Sample(example.sample, (example,))], made, EvaluateOptions())[0]
 
 
 def prompt_sha256(example: Example) -> str:

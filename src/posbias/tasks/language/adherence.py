@@ -177,7 +177,7 @@ class RulesAtTurns(LanguageTask):
     histories: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The model's replies so far, by conversation and rule."""
 
-    alone: bool = field(default=False, repr=False)
+    alone: bool = False
     """True for the question of a turn without those before it, behind which a rule has just been told."""
 
     max_tokens: ClassVar[int] = 128

@@ -263,6 +263,8 @@ class LanguageTask(ABC):
     """Fields by which lines of a published file are told from lines of one's own."""
     first_position: ClassVar[int] = 0
     """1 where positions are turns."""
+    by_tokens: ClassVar[bool] = False
+    """True if samples are made with a tokenizer, so that another one makes others."""
     sampled: ClassVar[str] = "file"
     """The parameter that names the file of samples, one a line."""
     slot: ClassVar[str] = ""

@@ -67,6 +67,7 @@ class Needle(LanguageTask):
     scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "depths"
+    by_tokens: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         own = (self.needle, self.question, self.answer)
