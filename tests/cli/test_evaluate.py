@@ -187,6 +187,17 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     assert "against" in told.stdout
 
 
+def test_samples_are_planned_for_a_bound(posbias):
+    told = posbias("plan", "worst>=0.8", "--positions", 3).stdout.splitlines()
+    assert told[0] == "Samples from which on 80% of runs meet worst>=0.8, at 3 positions"
+    assert told[-3].split() == ["1", "+0.2", "17", "51"], "as many as the guide names"
+    assert list(json.loads(posbias("plan", "spread<=0.2", "--json").stdout)["samples"]) == ["0.15", "0.1", "0.05", "0"]
+    for bound in ("worst<=0.8", "mean>=1", "spread>=0.1", "spread<=0"):
+        refused = posbias("plan", bound).stderr
+        allowed = "allowed: worst>=, mean>= or spread<=, and a number in 0.01 ... 0.99"
+        assert refused == f"posbias: plan {bound}: {allowed}\n"
+
+
 def test_a_prompt_is_shown_as_it_was_asked(posbias, finished, long_llama, tmp_path):
     task = LANGUAGE_TASKS.parse("key_value(pairs=4)")
     example = list(task.examples(None, count=7))[4 * 3 + 2]

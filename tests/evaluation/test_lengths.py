@@ -10,7 +10,7 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.lengths import LengthLevel, effective_length
-from posbias.evaluation.levels import Requirement, levels_of
+from posbias.evaluation.levels import Requirement, check_requirement, levels_of, planned
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
 from posbias.results.page import html_of
@@ -44,6 +44,23 @@ class Reader(Responder):
 @pytest.fixture
 def reader(long_model):
     return Reader(long_model.tokenizer, 600)
+
+
+@pytest.mark.parametrize(
+    ("text", "positions", "alike"), [("worst>=0.8", 3, False), ("mean>=0.7", 3, True), ("spread<=0.4", 2, False)]
+)
+def test_so_many_samples_as_are_planned_meet_a_bound_in_four_runs_of_five(text, positions, alike):
+    """Where the plan is exact, not in many more."""
+    require, generator = Requirement.parse(text), np.random.default_rng(0)
+    for true, count in [*planned(require, positions).items()][1:3]:
+        middle = 0.5 if require.what == "spread" else true
+        curve = (
+            np.linspace(middle - true / 2, middle + true / 2, positions) if middle == 0.5 else np.full(positions, true)
+        )
+        draws = generator.random((200, count, 1 if alike else positions))
+        runs = np.broadcast_to(draws < curve, (200, count, positions)).astype(np.float64)
+        met = np.mean([check_requirement(require, {"accuracy": scores}, "").met for scores in runs])
+        assert 0.8 - 3 * (0.16 / 200) ** 0.5 < met < 0.94, (true, count)
 
 
 @pytest.mark.parametrize("task", ["documents", "key_value", "needle(depths=3)"])

@@ -54,6 +54,7 @@ VERBS = {
     "compare": "posbias.cli.finished:compare",
     "audit": "posbias.cli.audit:audit",
     "evaluate": "posbias.cli.evaluate:evaluate",
+    "plan": "posbias.cli.evaluate:plan",
     "mitigate": "posbias.cli.evaluate:mitigate",
     "export": "posbias.cli.finished:export",
     "correlate": "posbias.cli.finished:correlate",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from posbias.cli import options
-from posbias.cli.output import NOT_MET, fail, running, say
+from posbias.cli.output import NOT_MET, fail, print_json, running, say
 from posbias.errors import UsageError
-from posbias.evaluation.options import OF_EVALUATE_ALONE, EvaluateOptions, LocalOptions
+from posbias.evaluation.options import OF_EVALUATE_ALONE, SPREAD_POSITIONS, EvaluateOptions, LocalOptions
 from posbias.measurement.options import Loading
 from posbias.mitigation.options import MitigateOptions
 from posbias.registry import split_settings
@@ -24,6 +25,12 @@ ANSWERS = "answers"
 """Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "template_options"}
 """Options of a server that other flags set."""
+PLANNED_FOR = {
+    "worst": "This is if all positions have that accuracy; fewer do if one alone is so low, or samples differ.",
+    "mean": "This is if samples are right at all positions or at none; fewer do otherwise.",
+    "spread": "This is if accuracies are near 0.5; fewer do if they are higher or lower, or samples differ.",
+}
+"""What a plan assumes of accuracies; samples differ if some are harder at all positions."""
 LocalLoading = Annotated[Loading, options.Take("init_seed")]
 
 
@@ -161,6 +168,42 @@ def mitigate(
         run.finish(trial.record)
     if trial.requirement is not None:
         judge(trial.requirement, quiet=flags.json)
+
+
+def plan(
+    context: typer.Context,
+    require: str,
+    *,
+    positions: Annotated[int, Ge(2)] = SPREAD_POSITIONS,
+    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+) -> None:
+    """Plan how many samples (--count) a bound of --require takes.
+
+    Args:
+        require: worst>=0.8, mean>=0.7 or spread<=0.2.
+        positions: Positions at which every sample is asked; at several lengths, all of them together.
+
+    Example: `posbias plan 'worst>=0.8'`
+    """
+    from rich.console import Console
+
+    from posbias.evaluation.levels import POWER, Requirement, planned
+    from posbias.results.tables import Table, print_tables
+
+    bound = Requirement.parse(require)
+    found = planned(bound, positions)
+    if flags.json:
+        samples = {f"{true:.4g}": count for true, count in found.items()}
+        print_json({"require": str(bound), "positions": positions, "power": POWER, "samples": samples})
+        return
+    header = [f"true {bound.what}", "difference", "samples", "prompts"]
+    cells = [
+        [f"{true:.4g}", f"{true - bound.number:+.4g}", f"{count:,}", f"{count * positions:,}"]
+        for true, count in found.items()
+    ]
+    title = f"Samples from which on {POWER:.0%} of runs meet {bound}, at {positions} positions"
+    print_tables([Table(title, header, cells)], Console())
+    say(PLANNED_FOR[bound.what])
 
 
 def answering(model: str, local: LocalOptions, loading: Loading) -> "Responder":

@@ -355,6 +355,46 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
     return rise, bisect_left(range(high), True, lo=least, key=found)
 
 
+PLANNED = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the room between a bound and the best number, at which true numbers are planned for."""
+MOST_PLANNED = 100_000
+"""Samples; more than any bound takes on accuracies up to .99."""
+
+
+def planned(require: Requirement, positions: int) -> dict[float, int]:
+    """Samples by the true number, from the nearest to a bound on, from which on 80 % of runs or more meet the bound.
+
+    As `levels_of` has it, for right and wrong answers. worst: exact, every position having the true accuracy, on its
+    own: P(enough are right)^positions. mean: exact, samples being right at all positions or at none, which varies most.
+    spread: by normal quantiles, accuracies being near 1/2, which varies most, and each pair of positions, the true
+    spread apart, missing the bound in .2 / pairs of runs: n = ((z[.975] + z[power])^2 / 2) / (bound - true)^2, and
+    z[.975]^2 / 2 more as the error is estimated.
+
+    Raises:
+        UsageError: a bound that no number of samples meets, or in the other direction.
+    """
+    from scipy.special import ndtri
+    from scipy.stats import binom
+
+    require.check_possible(generated=True, several_lengths=False)
+    spread, bound = require.what == "spread", require.number
+    if require.at_least == spread or not 0.01 <= bound <= 0.99:
+        raise UsageError(f"plan {require}: allowed: worst>=, mean>= or spread<=, and a number in 0.01 ... 0.99")
+    found, together = {}, positions if require.what == "worst" else 1
+    for share in PLANNED:
+        if spread:
+            pairs = math.comb(positions, 2) * (2 if share == 1 else 1)  # alike, either may come out higher
+            critical, margin = ndtri(1 - ALPHA / 2), ndtri(1 - (1 - POWER) / pairs)
+            samples = math.ceil((critical + margin) ** 2 / 2 / (bound * share) ** 2 + critical**2 / 2)
+            found[bound * (1 - share)] = max(SAMPLES_FOR_CLAIM, samples)
+        else:
+            true, counts = bound + (1 - bound) * share, np.arange(SAMPLES_FOR_CLAIM, MOST_PLANNED)
+            least = binom.isf(ALPHA / 2, counts, bound)  # more must be right for their interval to begin at the bound
+            failing = counts[binom.sf(least, counts, true) ** together < POWER]
+            found[true] = int(failing.max(initial=SAMPLES_FOR_CLAIM - 1)) + 1
+    return found
+
+
 def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -> Change:
     """Minimum over rows of the maximum over columns: bounds by those of the ends, p-values by those of the tests.
 

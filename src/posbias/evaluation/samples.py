@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -180,7 +180,10 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
 
 def row_of(rows: Sequence[Mapping[str, Any]], *, sample: int | None, position: int | None) -> Mapping[str, Any]:
     """The row of outputs of a sample, by its number, at a position; of those left open the first that is wrong."""
-    numbers = {"sample": lambda row: int(row["sample"].partition("-")[2]), "position": itemgetter("position")}
+    numbers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "sample": lambda row: int(row["sample"].partition("-")[2]),
+        "position": itemgetter("position"),
+    }
     for name, wanted in (("sample", sample), ("position", position)):
         there = list(dict.fromkeys(map(numbers[name], rows)))
         if wanted not in (None, *there):
