@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from html import unescape
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -185,6 +186,26 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     told = posbias(*command)
     assert "Leave the order: none is shown to be better" in told.stdout
     assert "against" in told.stdout
+
+
+def test_a_pipeline_gets_a_summary(posbias, tmp_path):
+    """Of a run that does not meet its bound, too."""
+    flags = ["--task", "key_value(pairs=2)", "--count", 6, "--require", "worst>=0.5"]
+    page, suite = tmp_path / "new" / "run.md", tmp_path / "run.xml"
+    with stand_in(lambda *_: chat("1")) as server:
+        asked = ["evaluate", "--server", server.address, "--served-model", "a|b", *flags]
+        assert posbias(*asked, "--summary", page).returncode == 3
+        assert posbias(*asked, "--server", server.address, "--served-model", "c", "--summary", suite).returncode == 3
+    not_met = "Required worst>=0.5 is not met: 0.000 [0.000, 0.518] (accuracy, a"
+    assert f"**{not_met}\\|b).**\n\n| position | answer's token | samples | accuracy |\n| --- |" in page.read_text()
+    cases = ElementTree.parse(suite).getroot()
+    assert (cases.get("tests"), cases.get("failures"), len(cases)) == ("2", "2", 2)
+    assert [case.get("name") for case in cases] == ["worst>=0.5 a_b", "worst>=0.5 c"]
+    assert cases[0][0].text == f"{not_met}|b)."
+    for name in ("run.txt", "run.xml"):
+        refused = posbias("evaluate", "nowhere", "--summary", name)
+        allowed = "allowed: FILE.md and, of a bound (--require), FILE.xml (JUnit)"
+        assert (refused.returncode, refused.stderr) == (2, f"posbias: --summary '{name}': {allowed}\n")
 
 
 def test_samples_are_planned_for_a_bound(posbias):

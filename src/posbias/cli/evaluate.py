@@ -1,5 +1,6 @@
 """`posbias evaluate` and `mitigate`: how well a model answers, by the answer's position, and what helps against it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,15 @@ from posbias.cli import options
 from posbias.cli.output import NOT_MET, fail, print_json, running, say
 from posbias.errors import UsageError
 from posbias.evaluation.options import OF_EVALUATE_ALONE, SPREAD_POSITIONS, EvaluateOptions, LocalOptions
+from posbias.files import write_file
 from posbias.measurement.options import Loading
 from posbias.mitigation.options import MitigateOptions
 from posbias.registry import split_settings
 
 if TYPE_CHECKING:
-    from posbias.evaluation.levels import RequirementCheck
+    from posbias.evaluation.levels import Requirement, RequirementCheck
     from posbias.evaluation.responders import Responder, ServerResponder
+    from posbias.results.records import Record
     from posbias.tasks.language import LanguageTask
 
 ANSWERS = "answers"
@@ -90,6 +93,7 @@ def evaluate(
     models: list[str] | None = None,
     *,
     task: str = "key_value(pairs=10)",
+    summary: Path | None = None,
     settings: EvaluateOptions,
     local: LocalOptions,
     loading: LocalLoading,
@@ -102,6 +106,7 @@ def evaluate(
         models: Hub id, directory, file.gguf or 'demo'; of several, the others are compared with the first; none with
             --server.
         task: Task, with its options in parentheses (`posbias list tasks`).
+        summary: File for a pipeline: FILE.md, or FILE.xml (JUnit) with a test case for --require.
 
     Examples: `posbias evaluate demo --task 'key_value(pairs=10)' --out runs/pairs` · a server: `posbias evaluate
     --server http://localhost:8000/v1 --served-model NAME --task 'documents(documents=10)' --out runs/server` · after an
@@ -113,6 +118,7 @@ def evaluate(
     from posbias.evaluation.run import Unopened
 
     names = models or []
+    check_summary(summary, settings.require)
     asked = check_answerer(context, next(iter(names), None), task, served, loading)
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
@@ -126,9 +132,8 @@ def evaluate(
         for name, evaluation in parts.items():
             run.draw(evaluation.record, below=name)
         run.finish(result.record)
-    if settings.require is not None:
-        for evaluation in parts.values() if compared else [result]:
-            judge(evaluation.requirement, quiet=flags.json)
+    checks = {name: each.requirement for name, each in (parts if compared else {"": result}).items()}
+    conclude(result.record, checks, summary, quiet=flags.json)
 
 
 def mitigate(
@@ -137,6 +142,7 @@ def mitigate(
     *,
     settings: MitigateOptions,
     task: str = "key_value(pairs=10)",
+    summary: Path | None = None,
     evaluation: Annotated[EvaluateOptions, options.Take(*OF_EVALUATE_ALONE)],
     local: LocalOptions,
     loading: LocalLoading,
@@ -148,6 +154,7 @@ def mitigate(
     Args:
         model: Hub id, directory, file.gguf or 'demo'; not with --server.
         task: Task, with its options in parentheses (`posbias list tasks`).
+        summary: File for a pipeline: FILE.md, or FILE.xml (JUnit) with a test case for --require.
 
     Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` · in
     a pipeline, exit code 3 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
@@ -157,6 +164,7 @@ def mitigate(
     from posbias.mitigation.methods.recipe import check_files
     from posbias.mitigation.run import mitigate as try_methods
 
+    check_summary(summary, settings.require)
     asked = check_answerer(context, model, task, served, loading)
     if len(served.endpoints) > 1:
         raise UsageError(f"one server is asked here, got {len(served.endpoints)}; evaluate takes several")
@@ -166,8 +174,7 @@ def mitigate(
         subject = subjects[0] if subjects else Unopened(str(model), partial(answering, str(model), local, loading))
         trial = try_methods(subject, asked, options=settings, directory=run.directory)
         run.finish(trial.record)
-    if trial.requirement is not None:
-        judge(trial.requirement, quiet=flags.json)
+    conclude(trial.record, {"": trial.requirement}, summary, quiet=flags.json)
 
 
 def plan(
@@ -213,14 +220,31 @@ def answering(model: str, local: LocalOptions, loading: Loading) -> "Responder":
     return LocalResponder(loading.load(model), local)
 
 
-def judge(check: "RequirementCheck", *, quiet: bool) -> None:
-    """Say that the bound that a pipeline requires is met, or end with that exit code."""
-    from posbias.evaluation.page import requirement_text
+def check_summary(summary: Path | None, require: "Requirement | None") -> None:
+    """Refuse a summary in another form, and one of test cases where no bound is asked for."""
+    if summary is not None and summary.suffix not in (".md", *([".xml"] if require else [])):
+        raise UsageError(f"--summary {str(summary)!r}: allowed: FILE.md and, of a bound (--require), FILE.xml (JUnit)")
 
-    if not check.met:
-        fail(requirement_text(check), NOT_MET)
-    if not quiet:
-        say(requirement_text(check))
+
+def conclude(
+    record: "Record", checks: "Mapping[str, RequirementCheck | None]", summary: Path | None, *, quiet: bool
+) -> None:
+    """Write the summary of a run, and say that the bounds on its parts are met, or end with that exit code."""
+    from posbias.evaluation.page import requirement_text
+    from posbias.results.page import junit_of, markdown_of
+    from posbias.results.result import report_of
+
+    told = {
+        f"{check.text} {name}".strip(): (requirement_text(check), check.met) for name, check in checks.items() if check
+    }
+    if summary is not None:
+        form = junit_of if summary.suffix == ".xml" else markdown_of
+        write_file(summary, form(report_of(record), told).encode())
+    for sentence, met in told.values():
+        if not met:
+            fail(sentence, NOT_MET)
+        if not quiet:
+            say(sentence)
 
 
 def check_answerer(

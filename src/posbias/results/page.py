@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TEMPLATE = "page.html.jinja"
 DEMO_NAME = "SmolLM2-135M-Instruct"
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "|<"})
+"""Signs that would end a cell, or begin a tag."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
 
@@ -108,6 +110,34 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
         links=links or {},
         version=__version__,
     )
+
+
+Checks = Mapping[str, tuple[str, bool]]
+"""Bounds that were asked for: by name a sentence on each, and whether it is met."""
+
+
+def markdown_of(report: Report, checks: Checks) -> str:
+    """Notices, verdict, sentences on bounds and the first tables, as GitHub shows them."""
+    blocks = [f"## {report.title}", *report.notices, *report.verdict, *(f"**{told}**" for told, _ in checks.values())]
+    blocks = [printable(block).translate(MARKDOWN) for block in blocks]
+    for table in report.summary:
+        rows = [table.header, ["---"] * len(table.header), *table.cells]
+        cells = [[printable(cell).translate(MARKDOWN) for cell in row] for row in rows]
+        blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+    return "\n\n".join(blocks) + "\n"
+
+
+def junit_of(report: Report, checks: Checks) -> str:
+    """A suite of JUnit, in XML, with a test case for each bound, which fails where it is not met."""
+    from xml.etree import ElementTree
+
+    failures = str(sum(not met for _, met in checks.values()))
+    suite = ElementTree.Element("testsuite", name=printable(report.title), tests=str(len(checks)), failures=failures)
+    for name, (told, met) in checks.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="posbias", name=printable(name))
+        if not met:
+            ElementTree.SubElement(case, "failure", message=printable(told)).text = printable(told)
+    return str(ElementTree.tostring(suite, "utf-8", xml_declaration=True), "utf-8")
 
 
 @cache
