@@ -5,7 +5,6 @@
 answers requests, for everything from a task to the page.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from jaxtyping import Float64
 from posbias import MitigateOptions, Record, UsageError, mitigate
 from posbias.checks import Count, checked_value
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders import PlantedResponder, Responder
 from posbias.mitigation.judging import SMALLEST, ArmScores, Judgement, Verdict, judge
 from posbias.mitigation.methods.base import PromptMitigation
 from posbias.mitigation.page import reasons
@@ -99,46 +98,6 @@ def verdict_rates(
         run = judged(planted, count=count, generator=generator, noise=noise)
         found.update({verdict.verdict for verdict in run.verdicts})
     return {verdict: number / runs for verdict, number in found.items()}
-
-
-class PlantedResponder(Responder):
-    """Answers as a model with a known curve does: an answer at relative place u of the passages is right with chance
-    curve(u), linearly between the curve's points; the luck of a request is that of its sample, place and seed.
-
-    Scored answers are one token each, whose probability is the chance.
-    """
-
-    def __init__(self, curve: Sequence[float], *, seed: int = 0, method: str = "") -> None:
-        self.curve, self.seed, self.method = tuple(curve), seed, method
-        self.requests = 0
-        """Answered so far."""
-
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`; requests have passages and an answer that one of them holds."""
-        replies = []
-        for request in requests:
-            self.requests += 1
-            place = self._place(request)
-            points = np.linspace(0.0, 1.0, len(self.curve))
-            chance = float(np.clip(np.interp(place, points, self.curve), 1e-6, 1.0))
-            digest = hashlib.sha256(f"{self.seed} {request.group} {place:.6f}".encode()).digest()
-            right = int.from_bytes(digest[:8]) / 2**64 < chance
-            text = str(request.answer).strip() if right else "unknown"
-            told = AnswerScore((float(np.log(chance)),), (1 if right else 2,))
-            replies.append(Reply(Response(text, "stop") if generate else None, told if score else None))
-        return replies
-
-    def _place(self, request: Request) -> float:
-        """Of the passage that holds the answer: 0 the first ... 1 the last."""
-        held = [str(request.answer).strip() in request.text[begin:end] for begin, end in request.passages]
-        if True not in held:
-            raise UsageError(f"a planted responder needs passages, one with the answer, got {len(held)} without")
-        return held.index(True) / max(1, len(held) - 1)
-
-    def describe(self) -> dict[str, Any]:
-        """Curve and seed."""
-        model = {"source": "planted", "curve": list(self.curve), "seed": self.seed}
-        return {"kind": "planted", "model": model, "method": self.method}
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,14 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     assert "against" in told.stdout
 
 
+def test_the_demo_says_what_it_is_finds_what_was_planted_and_what_to_do_next(posbias, tmp_path):
+    told = posbias("demo", "--out", tmp_path / "run").stdout.splitlines()
+    assert told[0].startswith("No model is asked but a stand-in with a planted bias, which is right 95% of the time at")
+    assert told[1].startswith("It loses answers in the middle: accuracy 0.95")
+    assert told[-1].startswith("The planted bias was found. Next, of a real model")
+    assert "It loses answers in the middle" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_a_pipeline_gets_a_summary(posbias, tmp_path):
     """Of a run that does not meet its bound, too."""
     flags = ["--task", "key_value(pairs=2)", "--count", 6, "--require", "worst>=0.5"]

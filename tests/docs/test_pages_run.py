@@ -5,7 +5,7 @@ import pytest
 from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_block
 
 NOT_RUN = {
-    "README.md": ["installs", "installs", "takes two minutes", "take minutes, and half an hour"],
+    "README.md": ["installs", "takes two minutes", "take minutes, and half an hour"],
     "studies/attention/README.md": ["takes ten minutes"],
     "docs/evaluate.md": ["needs a server", "needs a server"],
     "studies/behaviour/README.md": ["needs two more models"],

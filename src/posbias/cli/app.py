@@ -45,6 +45,7 @@ LEFT = {
 }
 """Flags that posbias had, and what to do instead."""
 VERBS = {
+    "demo": "posbias.cli.evaluate:demo",
     "predict": "posbias.cli.predict:predict",
     "measure": "posbias.cli.measure:measure",
     "attention": "posbias.cli.measure:attention",

@@ -28,6 +28,8 @@ ANSWERS = "answers"
 """Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "template_options"}
 """Options of a server that other flags set."""
+PLANTED = (0.95, 0.5, 0.4, 0.5, 0.95)
+"""Chances of a right answer by place, that `demo` is to find."""
 PLANNED_FOR = {
     "worst": "This is if all positions have that accuracy; fewer do if one alone is so low, or samples differ.",
     "mean": "This is if samples are right at all positions or at none; fewer do otherwise.",
@@ -175,6 +177,26 @@ def mitigate(
         trial = try_methods(subject, asked, options=settings, directory=run.directory)
         run.finish(trial.record)
     conclude(trial.record, {"": trial.requirement}, summary, quiet=flags.json)
+
+
+def demo(context: typer.Context, *, flags: Annotated[options.RunFlags, options.Take("json")]) -> None:
+    """Evaluate a stand-in with a planted bias, as a first look that takes seconds. No model is loaded.
+
+    Example: `posbias demo` · with a page: `posbias demo --out runs/planted`
+    """
+    from posbias import evaluate as evaluate_subject
+    from posbias.evaluation.responders import PlantedResponder
+
+    right = f"{PLANTED[0]:.0%} of the time at the ends, {min(PLANTED):.0%} in the middle"
+    say(f"No model is asked but a stand-in with a planted bias, which is right {right}.")
+    with running(context, flags) as run:
+        settings = EvaluateOptions(count=40, directory=run.directory, overwrite=flags.overwrite)
+        found = evaluate_subject(PlantedResponder(PLANTED), "key_value(pairs=9)", options=settings)
+        run.finish(found.record)
+    shape = found.curves["accuracy"].shape
+    was = "was found" if shape is not None and shape.label == "u" else "was not found"
+    command = "posbias evaluate demo --task 'documents(documents=4)' --positions 0,1,3 --count 40 --out runs/demo"
+    say(f"The planted bias {was}. Next, of a real model (98 MB, minutes): `{command}`")
 
 
 def plan(

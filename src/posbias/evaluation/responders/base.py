@@ -8,11 +8,15 @@ tokens out. Where the chat template opens the thoughts, only the closing mark is
 no answer.
 """
 
+import hashlib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from posbias.checks import Steps, checked_value
 from posbias.errors import UsageError
@@ -191,6 +195,41 @@ class Responder(ABC):
     def counts(self) -> dict[str, float]:
         """Costs of the requests so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
+
+
+class PlantedResponder(Responder):
+    """A stand-in without a model, whose bias is known: for `posbias demo`, and to test what is found of a bias.
+
+    An answer at relative place u of the passages is right with chance curve(u), linearly between the curve's points;
+    the luck of a request is that of its sample, place and seed. A scored answer is one token with this chance.
+    """
+
+    def __init__(self, curve: Sequence[float], *, seed: int = 0, method: str = "") -> None:
+        self.curve, self.seed, self.method = tuple(curve), seed, method
+        self.requests = 0
+        """Answered so far."""
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """As `Responder.respond`; requests have passages and an answer that one of them holds."""
+        replies = []
+        for request in requests:
+            self.requests += 1
+            answer = str(request.answer).strip()
+            held = [answer in request.text[begin:end] for begin, end in request.passages]
+            if True not in held:
+                raise UsageError(f"a planted responder needs passages, one with the answer, got {len(held)} without")
+            place = held.index(True) / max(1, len(held) - 1)
+            chance = float(np.clip(np.interp(place, np.linspace(0, 1, len(self.curve)), self.curve), 1e-6, 1.0))
+            digest = hashlib.sha256(f"{self.seed} {request.group} {place:.6f}".encode()).digest()
+            right = int.from_bytes(digest[:8]) / 2**64 < chance
+            told = AnswerScore((math.log(chance),), (1 if right else 2,)) if score else None
+            replies.append(Reply(Response(answer if right else "unknown", STOPPED) if generate else None, told))
+        return replies
+
+    def describe(self) -> dict[str, Any]:
+        """Curve and seed."""
+        model = {"source": "planted", "curve": list(self.curve), "seed": self.seed}
+        return {"kind": "planted", "model": model, "method": self.method}
 
 
 _NAME = r"(?:[\w:.-]*(?:think|thought)[\w:.-]*|scratchpad|in(?:ner|ternal)_monologue)"
