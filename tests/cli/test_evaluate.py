@@ -221,7 +221,7 @@ def test_samples_are_planned_for_a_bound(posbias):
     assert told[0] == "Samples from which on 80% of runs meet worst>=0.8, at 3 positions"
     assert told[-3].split() == ["1", "+0.2", "17", "51"], "as many as the guide names"
     assert list(json.loads(posbias("plan", "spread<=0.2", "--json").stdout)["samples"]) == ["0.15", "0.1", "0.05", "0"]
-    for bound in ("worst<=0.8", "mean>=1", "spread>=0.1", "spread<=0"):
+    for bound in ("worst<=0.8", "mean>=1", "spread>=0.1", "spread<=0", "effective_length>=512"):
         refused = posbias("plan", bound).stderr
         allowed = "allowed: worst>=, mean>= or spread<=, and a number in 0.01 ... 0.99"
         assert refused == f"posbias: plan {bound}: {allowed}\n"

@@ -376,9 +376,8 @@ def planned(require: Requirement, positions: int) -> dict[float, int]:
     from scipy.special import ndtri
     from scipy.stats import binom
 
-    require.check_possible(generated=True, several_lengths=False)
     spread, bound = require.what == "spread", require.number
-    if require.at_least == spread or not 0.01 <= bound <= 0.99:
+    if require.what not in LEVELS or require.at_least == spread or not 0.01 <= bound <= 0.99:
         raise UsageError(f"plan {require}: allowed: worst>=, mean>= or spread<=, and a number in 0.01 ... 0.99")
     found, together = {}, positions if require.what == "worst" else 1
     for share in PLANNED:
