@@ -8,6 +8,7 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import import_module
 from runpy import run_path
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from posbias.checks import NonNegative, checked
+from posbias.checks import CountOrZero, NonNegative, checked
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.calls import Called, calls_in
@@ -60,8 +61,8 @@ class Rule:
     """A rule by which a generated text is right or wrong: it says an accepted answer, or the value of one is read."""
 
     name: str
-    says: Callable[[str, str], bool] | None = None
-    """True if a text says an accepted answer; None if a value is read."""
+    says: Callable[[str, str], float] | None = None
+    """True if a text says an accepted answer, or how much of it, 0 ... 1; None if a value is read."""
     read: Callable[[str], Any] = lambda _: None
     """The one value that a text tells, or None where that is not certain; it counts as wrong."""
     accepted: Callable[[str], Any] | None = None
@@ -119,7 +120,7 @@ class Rule:
             return _scored(self.function, text, answers)
         said = unfenced(text).partition("\n")[0].strip() if self.one_line else text
         if self.says is not None:
-            return float(any(self.says(said, answer) for answer in answers))
+            return max(float(self.says(said, answer)) for answer in answers)
         told = self.read(said)
         return float(told is not None and any(self.same(told, self._accepted(answer)) for answer in answers))
 
@@ -174,6 +175,26 @@ def equals() -> Rule:
         return " ".join(text.split()).strip("\"'`*“”.").casefold()
 
     return Rule(name="equals", says=lambda said, answer: bare(said) == bare(answer), one_line=True)
+
+
+@RULES.register("similar")
+@checked
+def similar(after: CountOrZero = 0) -> Rule:
+    """A share: how alike the text is to an accepted answer (difflib's ratio); 0 if it does not begin as that does.
+
+    The first `after` characters must be the same, and are left out of the ratio.
+
+    Source: openai/mrcr, where they are a random beginning that is asked for.
+    """
+
+    def says(said: str, answer: str) -> float:
+        begun = said.startswith(answer[:after])
+        return SequenceMatcher(None, said[after:], answer[after:]).ratio() if begun else 0.0
+
+    def broken(text: str, answer: str) -> bool:
+        return not answer[:after].startswith(text[:after])
+
+    return Rule(name="similar", says=says, broken=broken)
 
 
 @RULES.register("regex")
