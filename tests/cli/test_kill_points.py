@@ -64,7 +64,7 @@ CASES = {
         (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "correlate OUT OUT"),
     ),
     "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),
-    "evaluate": Case(f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1", PLACED),
+    "evaluate": Case(f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1 --recovery", PLACED),
     "evaluate-over-another-run": Case(
         f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1",
         PLACED,

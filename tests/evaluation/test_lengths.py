@@ -63,7 +63,7 @@ def test_so_many_samples_as_are_planned_meet_a_bound_in_four_runs_of_five(text, 
         assert 0.8 - 3 * (0.16 / 200) ** 0.5 < met < 0.94, (true, count)
 
 
-@pytest.mark.parametrize("task", ["documents", "key_value", "needle(depths=3)"])
+@pytest.mark.parametrize("task", ["documents", "key_value", "needle(depths=3)", "task_among"])
 def test_prompts_are_as_long_as_asked(task, long_model):
     lengthened = LANGUAGE_TASKS.parse(task).at_length(700, long_model.tokenizer)
     lengths = [
@@ -83,6 +83,8 @@ def test_prompts_are_as_long_as_asked(task, long_model):
     ("task", "tokens", "message"),
     [
         ("pairwise", 500, "pairwise has a fixed number of items, so its prompts cannot be made 500 tokens long"),
+        ("mrcr(file='mrcr.jsonl')", 500, "has a fixed number of items"),
+        ("task_among", 100, r"task_among: its shortest prompt has \d+ tokens; 100 are asked"),
         ("key_value", 20, r"its shortest prompt has \d+ tokens; 20 are asked"),
         ("documents", 100_000, r"documents: its 40 items make prompts of \d+ tokens; 100000 are asked"),
     ],
@@ -194,7 +196,9 @@ def test_requirements_are_judged_at_the_safe_end(text, safe):
 
 @pytest.mark.parametrize("text", ["worst>0.6", "best>=0.6", "worst>=", "worst>=high", "", "worst>=0.6 mean>=1"])
 def test_requirements_that_say_nothing_are_refused(text):
-    with pytest.raises(UsageError, match=r"allowed: worst, mean, spread, effective_length, >= or <=, and a number"):
+    with pytest.raises(
+        UsageError, match=r"allowed: worst, mean, spread, recovery, effective_length, >= or <=, and a number"
+    ):
         Requirement.parse(text)
 
 

@@ -14,9 +14,10 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import HIGHEST, Contrast, position_means
+from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Contrast, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.recovery import gains_of, recovery_less
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
@@ -46,6 +47,10 @@ class Compared:
     """Holm-corrected p-values of the differences."""
     withheld: str = ""
     """Why its generated answers decide nothing, as `Evaluation.withheld`."""
+    recovery: tuple[StoredInterval, ...] = ()
+    """Its recovery less the first's: mean over positions, then at each; the ends hold for all evaluations at once."""
+    no_recovery: str = ""
+    """Why its recovery, which was measured, is not compared."""
 
 
 @RESULTS.register("compare_evaluations")
@@ -115,6 +120,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()
             by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
             compared[number] = replace(compared[number], changes=changes, differences=by_place)
         compared = _corrected(compared)
+    if all(run.recovery is not None for run in loaded):
+        compared = _with_recovery(compared, loaded, positions, count)
     resolved = {
         "title": f"{first.task}: {', '.join(named[1:])} beside {named[0]}",
         "task": first.task,
@@ -127,6 +134,26 @@ def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()
     record.scalars["compared"] = [plain(asdict(entry)) for entry in compared]
     record.arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
     return EvaluationComparison.from_record(record)
+
+
+def _with_recovery(
+    compared: Sequence[Compared], evaluations: Sequence[Evaluation], positions: Sequence[int], count: int
+) -> list[Compared]:
+    """Evaluations with their recovery less the first's, on the samples that are scored throughout in both."""
+    undefined = [run.recovery.undefined if run.recovery else "" for run in evaluations]
+    gains = [
+        gains_of(run.tables)[:count, [0, *(run.positions.index(place) + 1 for place in positions)]]
+        for run in evaluations
+    ]
+    found = [compared[0]]
+    for entry, new, why in zip(compared[1:], gains[1:], undefined[1:], strict=True):
+        complete = ~np.isnan(np.hstack([gains[0], new])).any(axis=1)
+        if not (why := undefined[0] or why) and complete.sum() < SAMPLES_FOR_CLAIM:
+            why = f"{complete.sum()} samples are scored throughout in both, {SAMPLES_FOR_CLAIM} are needed"
+        seed, tests = evaluations[0].record.seeds["samples"], len(compared) - 1
+        less = () if why else recovery_less(new[complete], gains[0][complete], seed=seed, tests=tests)
+        found.append(replace(entry, recovery=less, no_recovery=why))
+    return found
 
 
 def _check_paired(evaluations: Sequence[Evaluation]) -> None:

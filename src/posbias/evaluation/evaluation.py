@@ -18,8 +18,9 @@ from pydantic import InstanceOf
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Independent, PositionCurve, Scores, independent
-from posbias.evaluation.levels import Requirement, RequirementCheck, check_requirement
+from posbias.evaluation.levels import RECOVERY, Requirement, RequirementCheck, check_requirement
 from posbias.evaluation.reading import Reading, Verdicts
+from posbias.evaluation.recovery import Recovery
 from posbias.evaluation.responders.base import REFUSED
 from posbias.files import json_object, read_lines, write_file
 from posbias.results.records import Record, read_record, remove_record
@@ -132,8 +133,8 @@ class Evaluation(Result):
     tables: Mapping[str, InstanceOf[np.ndarray]] = field(default_factory=dict)
     """score[sample, position]: `correct` (1 or 0), `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 if it was), `cut` (1 if it was cut off before what the task's rule reads was complete), and what a
-    task notes beside (`LanguageTask.noted`); NaN if there is none."""
+    `too_long` (1 if it was), `cut` (1 if it was cut off before what the task's rule reads was complete), what a task
+    notes beside (`LanguageTask.noted`), and for recovery `logprob_alone` and `logprob_bare`; NaN if there is none."""
     curves: Mapping[str, PositionCurve] = field(default_factory=dict)
     """A curve with its statistics for every measure that answers decide."""
     max_tokens: int | None = None
@@ -159,6 +160,8 @@ class Evaluation(Result):
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of samples, as of `samples.notices_of`."""
+    recovery: Recovery | None = None
+    """How much of the gain of the moved item is left among the others; None if it was not measured."""
     requirement: RequirementCheck | None = None
     """The bound that was required, checked; None if there was none."""
     series: tuple[InfluenceSeries, ...] = ()
@@ -209,8 +212,11 @@ class Evaluation(Result):
         return self.reading.withheld
 
     def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on accuracy, or on log-probability if no answer was judged."""
-        return check_requirement(require, measures_of(self.tables), self.withheld, arm=str(self.source or ""))
+        """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged."""
+        arm, recovery = str(self.source or ""), self.recovery or Recovery()
+        if require.what == RECOVERY:
+            return require.check(recovery.worst, RECOVERY, arm=arm, withheld=recovery.undefined)
+        return check_requirement(require, measures_of(self.tables), self.withheld, arm=arm)
 
     @property
     def title(self) -> str:

@@ -167,6 +167,12 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         for column, place in enumerate(comparison.positions)
         if entry.differences
     ]
+    places = ["mean", *map(str, comparison.positions)]
+    recovered = [
+        {"run": entry.name, **{place: each.text() for place, each in zip(places, entry.recovery, strict=True)}}
+        for entry in others
+        if entry.recovery
+    ]
     figure = replace(comparison.shown().figure(), slug="evaluations", x_label=axis_of(comparison.n_items))
     return Report(
         comparison.record.title,
@@ -174,15 +180,29 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         verdict=[
             *(f"No conclusion from the generated answers of {each.name}: {each.withheld}." for each in withheld),
             *(_sentence(comparison, entry) for entry in others),
+            *(_recovery_sentence(baseline, entry) for entry in others if entry.recovery or entry.no_recovery),
         ],
         picture=[figure],
-        summary=[Table.of(f"Less {baseline.name}, {comparison.n_samples} samples", changes)],
+        summary=[
+            Table.of(f"Less {baseline.name}, {comparison.n_samples} samples", changes),
+            *([Table.of(f"Recovery less that of {baseline.name}", recovered)] if recovered else []),
+        ],
         tables=[
             Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], by_position),
         ],
         note=PAIRED_NOTE,
         record=comparison.record,
     )
+
+
+def _recovery_sentence(baseline: Compared, entry: Compared) -> str:
+    """Whether one evaluation keeps more of what the item gains, or less, than the first."""
+    if entry.no_recovery:
+        return f"Recovery of {entry.name} and {baseline.name} is not compared: {entry.no_recovery}."
+    less, *_ = entry.recovery
+    found = "more" if less.value > 0 else "less"
+    told = f"{entry.name} keeps {found} of it than" if less.excludes(0.0) else "no difference is established to"
+    return f"Recovery, mean over positions: {told} {baseline.name} ({change_text(less, '+')})."
 
 
 PLACED = {

@@ -20,8 +20,9 @@ from pydantic import InstanceOf
 from posbias.errors import UsageError
 from posbias.evaluation.curve import DECIDING, SAMPLES_FOR_CLAIM, complete_samples, position_means
 from posbias.evaluation.evaluation import LENGTHS, Evaluation
-from posbias.evaluation.levels import EFFECTIVE_LENGTH, Requirement, RequirementCheck, levels_of
+from posbias.evaluation.levels import EFFECTIVE_LENGTH, RECOVERY, Requirement, RequirementCheck, levels_of
 from posbias.evaluation.options import EvaluateOptions
+from posbias.evaluation.recovery import Recovery
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result, as_stored
 from posbias.results.showing import Shown
@@ -46,6 +47,8 @@ class LengthLevel:
     """Why its answers decide nothing; empty if they decide."""
     cells: tuple[StoredInterval, ...] = ()
     """Accuracy at every depth, each with its own interval."""
+    recovery: Recovery | None = None
+    """How much of the gain of the moved item is left; None if it was not measured."""
 
     @classmethod
     def of(cls, length: int, evaluation: Evaluation, depths: Sequence[float], curves: int) -> "LengthLevel":
@@ -56,7 +59,8 @@ class LengthLevel:
         if n_complete >= SAMPLES_FOR_CLAIM:
             found = levels_of(evaluation.right, curves=curves)
             worst, mean = found.worst, found.mean
-        return cls(length, n_complete, worst, depths[int(np.nanargmin(means))], mean, evaluation.withheld, cells)
+        deepest, withheld = depths[int(np.nanargmin(means))], evaluation.withheld
+        return cls(length, n_complete, worst, deepest, mean, withheld, cells, evaluation.recovery)
 
     def reaches(self, threshold: float) -> bool | None:
         """True if it has this accuracy at every depth; None: not decided."""
@@ -202,16 +206,19 @@ class LengthEvaluation(Result):
         return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens")
 
     def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on the effective length, or on the worst cell."""
+        """The check of a bound on the effective length, or on the worst cell, of accuracy or recovery."""
         if require.what == EFFECTIVE_LENGTH:
             effective = self.effective_length
             return require.check(Interval(effective.by_estimate, effective.at_least, np.inf), EFFECTIVE_LENGTH)
-        if require.what != "worst":
-            raise UsageError(f"requirement {require}: allowed with several lengths: worst, {EFFECTIVE_LENGTH}")
-        ends = [level.worst for level in self.levels]
+        if require.what not in ("worst", RECOVERY):
+            raise UsageError(f"requirement {require}: allowed with lengths: worst, {RECOVERY}, {EFFECTIVE_LENGTH}")
+        ends, whys = [level.worst for level in self.levels], [level.withheld for level in self.levels]
+        if require.what == RECOVERY:
+            found = [level.recovery or Recovery() for level in self.levels]
+            ends, whys = [each.worst for each in found], [each.undefined for each in found]
         value = Interval(*(min(getattr(end, name) for end in ends) for name in ("value", "low", "high")))
-        withheld = "; ".join(f"at {level.length} tokens {level.withheld}" for level in self.levels if level.withheld)
-        return require.check(value, "accuracy", withheld=withheld)
+        withheld = "; ".join(f"at {length} tokens {why}" for length, why in zip(self.lengths, whys, strict=True) if why)
+        return require.check(value, "accuracy" if require.what == "worst" else RECOVERY, withheld=withheld)
 
 
 def depths_of(tasks: Mapping[int, LanguageTask], options: EvaluateOptions) -> tuple[float, ...]:

@@ -58,12 +58,12 @@ from posbias.statistics import (
 GRAMMAR = re.compile(
     r"\s*(?P<what>[a-z_]+)\s*(?P<sign>>=|<=)\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
 )
-EFFECTIVE_LENGTH = "effective_length"
+EFFECTIVE_LENGTH, RECOVERY = "effective_length", "recovery"
 LEVELS = ("worst", "mean", "spread")
 UNKNOWN = Interval(math.nan, -math.inf, math.inf)
-BOUNDED = (*LEVELS, EFFECTIVE_LENGTH)
-"""Numbers that may be required: the worst position, the mean over positions, best minus worst; and, of an evaluation at
-several lengths, the longest at which accuracy is high enough."""
+BOUNDED = (*LEVELS, RECOVERY, EFFECTIVE_LENGTH)
+"""Numbers that may be required: the worst position, the mean over positions, best minus worst; recovery at its worst
+position; and, of an evaluation at several lengths, the longest at which accuracy is high enough."""
 
 Table = Float64[np.ndarray, "rows columns"]
 
@@ -94,8 +94,14 @@ class Requirement:
             raise UsageError(f"requirement {text!r}: allowed: {', '.join(BOUNDED)}, >= or <=, and a number: worst>=0.6")
         return cls(match["what"], match["sign"] == ">=", float(match["number"]))
 
-    def check_possible(self, *, generated: bool, several_lengths: bool) -> None:
+    def check_possible(self, *, generated: bool, several_lengths: bool, recovery: bool = False) -> None:
         """Refuse a bound on what no result of an evaluation has, or outside what that can be."""
+        if self.what == RECOVERY:
+            if not recovery:
+                raise UsageError(f"require {self}: recovery is measured by evaluate, with recovery=True (--recovery)")
+            if not (self.at_least and 0 <= self.number <= 1):
+                raise UsageError(f"require {self}: allowed: recovery>= and a number in 0 ... 1")
+            return
         allowed = ("worst", EFFECTIVE_LENGTH) if several_lengths else LEVELS
         if self.what not in allowed:
             lengths = "several lengths" if several_lengths else "one length (--lengths 1024,4096 asks for several)"

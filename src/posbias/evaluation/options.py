@@ -33,7 +33,7 @@ LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
-OF_EVALUATE_ALONE = ("lengths", "turns", "orders", "prices", "threshold", "require")
+OF_EVALUATE_ALONE = ("lengths", "turns", "orders", "prices", "recovery", "threshold", "require")
 """Settings that other verbs which ask samples do not take."""
 CHANGE_NO_REPLY = {
     *OF_EVALUATE_ALONE,
@@ -73,13 +73,16 @@ class EvaluateOptions:
     """Accuracy that the effective length asks for at every position, and share of replies that must keep a rule."""
     require: Requirement | None = None
     """A bound for pipelines: the whole interval must meet it (exit code 3 if not), such as worst>=0.8, mean>=0.7,
-    spread<=0.2, or at several lengths effective_length>=4096."""
+    spread<=0.2, recovery>=0.8 (with recovery), or at several lengths effective_length>=4096."""
     seed: Natural = 0
     """Seed of samples and folds."""
     generate: bool = True
     """Generate answers and judge them by the task's published rule."""
     score: bool = True
     """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
+    recovery: bool = False
+    """Score the right answer with the moved item alone and without it, too: how much of the item's gain is left among
+    the others, by position (1: all of it, 0: none)."""
     max_tokens: Steps | None = None
     """Tokens generated at most; by default the task's own number."""
     thinking_tokens: StepsOrZero = 0
@@ -115,7 +118,11 @@ class EvaluateOptions:
                 f"evaluate: orders are at least 2, each once, without lengths and turns, got {list(self.orders)}"
             )
         if self.require is not None:
-            self.require.check_possible(generated=self.generate, several_lengths=bool(self.lengths))
+            self.require.check_possible(
+                generated=self.generate, several_lengths=bool(self.lengths), recovery=self.recovery
+            )
+        if self.recovery and not self.score:
+            raise UsageError("evaluate: recovery is of the right answer's log-probability, and score=False takes none")
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
 
@@ -125,7 +132,7 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "turns", "orders"):
+        for name in ("lengths", "turns", "orders", "recovery"):
             if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 
@@ -136,6 +143,8 @@ class EvaluateOptions:
             UsageError: a wrong line, fewer samples than are asked for, or positions that the task lacks.
         """
         count = self.count_of(task)
+        if self.recovery and not task.stands_alone:
+            raise UsageError(f"{task.name}: recovery needs the moved item alone with the same answer, which it lacks")
         if getattr(task, "file", None) is not None:
             task.draw(None, count=self.skip + count, seed=self.seed)
         if not self.lengths:

@@ -22,6 +22,7 @@ from posbias.evaluation.finished_page import (
 from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
+from posbias.evaluation.recovery import Recovery
 from posbias.results.figures import Figure, HeatMap
 from posbias.results.naming import label
 from posbias.results.page import Report
@@ -60,18 +61,19 @@ def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
+    first = 2 if evaluation.recovery and evaluation.recovery.by_position else 1
     return Report(
         record.title,
         kicker="posbias · behaviour by position",
         notices=notices_of(evaluation),
         verdict=verdict_of(evaluation),
         picture=figures[:1],
-        summary=tables[:1],
+        summary=tables[:first],
         statements=statements_of(evaluation),
         caveats=_caveats(evaluation),
         figures=figures[1:],
         note=NOTE,
-        tables=tables[1:],
+        tables=tables[first:],
         left_out=_reasons(evaluation),
         record=record,
     )
@@ -115,6 +117,7 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     if not curves or evaluation.verdicts:
         return statements_of(evaluation)[:2]
     sentences = [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
+    sentences += _recovery_sentences(evaluation)
     if not withheld and (correlated := correlation_verdict(evaluation.series)):
         sentences.append(correlated)
     elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
@@ -165,7 +168,7 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
-    tables = [_score_table(evaluation)]
+    tables = [_score_table(evaluation), _recovery_table(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
     tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
@@ -261,6 +264,25 @@ def _score_table(evaluation: Evaluation) -> Table:
         means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
         rows.append({"position": str(place), "answer's token": token, "samples": samples, **means})
     return Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
+
+
+def _recovery_sentences(evaluation: Evaluation) -> list[str]:
+    """What is left of the item's gain at the worst position, or why that is not defined; none if not measured."""
+    found = evaluation.recovery
+    if found is None or found.undefined:
+        return [] if found is None else [f"Recovery is not defined: {found.undefined}."]
+    left = dict(zip(evaluation.positions, found.by_position, strict=True))
+    worst, best = (choose(left, key=lambda place: left[place].value) for choose in (min, max))
+    numbers = f"{found.worst.text('.2f')} is left at position {worst}, {left[best].text('.2f')} at position {best}"
+    return [f"Recovery: of what the item gains alone {numbers}."]
+
+
+def _recovery_table(evaluation: Evaluation) -> Table:
+    """What is left of the item's gain by position; no rows if it is not measured, or not defined."""
+    found = evaluation.recovery or Recovery()
+    title = f"Recovery: share of the item's gain alone, {found.gain.text('.2f')} nats, that is left among the others"
+    rows = zip(evaluation.positions, found.by_position, strict=False)
+    return Table.of(title, [{"position": str(place), "recovery": each.text()} for place, each in rows])
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:
@@ -399,10 +421,13 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
 def _cell_table(evaluation: LengthEvaluation) -> Table:
     threshold, words = evaluation.threshold, {True: "yes", False: "no", None: "not decided"}
     depths = [f"depth {depth:.2g}" for depth in evaluation.depths]
+    recovered = any(level.recovery for level in evaluation.levels)
     header = ["tokens", "samples", f"{threshold:g} at every depth", *depths, "mean", "worst"]
+    header += ["recovery at worst"] * recovered
     cells = []
     for level in evaluation.levels:
         reached = words[level.reaches(threshold)]
         means = [cell.text() for cell in (*level.cells, level.mean, level.worst)]
+        means += [(level.recovery or Recovery()).worst.text()] * recovered
         cells.append([str(level.length), str(level.n_complete), reached, *means])
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)

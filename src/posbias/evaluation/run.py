@@ -20,17 +20,27 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
-from posbias.evaluation.curve import HIGHEST, Scores, position_curve
+from posbias.evaluation.curve import HIGHEST, PerSample, Scores, position_curve
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
 from posbias.evaluation.forms import OrdersEvaluation, TurnsEvaluation, compare_orders, compare_turns, orders_of
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import judge_verdicts, reading_of
+from posbias.evaluation.recovery import ALONE, BARE, recovery_of
 from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
 from posbias.evaluation.responders.local import as_responder
-from posbias.evaluation.samples import HISTORIES, Sample, notices_of, requests_of, samples_of, tables_of, task_for
+from posbias.evaluation.samples import (
+    HISTORIES,
+    Sample,
+    notices_of,
+    requests_of,
+    samples_of,
+    stripped_samples,
+    tables_of,
+    task_for,
+)
 from posbias.files import write_file
 from posbias.measurement.units import check_passes
 from posbias.models.model import Model
@@ -282,7 +292,8 @@ def evaluate_responder(
     asked = _asked(task, options)
     described = responder.describe()
     settings = _settings(responder, task, options)
-    whole = {**settings, "samples": [sample.piece for sample in samples], "seed": options.seed}  # draws have a seed
+    short = [*stripped_samples(task, responder.tokenizer, options)] if options.recovery else []
+    whole = {**settings, "samples": [sample.piece for sample in (*samples, *short)], "seed": options.seed}
     depends = {"evaluation": fingerprint(whole), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
         evaluation = Evaluation.from_record(record)
@@ -291,9 +302,11 @@ def evaluate_responder(
     if options.directory is not None and options.overwrite and not options.resume:
         clear_parts(options.directory)  # of one among several subjects, whose name the run's directory does not know
     store = PartStore(options.directory, settings)
+    stripped = _stripped(short, task, options, responder) if short else {}  # a server without scores asks nothing more
     replies, learnt, seconds = _replies(samples, task, options, responder, store)
     described |= learnt
     tables, outputs = tables_of(task, samples, replies)
+    tables |= {name: np.repeat(column[:, None], len(positions), axis=1) for name, column in stripped.items()}
     _check_scored(tables, outputs, options, described)
     model, method = described.get("model"), described.get("method") or ""
     source = (model.get("source") if isinstance(model, Mapping) else model) or "model"
@@ -310,11 +323,32 @@ def evaluate_responder(
         "fingerprint": fingerprint(depends),
     }
     scalars = {**_scored(task, samples, replies, tables, outputs, options), "reused": store.reused, "seconds": seconds}
-    record = Record("evaluate", {}, resolved, scalars, seeds={"samples": options.seed})
+    seeds = {"samples": options.seed}
+    if short:
+        seeds["bootstrap"] = options.seed
+        scalars["recovery"] = as_stored(recovery_of(tables, seed=options.seed))
+    record = Record("evaluate", {}, resolved, scalars, seeds=seeds)
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
     if options.directory is not None:
         write_outputs(outputs, options.directory)
     return replace(Evaluation.from_record(record), outputs=tuple(outputs))
+
+
+def _stripped(
+    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
+) -> dict[str, PerSample]:
+    """Log-probabilities of the answers with the moved item alone, and without it.
+
+    Raises:
+        RunError: there is none.
+    """
+    store, scoring = PartStore(options.directory, _settings(responder, task, options)), replace(options, generate=False)
+    replies, learnt, _ = _replies(samples, task, scoring, responder, store)
+    logprobs = np.array([np.nan if reply.score is None else reply.score.logprob for reply in replies]).reshape(-1, 2)
+    if np.isnan(logprobs).all():
+        why = learnt.get("no_scores_because") or "no answer to the item alone, or without it, is scored"
+        raise RunError(f"recovery needs log-probabilities of the right answers: {why}")
+    return {ALONE: logprobs[:, 0], BARE: logprobs[:, 1]}
 
 
 def _asked(task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:

@@ -68,6 +68,14 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
         yield Sample(name, tuple(group))
 
 
+def stripped_samples(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
+    """Every sample with two prompts, of the moved item alone and without it (`LanguageTask.stripped`)."""
+    count = options.skip + options.count_of(task)
+    pairs = task.stripped_examples(tokenizer, count=count, seed=options.seed)
+    for alone, bare in itertools.islice(pairs, options.skip, None):
+        yield Sample(f"{alone.sample}-stripped", (alone, bare))
+
+
 def notices_of(task: LanguageTask, samples: Sequence[Sample], replies: Sequence[Reply]) -> dict[str, Any]:
     """Oddities of samples and their answers by `NOTICES`: numbers (from 0) of the samples with them, and what they
     spell: control tokens, and tools that were not offered."""

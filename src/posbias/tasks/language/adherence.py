@@ -184,6 +184,7 @@ class RulesAtTurns(LanguageTask):
     counted: ClassVar[str] = "turns"
     first_position: ClassVar[int] = 1
     sampled: ClassVar[str] = "conversations"
+    stands_alone: ClassVar[bool] = False
     wording: ClassVar[tuple[str, ...]] = ("placements",)
 
     def __post_init__(self) -> None:

@@ -313,6 +313,11 @@ class LanguageTask(ABC):
         return ("\n",) if self.answer_rule.one_line else ()
 
     @property
+    def stands_alone(self) -> bool:
+        """True if the question has the same answer where the moved item stands without the others."""
+        return True
+
+    @property
     def samples_there(self) -> int | None:
         """Samples that a file of one's own holds; None for a task that draws as many as it is asked for."""
         path = getattr(self, "file", None)
@@ -333,6 +338,10 @@ class LanguageTask(ABC):
         answers = sample.answers or (LETTERS[position],)
         told = listed(entries, position, answers, around=(before, after), between=self.between, form=self.form)
         return replace(told, notices=sample.notices, target=sample.target, cluster=sample.cluster, place=place)
+
+    def stripped(self, sample: Any, *, moved: bool) -> Draft:
+        """The prompt of a drawn sample with nothing but the moved item, or without it; here of an `Asked`."""
+        return self.draft(replace(sample, others=(), rank=0, moved=sample.moved if moved else None), 0)
 
     @cached_property
     def answer_rule(self) -> Rule:
@@ -449,6 +458,13 @@ class LanguageTask(ABC):
             for told in [dict[str, Any](question=getattr(sample, "question", ""), origin=lines[index % len(lines)])]
             for position in columns
         )
+
+    def stripped_examples(self, tokenizer: Any, *, count: int, seed: int = 0) -> Iterator[tuple[Example, Example]]:
+        """Of each of `count` samples the moved item alone, and the prompt without it; arguments as of `examples`."""
+        for index, sample in enumerate(self.draw(tokenizer, count=count, seed=seed)):
+            alone, bare = (self.stripped(sample, moved=moved) for moved in (True, False))
+            name = f"{seed}-{index}"
+            yield self._example(tokenizer, alone, 0, name), self._example(tokenizer, bare, 0, name)
 
     def wrapped(self, text: str) -> str | tuple[Message, ...]:
         """The text itself, or a conversation of one message where chat is asked."""

@@ -298,6 +298,11 @@ class Items(LanguageTask):
         return fillers
 
     @property
+    def stands_alone(self) -> bool:
+        """False where the answer is the letter of a place, and for conversations, which are no lists."""
+        return not self._letters and not any("messages" in record for _, record in self._raw)
+
+    @property
     def plain(self) -> tuple[str, str]:
         """The units, then the question, which comes first if letters are asked for."""
         if self._letters:

@@ -83,6 +83,7 @@ class Mrcr(LanguageTask):
     scoring: ClassVar[str] = f"similar(after={BEGINNING})"
     max_tokens: ClassVar[int] = 128
     counted: ClassVar[str] = "others"
+    stands_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.file is not None:

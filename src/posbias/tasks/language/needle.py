@@ -119,6 +119,10 @@ class Needle(LanguageTask):
         text = _prompt(" ".join([*before, sample.moved, *after]), sample.question)
         return Draft(text, sample.answers, (begin, begin + len(sample.moved)), notices=sample.notices)
 
+    def stripped(self, sample: Hidden, *, moved: bool) -> Draft:
+        """The needle alone, or no text at all."""
+        return Draft(_prompt(sample.moved if moved else "", sample.question), sample.answers, None)
+
 
 def _prompt(text: str, question: str) -> str:
     return f"{OPENING}{text}\n\nQuestion: {question}\nAnswer:"

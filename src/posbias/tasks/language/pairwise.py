@@ -63,6 +63,8 @@ class Pairwise(LanguageTask):
         if self.template is not None:
             object.__setattr__(self, "lead_in", "")  # the answer continues words of one's own
 
+    stands_alone: ClassVar[bool] = False
+
     @property
     def n_items(self) -> int:
         """Two slots."""
