@@ -139,5 +139,5 @@ def test_what_has_no_such_order_is_refused_in_one_line(task, orders, message, re
 
 
 def test_prices_go_with_orders():
-    with pytest.raises(UsageError, match=r"prices are two numbers and go with orders, got \[2\.0\]"):
+    with pytest.raises(UsageError, match=r"prices are two numbers and go with orders or turns, got \[2\.0\]"):
         EvaluateOptions(orders=("given", "ends"), prices=(2.0,))

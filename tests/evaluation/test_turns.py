@@ -58,18 +58,18 @@ def test_a_rule_that_is_forgotten_is_found_with_its_turn_and_the_cheapest_place(
     assert (found.lasting["system"].kept_until, found.lasting["system"].lost_by) == (3, 7)
     assert all(found.lasting[place].kept_until == 7 for place in ("both", "last", "every(5)"))
     lost, cheapest, left_out = found.verdict
-    assert "it holds in 0.00 [0.00, " in lost
-    assert lost.endswith("lost by turn 7 (share 0.7).")
+    assert lost.startswith("Lost by turn 7: with the rule in the system message alone it holds in 0.00 [0.00, ")
     assert cheapest.startswith("Cheapest place that keeps it better: behind the last question alone, in 1.00 [")
     assert NEVER in left_out
     prices = found.prices
     assert prices["system"].unit == "characters"  # no tokenizer of the server's model is known
     assert prices["last"].added == prices["first"].added < prices["both"].added
     assert prices["system"].kept > prices["last"].kept > 0.5
+    assert prices["last"].added == len(f"\n\n{LOWER}")  # of the rule that is judged
     again = pb.load_record(tmp_path / "run")
     assert again.verdict == found.verdict
     page = pb.write_report(again, out=tmp_path / "page").read_text()
-    assert "lost by turn 7" in page
+    assert "Lost by turn 7" in page
     assert "What each place costs" in page
 
 
@@ -84,12 +84,12 @@ def test_replies_to_rules_that_are_left_out_withhold_nothing(rules):
         found = ask(
             server, "rules(file='rules.yaml', placements=['system', 'last'])", turns=(2,), count=24, threshold=0.7
         )
-    assert found.verdict[0].endswith("kept through turn 2 (share 0.7).")
+    assert found.verdict[0].startswith("Kept through turn 2: ")
 
 
 def test_a_rule_that_lasts_needs_no_other_place(rules):
     found = asked(100, "rules(file='rules.yaml', placements=['system', 'last'])", turns=(1, 4), count=24, threshold=0.7)
-    assert found.verdict[0].endswith("kept through turn 4 (share 0.7).")
+    assert found.verdict[0].startswith("Kept through turn 4: ")
     assert found.verdict[1] == "No other place is needed."
 
 
@@ -151,7 +151,9 @@ def test_other_uses_of_the_task_are_refused(rules):
 
 def test_a_model_that_keeps_no_rule_when_told_is_not_judged(rules):
     rules.write_text(f'- {{say: "{NEVER}", check: "contains(text=\'zzz\')"}}')
-    with pytest.raises(RunError, match="keeps none of 1 rules even when just told"):
+    with pytest.raises(
+        RunError, match="none of 1 rules is kept by half of the replies even when it has just been told"
+    ):
         asked(9, "rules(file='rules.yaml')", turns=(1, 2), count=4)
 
 

@@ -102,6 +102,8 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
+    elif sort == "checks":
+        parameters |= {each: {"meaning": ""} for each in inspect.signature(variant).parameters}
     described["description"] = inspect.getdoc(variant) or ""
     return {**described, "sample": _sample(variant)} if sort == "tasks" else described
 
@@ -121,6 +123,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     spelled = [f"{name}={entry['default']!r}" if "default" in entry else name for name, entry in parameters.items()]
     lines = [f"{variant['name']}({', '.join(spelled)})", "", variant["description"]]
     for name, entry in parameters.items():
+        if not entry["meaning"]:
+            continue
         meaning = f"{name}: {entry['meaning']}"
         lines += ["", textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)]
     if variant.get("sample"):

@@ -16,7 +16,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Contrast, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
-from posbias.evaluation.levels import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.levels import MEAN, SPREAD, WORST, Change, changes_of, confirmed_between, samples_needed
 from posbias.evaluation.recovery import gains_of, recovery_less
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.naming import numbered
@@ -85,13 +85,16 @@ class EvaluationComparison(Result):
 
 
 @checked
-def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()) -> EvaluationComparison:
+def compare_evaluations(
+    evaluations: Sequence[Any], *, names: Sequence[str] = (), endpoints: Sequence[str] = (MEAN, WORST, SPREAD)
+) -> EvaluationComparison:
     """Evaluations of one task on the same samples, each less the first, by the first measure that all of them have.
 
     Args:
         evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
             first samples and the positions that all of them have are compared.
         names: What they are called; by default by their models.
+        endpoints: What is tested of the curves; p-values are corrected for its number, too.
 
     Raises:
         UsageError: fewer than two, other settings or samples, several lengths, or no measure that all of them have.
@@ -115,8 +118,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()
     ]
     if n_samples >= needed and decided:
         for number, other in enumerate(others, start=1):
-            changes = {name: change.confirmed() for name, change in changes_of(baseline, other).items()}
-            del changes[FORMERLY_BEST]
+            found = changes_of(baseline, other)
+            changes = {name: found[name].confirmed() for name in endpoints}
             by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
             compared[number] = replace(compared[number], changes=changes, differences=by_place)
         compared = _corrected(compared)

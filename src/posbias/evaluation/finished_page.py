@@ -212,9 +212,10 @@ PLACED = {
     "last": "behind the last question alone",
 }
 TURNS_NOTE = (
-    "Every placement is judged on the same conversations and the same earlier replies, which the model made with the "
-    "rule at the first placement. Intervals are over conversations. A prefix cache keeps the beginning that a prompt "
-    "shares with that of the turn before; prices are means over the turns."
+    "Every placement is judged on the same conversations and the same earlier replies; the model's own were made with "
+    "the rule at the first placement. Intervals are over conversations; p is corrected (Holm) for the number of "
+    "placements. A prefix cache keeps the beginning that a prompt shares with that of the turn before; tokens are "
+    "means over the turns."
 )
 
 
@@ -227,7 +228,7 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
     ]
     prices = []
     for entry in comparison.compared:
-        told = {"the rule stands": placed(entry.name), **_less(entry, f"kept, less {baseline.name}")}
+        told = {"the rule stands": placed(entry.name), **_less(entry, f"at turn {turns[-1]}, less {baseline.name}")}
         prices.append({**told, **_price_row(comparison.prices[entry.name])})
     by_rule = [
         {"rule": say, **{name: f"{share:.2f}" for name, share in shares.items()}}
@@ -264,17 +265,22 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
         ]
     turns, lasting = comparison.positions, comparison.lasting[baseline.name]
     if turns[-1] not in lasting.level:
-        return [f"Too few conversations for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
+        return [
+            f"Too few conversations for a claim: {comparison.n_samples} under a rule that is kept when just told, "
+            f"{comparison.samples_needed} are needed (--count)."
+        ]
     last = turns[-1]
     share = f"in {lasting.level[last].text('.2f')} of replies at turn {last}"
     if len(turns) > 1:
         share += f", in {lasting.level[turns[0]].text('.2f')} at turn {turns[0]}"
-    lost = f"kept until turn {lasting.kept_until} at least" if lasting.kept_until else "not decided by so few samples"
+    lost = f"Kept until turn {lasting.kept_until} at least" if lasting.kept_until else "Not decided by so few samples"
     if lasting.lost_by is not None:
-        lost = f"lost by turn {lasting.lost_by}"
+        lost = (
+            f"Lost by turn {lasting.lost_by}" if lasting.lost_by > turns[0] else f"Not kept at turn {turns[0]} already"
+        )
     elif lasting.kept_until == last:
-        lost = f"kept through turn {last}"
-    said = [f"With the rule {placed(baseline.name)} it holds {share}: {lost} (share {lasting.threshold:g})."]
+        lost = f"Kept through turn {last}"
+    said = [f"{lost}: with the rule {placed(baseline.name)} it holds {share} (asked: {lasting.threshold:g})."]
     better = [entry for entry in others if entry.p.get(MEAN, 1.0) < ALPHA and entry.changes[MEAN].value.value > 0]
     if better:
         cheapest = min(better, key=lambda entry: comparison.prices[entry.name].added)
@@ -285,7 +291,7 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
         )
         said.append(
             f"Cheapest place that keeps it better: {placed(cheapest.name)}, in {held} at turn {last}, for "
-            f"{price.added:.0f} {price.unit} a prompt{kept}."
+            f"{price.added:.0f} {price.unit} a prompt, not {before.added:.0f}{kept}."
         )
     elif lasting.kept_until == last:
         said.append("No other place is needed.")
@@ -293,7 +299,7 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
         said.append("No other place is shown to keep it better.")
         if comparison.deciding is not None:
             rise, samples = comparison.deciding
-            said[-1] += f" About {samples:,} conversations (--count) would show a rise of {rise:.2g}."
+            said[-1] += f" About {samples:,} samples (--count) would show a rise of {rise:.2g} at turn {last}."
     if comparison.left_out:
         rules = "; ".join(f'"{say}"' for say in comparison.left_out)
         said.append(f"Left out, since broken even when just told: {rules}")

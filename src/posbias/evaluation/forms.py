@@ -9,6 +9,7 @@ forms differ in nothing but where the rule stands. A rule that is broken even wh
 turns or places, and is left out.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from posbias.evaluation.curve import (
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import Reading
 from posbias.registry import parse_literal_call
 from posbias.results.result import RESULTS, as_stored
@@ -163,20 +165,15 @@ def compare_orders(
         tokenizer: The model's own; None: prices are in characters.
         prices: Of a million tokens, read and kept; empty: no money.
     """
-    comparison = compare_evaluations(list(found.values()), names=list(found))
+    comparison = compare_evaluations(list(found.values()), names=list(found), endpoints=(MEAN,))
     units = {name: [_units(each.prompt, tokenizer, each.own_control) for each in sent[name]] for name in found}
     first = next(iter(units.values()))
     costs = {}
     for name, prompts in units.items():
-        price = _price(list(zip(prompts, [None, *prompts[:-1]], strict=True)), first, tokenizer)
+        costs[name] = _price(list(zip(prompts, [None, *prompts[:-1]], strict=True)), first, tokenizer, prices)
         work = found[name].responder
         if work.get("cached_tokens"):
-            price = replace(price, reported=work["cached_tokens"] / work["prompt_tokens"])
-        if prices and tokenizer is not None:
-            kept = price.read * float(np.nan_to_num(price.kept))
-            money = (price.read - kept) * prices[0] + kept * prices[1]
-            price = replace(price, money=money * PROMPTS / TOKENS)
-        costs[name] = price
+            costs[name] = replace(costs[name], reported=work["cached_tokens"] / work["prompt_tokens"])
     record = comparison.record
     record.verb = "evaluate_orders"
     source = next(iter(found.values())).source or "model"
@@ -187,49 +184,80 @@ def compare_orders(
 
 def compare_turns(
     found: Mapping[str, Evaluation],
-    just_told: Evaluation,
+    left_out: Sequence[str],
     task: RulesAtTurns,
     told: Sequence[Told],
     *,
-    threshold: float,
+    options: EvaluateOptions,
     tokenizer: Any,
 ) -> TurnsEvaluation:
-    """Evaluations of all placements on the same samples, each less the first, with prices and how long rules last.
+    """Evaluations of all placements on the same samples, with prices and how long rules last; at the last turn each is
+    less the first, so that turns at which no rule is lost yet do not water down the difference.
 
     Args:
         found: The evaluation of each placement; the first is the one that the others are compared to.
-        just_told: The same samples, a question alone with the rule behind it.
+        left_out: Rules that are not judged, as `broken_when_told` finds them.
         task: With the replies of all conversations.
         told: The samples.
-        threshold: Share of replies that must keep a rule.
+        options: Threshold, turns and prices.
         tokenizer: The model's own; None: prices are in characters.
-
-    Raises:
-        RunError: no rule is kept even when it has just been told.
     """
-    rules = np.array([sample.say for sample in told])
-    fresh = just_told.tables["correct"][:, 0]
-    left_out = [say for say in dict.fromkeys(rules) if not np.nanmean(fresh[rules == say]) >= KEPT_WHEN_TOLD]
-    rows = ~np.isin(rules, left_out)
-    if not rows.any():
-        raise RunError(f"the model keeps none of {len(left_out)} rules even when just told, so none is judged by turn")
-    judged = {name: _of_rows(evaluation, np.flatnonzero(rows)) for name, evaluation in found.items()}
-    comparison = compare_evaluations(list(judged.values()), names=list(judged))
+    kept = [sample for sample in told if sample.say not in left_out]
+    rows = np.flatnonzero([sample.say not in left_out for sample in told])
+    judged = {name: _of_rows(evaluation, rows) for name, evaluation in found.items()}
+    comparison = compare_evaluations(list(judged.values()), names=list(judged), endpoints=())
     turns = comparison.positions
-    prices = {name: _price_at_turns(replace(task, placements=(name,)), told, turns, tokenizer) for name in found}
-    lasting = {name: _lasting(evaluation, turns, threshold) for name, evaluation in judged.items()}
+    final = compare_evaluations([_last(each) for each in judged.values()], names=list(judged), endpoints=(MEAN,))
+    compared = [
+        replace(entry, changes=at_last.changes, p=at_last.p)
+        for entry, at_last in zip(comparison.compared, final.compared, strict=True)
+    ]
+    if (deciding := _deciding(final)) is not None:  # in samples, of which some are of rules that are left out
+        deciding = deciding[0], math.ceil(deciding[1] * len(told) / final.n_samples)
+    prices = {
+        name: _price_at_turns(replace(task, placements=(name,)), kept, turns, tokenizer, options.prices)
+        for name in found
+    }
     record = comparison.record
     record.verb = "evaluate_turns"
     record.resolved["title"] = f"{next(iter(found.values())).source or 'model'}: are rules kept, by turn and place?"
     record.resolved["task"] = str(task)
     record.scalars |= {
+        "compared": as_stored(compared),
         "prices": as_stored(prices),
-        "lasting": as_stored(lasting),
-        "left_out": left_out,
-        "deciding": _deciding(comparison),
-        "by_rule": _by_rule(judged, rules[rows]),
+        "lasting": {name: as_stored(_lasting(each, turns, options.threshold)) for name, each in judged.items()},
+        "left_out": list(left_out),
+        "deciding": deciding,
+        "by_rule": _by_rule(judged, np.array([sample.say for sample in kept])),
     }
     return TurnsEvaluation.from_record(record)
+
+
+def broken_when_told(just_told: Evaluation, told: Sequence[Told]) -> list[str]:
+    """Rules that less than half of the replies to a question keep behind which they have just been told.
+
+    Args:
+        just_told: A question alone with the rule behind it, of every sample.
+        told: The samples.
+
+    Raises:
+        RunError: no rule is kept even then.
+    """
+    rules, right = np.array([sample.say for sample in told]), just_told.tables["correct"][:, 0]
+    shares = {say: float(np.nanmean(right[rules == say])) for say in dict.fromkeys(rules.tolist())}
+    left_out = [say for say, share in shares.items() if not share >= KEPT_WHEN_TOLD]
+    if len(left_out) == len(shares):
+        raise RunError(
+            f"none of {len(shares)} rules is kept by half of the replies even when it has just been told, so none is "
+            f"judged by turn; the best: {max(shares.values()):.2f} (its replies: just-told/outputs.jsonl of the run)"
+        )
+    return left_out
+
+
+def _last(evaluation: Evaluation) -> Evaluation:
+    """The answers at the last turn alone."""
+    tables = {name: table[:, -1:] for name, table in evaluation.tables.items()}
+    return replace(evaluation, positions=evaluation.positions[-1:], tables=tables)
 
 
 def _of_rows(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:
@@ -288,7 +316,9 @@ def _by_rule(judged: Mapping[str, Evaluation], rules: np.ndarray) -> dict[str, d
     }
 
 
-def _price_at_turns(task: RulesAtTurns, told: Sequence[Told], turns: Sequence[int], tokenizer: Any) -> Price:
+def _price_at_turns(
+    task: RulesAtTurns, told: Sequence[Told], turns: Sequence[int], tokenizer: Any, prices: Sequence[float]
+) -> Price:
     """The price of a task's first placement, over the turns of a few samples."""
     bare, sent = [], []
     for sample in told[:PRICED]:
@@ -296,10 +326,12 @@ def _price_at_turns(task: RulesAtTurns, told: Sequence[Told], turns: Sequence[in
             bare.append(_units(task.bare(sample, turn), tokenizer))
             before = _units(task.draft(sample, turn - 1).messages, tokenizer) if turn > 1 else None
             sent.append((_units(task.draft(sample, turn).messages, tokenizer), before))
-    return _price(sent, bare, tokenizer)
+    return _price(sent, bare, tokenizer, prices)
 
 
-def _price(sent: Sequence[tuple[Units, Units | None]], bare: Sequence[Units], tokenizer: Any) -> Price:
+def _price(
+    sent: Sequence[tuple[Units, Units | None]], bare: Sequence[Units], tokenizer: Any, prices: Sequence[float]
+) -> Price:
     """The price of prompts, each with the one sent before it, beside others that a form adds to."""
     read = [len(prompt) for prompt, _ in sent]
     kept = []
@@ -307,9 +339,13 @@ def _price(sent: Sequence[tuple[Units, Units | None]], bare: Sequence[Units], to
         if before is not None:
             same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before, strict=False))
             kept.append(sum(1 for _ in same) / len(prompt))
-    added = float(np.mean(read) - np.mean([len(prompt) for prompt in bare]))
-    unit = "characters" if tokenizer is None else "tokens"
-    return Price(float(np.mean(read)), added, float(np.mean(kept)) if kept else np.nan, unit)
+    mean, share = float(np.mean(read)), float(np.mean(kept)) if kept else np.nan
+    price = Price(mean, mean - float(np.mean([len(prompt) for prompt in bare])), share)
+    if tokenizer is None:
+        return replace(price, unit="characters")
+    again = mean * float(np.nan_to_num(share))
+    money = ((mean - again) * prices[0] + again * prices[1]) * PROMPTS / TOKENS if prices else None
+    return replace(price, money=money)
 
 
 def _units(prompt: str | Sequence[Mapping[str, Any]], tokenizer: Any, own_control: bool = False) -> Units:

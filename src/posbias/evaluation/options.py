@@ -111,8 +111,10 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
-        if self.prices and not (self.orders and len(self.prices) == 2):
-            raise UsageError(f"evaluate: prices are two numbers and go with orders, got {list(self.prices)}")
+        if self.prices and not ((self.orders or self.turns) and len(self.prices) == 2):
+            raise UsageError(f"evaluate: prices are two numbers and go with orders or turns, got {list(self.prices)}")
+        if self.turns and self.positions != "spread":
+            raise UsageError(f"evaluate: turns stand for positions, got both, positions {self.positions!r}")
         if self.orders and (len({*self.orders}) < max(2, len(self.orders)) or self.lengths or self.turns):
             raise UsageError(
                 f"evaluate: orders are at least 2, each once, without lengths and turns, got {list(self.orders)}"

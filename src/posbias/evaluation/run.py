@@ -22,7 +22,14 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.curve import HIGHEST, PerSample, Scores, position_curve
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
-from posbias.evaluation.forms import OrdersEvaluation, TurnsEvaluation, compare_orders, compare_turns, orders_of
+from posbias.evaluation.forms import (
+    OrdersEvaluation,
+    TurnsEvaluation,
+    broken_when_told,
+    compare_orders,
+    compare_turns,
+    orders_of,
+)
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
@@ -170,22 +177,21 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     """A rule at all placements, compared on the same replies."""
     if len(task.placements) < 2:
         raise UsageError(f"rules: placements are compared with the first; give at least 2, got {task.placements}")
-    task = replace(task, histories=_rolled_out(responder, task, options))
+    task = replace(task, chat=task_for(responder, task).chat)
+    told = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
 
     def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
         directory = None if options.directory is None else options.directory / name
-        chosen = replace(options, directory=directory, turns=turns, score=False)
+        chosen = replace(options, directory=directory, turns=turns, prices=(), score=False)
         found = evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
         return _concluded(found, None if alone else options.require, run, below=name, arm=placement)
 
     turns, names = options.positions_of(task), directory_names(task.placements)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
-    just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
+    left_out = broken_when_told(placed("last", "just-told", (min(2, task.turns),), alone=True), told)
+    task = replace(task, histories=_rolled_out(responder, task, options))
     found = {placement: placed(placement, name, turns) for name, placement in names.items()}
-    samples = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
-    comparison = compare_turns(
-        found, just_told, task, samples, threshold=options.threshold, tokenizer=responder.tokenizer
-    )
+    comparison = compare_turns(found, left_out, task, told, options=options, tokenizer=responder.tokenizer)
     below = {name: found[placement] for name, placement in names.items()}
     return _told_together(replace(comparison, evaluations=below), run)
 

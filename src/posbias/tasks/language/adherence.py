@@ -279,7 +279,10 @@ class RulesAtTurns(LanguageTask):
         """Conversations in order under the rules in turn, so that few samples have many conversations."""
         told, rules = self.told, [rule for rule, _ in self.rules]
         if count > self.samples_there:
-            raise UsageError(f"rules: {len(told)} conversations x {len(rules)} rules; {count} samples are asked")
+            raise UsageError(
+                f"rules: {len(told)} conversations x {len(rules)} rules are {self.samples_there} samples, {count} are "
+                "asked; a lower count, or more conversations"
+            )
         order = random.Random(f"rules {seed}").sample(range(len(rules)), len(rules))
 
         def sample(number: int) -> Told:
