@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from posbias import UsageError, intervened
-from posbias.architecture import GammaKey
-from posbias.interventions.keys import KeyBiased, added_to
+from posbias.architecture import Architecture, GammaKey
+from posbias.designing.initialisation import Initialisation
+from posbias.interventions.keys import KeyBiased
 from posbias.theory.mean_field import spec_of
 from tiny_families import VOCABULARY, shaken_model
 
@@ -59,8 +60,9 @@ def test_decoding_with_a_cache_and_padding_gives_the_same_tokens(name, implement
 def test_alibi_with_a_key_bias_is_one_key_bias():
     """-slope (i - j) is slope j and what all keys of a query share."""
     model = shaken_model("bloom")
-    spec, own, n = spec_of(model), model.family.encoding(model.config, 0), 9
-    group = replace(spec.layers[0].attention.groups[0], encoding=added_to(own, GammaKey(2.0)))
+    own, n = model.family.encoding(model.config, 0), 9
+    keyed = Initialisation(model).keyed(replace(Architecture.from_model(model), encoding=GammaKey(2.0)))
+    (group,) = keyed.layers[0].attention.groups
     logits = group.masked_logits(n)
     distance = np.arange(n)[:, None] - np.arange(n)
     expected = -own.linear_slopes(group.n_heads)[:, None, None] * distance + GammaKey(2.0).key_logits(n, 1)[0]

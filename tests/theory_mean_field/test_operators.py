@@ -15,7 +15,6 @@ from posbias.architecture import (
     Prefix,
     SlidingWindow,
 )
-from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
     Kernel,
@@ -117,13 +116,12 @@ def test_smooth_key_biases_on_bins_are_the_mean_rows_of_the_exact_attention(mask
     check_on_bins(group(mask, bias), [group(mask, bias)] * 4)
 
 
-def test_alibi_beside_a_key_bias_keeps_its_slope_apart_on_bins_and_positions():
-    slopes = Alibi().linear_slopes(4)
-    beside, alone = added_to(Alibi(), GammaKey(2.0)), GammaKey(2.0, slopes.tolist())
-    check_on_bins(group(Causal(), beside), [group(Causal(), alone)] * 4)
+def test_a_key_bias_with_slopes_keeps_them_apart_on_bins_and_positions():
+    sloped = group(Causal(), GammaKey(2.0, Alibi().linear_slopes(4).tolist()))
+    check_on_bins(sloped, [sloped] * 4)
     check_on_bins(group(Causal(), GammaKey(2.0, -3.0)), [group(Causal(), GammaKey(2.0, -3.0))] * 4)
     # 700 nats over the context: weights by key alone would underflow.
-    steep = group(Causal(), added_to(Alibi([7.0] * 4), GammaKey(2.0, -3.0)))
+    steep = group(Causal(), GammaKey(2.0, 4.0))
     ((share, operator),) = head_operators((steep,), unit_bins(200))
     assert share == 1
     np.testing.assert_allclose(operator.matrix.sum(axis=1), 1, rtol=1e-12)

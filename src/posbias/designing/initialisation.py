@@ -13,12 +13,12 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.architecture import Architecture, KeyEncoding
+from posbias.architecture import Architecture, GammaKey, HeadGroup
 from posbias.comparison.distances import Sample, compare_with_prompts
 from posbias.designing.result import Design, MeasuredNetworks
 from posbias.designing.solving import Problem, misfit_of
+from posbias.errors import UsageError
 from posbias.interventions import intervened
-from posbias.interventions.keys import added_to
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.options import PassOptions
 from posbias.measurement.prompt import measure_prompt
@@ -64,13 +64,13 @@ class Initialisation:
         return spec_of(self.model)
 
     def keyed(self, architecture: Architecture) -> MeanFieldSpec:
-        """The model with the key biases of an architecture added, layer by layer."""
+        """The model with the gamma keys of an architecture added, layer by layer."""
         layers = []
         for layer, groups in zip(self.spec.layers, architecture.head_groups, strict=True):
             bias = groups[0].encoding
             biased = layer.attention.groups
-            if isinstance(bias, KeyEncoding):
-                biased = tuple(replace(group, encoding=added_to(group.encoding, bias)) for group in biased)
+            if isinstance(bias, GammaKey):
+                biased = tuple(replace(group, encoding=_beside(group, bias)) for group in biased)
             layers.append(replace(layer, attention=replace(layer.attention, groups=biased)))
         return replace(self.spec, layers=tuple(layers))
 
@@ -112,6 +112,14 @@ class Initialisation:
         gaps = np.log(self.full(architecture, n_positions)) - np.log(self.quick(architecture, n_positions))
         bins = self.bins(n_positions)
         return np.asarray(np.exp(bins.spread(np.add.reduceat(gaps, bins.starts) / bins.sizes)))
+
+
+def _beside(group: HeadGroup, bias: GammaKey) -> GammaKey:
+    """A gamma key beside slopes: -slope (i - j) is slope j and what is the same for all keys of a query."""
+    slopes = group.encoding.linear_slopes(group.n_heads)
+    if slopes is None:
+        raise UsageError(f"no theory has a key bias beside {group.encoding}; allowed: none and alibi")
+    return replace(bias, slope=tuple((slopes + bias.slope).tolist()))
 
 
 def solve_at_initialisation(born: Initialisation, problem: Problem, *, starts: int, seed: int) -> Values:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import ENCODINGS, Encoding, KeyEncoding, NoEncoding
+from posbias.architecture import ENCODINGS, KeyEncoding
 from posbias.errors import UsageError
 from posbias.interventions.base import (
     INTERVENTIONS,
@@ -29,43 +28,6 @@ from posbias.interventions.base import (
 )
 from posbias.models.attention import attention_modules
 from posbias.models.hugging_face import HuggingFaceModel
-
-
-@dataclass(frozen=True)
-class AlibiBiased(KeyEncoding):
-    """ALiBi with a key bias: -slope (i - j) is slope j and what is the same for all keys of a query."""
-
-    name: ClassVar[str] = "alibi_biased"
-
-    alibi: Encoding
-    bias: KeyEncoding
-
-    def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
-        """slope j + b_j."""
-        sloped = self._slopes(heads)[:, None] * np.arange(n_positions)
-        return np.asarray(sloped + self.bias.key_logits(n_positions, heads))
-
-    def bias_and_slopes(
-        self, n_positions: int, heads: int
-    ) -> tuple[Float64[np.ndarray, "heads n"], Float64[np.ndarray, "heads"]]:
-        """Slopes together, apart from the bias."""
-        bias, slopes = self.bias.bias_and_slopes(n_positions, heads)
-        return bias, slopes + self._slopes(heads)
-
-    def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
-        """Slopes beside the bias's own parameters."""
-        return np.column_stack([self._slopes(heads), self.bias.parameters(heads)])
-
-    def _slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
-        slopes = self.alibi.linear_slopes(heads)
-        if slopes is None:
-            raise UsageError(f"key_biased: no theory has a key bias beside {self.alibi}; allowed: none and alibi")
-        return slopes
-
-
-def added_to(encoding: Encoding, bias: KeyEncoding) -> KeyEncoding:
-    """A key bias beside an encoding that is none or linear in the distance."""
-    return bias if isinstance(encoding, NoEncoding) else AlibiBiased(encoding, bias)
 
 
 @INTERVENTIONS.register("key_biased")
