@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
@@ -259,7 +258,9 @@ VOCABULARY_CHUNK = 4096
 @KINDS.register("integrated_gradients")
 @dataclass(frozen=True)
 class IntegratedGradients(Experiment):
-    """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the log-probability of the token, x0 the baseline.
+    """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the log-probability of the token, x0 the baseline:
+    the mean of all token embeddings, at every position. Near zero vectors networks that normalise their input change so
+    abruptly that hundreds of steps may not suffice.
 
     The signed values sum to f(x) - f(x0), on every piece of the path as on the whole. The path is halved where the
     gradient misses the score's change most, or the last halving changed the shares most, until these errors sum to
@@ -278,16 +279,13 @@ class IntegratedGradients(Experiment):
     """Gradients along the path at most, >= 1; 1 is the one half-way."""
     tolerance: NonNegative = 0.02
     """Stop when `path_error` is this share of `attributed` or less, >= 0; 0 uses all steps."""
-    baseline: Annotated[str, OneOf("zero", "mean")] = "mean"
-    """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
-    input change so abruptly that hundreds of steps may not suffice."""
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; their gap and the scores at both ends stand in `details`."""
         reading, end = question.reading, question.embeddings
         start = end.clone()
         prompt = start[:, : reading.n_positions]  # a target's own tokens stay
-        prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
+        prompt[:] = mean_embedding(question.model).to(start)
         with torch.no_grad():
             output = question.outputs(end)
             tokens = scored_tokens(output, reading)
@@ -298,8 +296,8 @@ class IntegratedGradients(Experiment):
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
         if not np.isfinite(at_start):
             raise RunError(
-                f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
-                "the other baseline, or float32, may be finite"
+                f"{self.name}: the score at the mean embedding is {at_start} on prompt {question.key[1]}; in float32 "
+                "it may be finite"
             )
         line = end - start
 
@@ -346,6 +344,10 @@ def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
     return total / model.vocabulary_size
 
 
+CHANGED = 16
+"""Changed prompts in a forward pass, beside the unchanged one."""
+
+
 @KINDS.register("perturbation")
 @dataclass(frozen=True)
 class Perturbation(Experiment):
@@ -354,19 +356,13 @@ class Perturbation(Experiment):
     KL is of second order in a small change, so that it gathers on few positions; `root` takes the square root of the
     mean, which is comparable with the gradient kinds. For the mean of several outputs, KL is averaged over them.
 
-    Cost: `draws` forward passes of the prompt for every measured position, 1 / `batch` more for the unchanged prompt:
-    take `positions` for long contexts.
+    Cost: `draws` forward passes of the prompt for every position.
     """
 
     draws: Count = 2
     """Other tokens tried at each position, uniform over the vocabulary, >= 1."""
-    positions: Annotated[Count, Ge(3)] | None = None
-    """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
-    between, whose positions all get its value. None: all positions."""
     root: bool = False
     """Take the root of KL, which is linear in a small change, as gradients are."""
-    batch: Count = 16
-    """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
 
     takes_targets: ClassVar[bool] = False
 
@@ -380,16 +376,15 @@ class Perturbation(Experiment):
         """Mean KL with its standard error over draws."""
         generator = question.generator(self.name)
         size = question.reading.n_positions
-        places, stretches = self._places(size, generator)
         alternatives = question.model.vocabulary_size - 1
         if alternatives < 1:
             raise UsageError("perturbation needs a vocabulary of at least 2 tokens")
         # Uniform over all tokens except the one that stands there.
-        tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
-        tokens = tokens + (tokens >= question.reading.token_ids[places][:, None])
-        model, changed, replacements = question.model, np.repeat(places, self.draws), tokens.ravel()
+        tokens = torch.randint(alternatives, (size, self.draws), generator=generator).numpy()
+        tokens = tokens + (tokens >= question.reading.token_ids[:, None])
+        model, changed, replacements = question.model, np.repeat(np.arange(size), self.draws), tokens.ravel()
         causal = isinstance(model, HuggingFaceModel) and not looks_ahead(model, question.embeddings)
-        chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
+        chunks = (slice(start, start + CHANGED) for start in range(0, tokens.size, CHANGED))
         moved = [_moved(question, changed[chunk], replacements[chunk], causal=causal) for chunk in chunks]
         divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
@@ -402,17 +397,7 @@ class Perturbation(Experiment):
         if self.root:
             mean = np.sqrt(mean)
             spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
-        return Influence(np.repeat(mean, stretches), np.repeat(spread, stretches))
-
-    def _places(
-        self, size: int, generator: torch.Generator
-    ) -> tuple[Int64[np.ndarray, "places"], Int64[np.ndarray, "places"]]:
-        """The positions that are measured, ascending, and the number of positions that each stands for."""
-        if self.positions is None or self.positions >= size:
-            return np.arange(size), np.ones(size, dtype=np.int64)
-        stretches = np.array_split(np.arange(1, size - 1), self.positions - 2)
-        inner = [int(stretch[int(torch.randint(len(stretch), (), generator=generator))]) for stretch in stretches]
-        return np.array([0, *inner, size - 1]), np.array([1, *map(len, stretches), 1])
+        return Influence(mean, spread)
 
 
 def _moved(
