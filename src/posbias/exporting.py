@@ -26,7 +26,7 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
-from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
 from posbias.mitigation.page import reasons, seconds_each, text_change, words
 from posbias.mitigation.result import ArmResult, MitigationTrial
@@ -64,7 +64,7 @@ class Exported:
 
 @checked
 def export(
-    fitted: Fitted | Method | Chosen | str | Path,
+    fitted: Fitted | Chosen | str | Path,
     directory: str | Path,
     *,
     model: Any,
@@ -74,8 +74,8 @@ def export(
     """Write a fitted method for other programs: an adapter that PEFT, vLLM and llama.cpp load, or a whole checkpoint.
 
     Args:
-        fitted: What `fit` returns, a method, the path of a recipe, or the directory of a run of `mitigate` with one
-            method that can be exported, on which the card has the verdict.
+        fitted: What `fit` returns, the path of a recipe, or the directory of a run of `mitigate` with one method that
+            can be exported, on which the card has the verdict.
         directory: A new directory; it gets a card, `README.md`, too.
         model: The loaded model that the method was fitted to.
         merged: Write the whole model with changed weights, tokenizer and generation settings, instead of a PEFT
@@ -94,12 +94,10 @@ def export(
         raise UsageError(f"export: the weights of {model.origin.source!r} are quantised; load the model unquantised")
     if dispatched(model.network):
         raise UsageError("export: the model is spread over devices; load it on one, such as device='cpu'")
-    how: Mapping[str, Any] = fitted.how if isinstance(fitted, Fitted) else {}
-    given, judged = fitted.method if isinstance(fitted, Fitted) else fitted, None
-    if isinstance(given, Method):
-        method = resolve_method(given, model)
+    if isinstance(fitted, Fitted):
+        method, how, judged = resolve_method(fitted.method, model), fitted.how, None
     else:
-        recipe, judged = given if isinstance(given, Chosen) else choose(given)
+        recipe, judged = fitted if isinstance(fitted, Chosen) else choose(fitted)
         method, how = read_recipe(recipe, model), Recipe.read(recipe).fitted.model_dump()
     if not isinstance(method, Adapter):
         inside = isinstance(method, Mitigation)

@@ -19,6 +19,7 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posbias as pb
 from posbias.exporting import serving
+from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
@@ -70,8 +71,8 @@ def test_a_peft_directory_and_a_checkpoint_give_the_logits_of_the_method(family,
     method = random_adapter(model, f"adapter(rank=2, targets={targets!r}, strength=0.6)")
     expected, before = under(model, method), logits(model.network)
     assert float((expected - before).abs().max()) > 0.01
-    pb.export(method, tmp_path / "adapter", model=model)
-    pb.export(method, tmp_path / "merged", model=model, merged=True)
+    pb.export(Fitted(method, {}), tmp_path / "adapter", model=model)
+    pb.export(Fitted(method, {}), tmp_path / "merged", model=model, merged=True)
     served = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(logits(served), expected, **SERVED)
     loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
@@ -86,7 +87,7 @@ def test_a_peft_directory_and_a_checkpoint_give_the_logits_of_the_method(family,
 def test_a_gguf_adapter_holds_the_updates_in_the_order_of_llama_cpp(family, tmp_path):
     model = shaken_model(family, dtype=torch.float32)
     method = random_adapter(model, "adapter(rank=2, targets='all', strength=0.5)")
-    pb.export(method, tmp_path / "exported", model=model, gguf=True)
+    pb.export(Fitted(method, {}), tmp_path / "exported", model=model, gguf=True)
     reader = gguf.GGUFReader(tmp_path / "exported" / "adapter.gguf")
     facts = {name: field.contents() for name, field in reader.fields.items()}
     assert facts["general.type"] == "adapter"
@@ -112,7 +113,7 @@ def test_a_checkpoint_keeps_tokenizer_template_and_generation_settings(long_llam
     model = pb.load_model(str(long_llama), device="cpu")
     model.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     model.network.generation_config.repetition_penalty = 1.25
-    exported = pb.export(random_adapter(model), tmp_path / "merged", model=model, merged=True)
+    exported = pb.export(Fitted(random_adapter(model), {}), tmp_path / "merged", model=model, merged=True)
     assert exported.form == "merged"
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(exported.files)
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "merged").repetition_penalty == 1.25
@@ -150,7 +151,7 @@ def test_the_printed_command_of_transformers_answers_as_the_method_does(long_lla
     monkeypatch.chdir(long_llama.parent)
     model = pb.load_model(long_llama.name, device="cpu")
     method = random_adapter(model)
-    pb.export(method, tmp_path / "adapter", model=model)
+    pb.export(Fitted(method, {}), tmp_path / "adapter", model=model)
     printed = (tmp_path / "adapter" / "README.md").read_text()
     (line,) = [line for line in printed.splitlines() if line.startswith("python -c ")]
     assert "transformers serve" not in printed, "which serves no adapter"
@@ -241,33 +242,35 @@ def test_a_checkpoint_keeps_the_dtype_of_the_base(long_llama, tmp_path, posbias)
 
 def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, posbias):
     model, new = shaken_model("llama", dtype=torch.float32), tmp_path / "new"
-    for method, why in (
-        (
-            MITIGATIONS.parse("temperature"),
-            "it depends on the places of tokens, which no weight knows; allowed: adapter",
+    for fitted, why in (
+        *(
+            (Fitted(MITIGATIONS.parse(name), {}), refused)
+            for name, refused in (
+                ("temperature", "it depends on the places of tokens, which no weight knows; allowed: adapter"),
+                ("repeat_prompt", "repeat_prompt cannot be exported: it changes prompts; allowed: adapter"),
+                ("adapter", "adapter: it is not fitted yet"),
+            )
         ),
-        (MITIGATIONS.parse("repeat_prompt"), "repeat_prompt cannot be exported: it changes prompts; allowed: adapter"),
-        (MITIGATIONS.parse("adapter"), "adapter: it is not fitted yet"),
         ("temperature", "'temperature' holds no posbias run"),
-        (random_adapter(shaken_model("qwen3")), "it was fitted to another model"),
-        (3, "export: fitted must be Fitted or Method or Chosen or a text or a path, got 3"),
+        (Fitted(random_adapter(shaken_model("qwen3")), {}), "it was fitted to another model"),
+        (3, "export: fitted must be Fitted or Chosen or a text or a path, got 3"),
         (str(tmp_path / "none"), "none"),
     ):
         with pytest.raises(pb.UsageError, match=why.replace("(", r"\(")) as refusal:
-            pb.export(method, new, model=model)
+            pb.export(fitted, new, model=model)
         assert "\n" not in str(refusal.value)
     falcon = shaken_model("falcon", dtype=torch.float32)
     with pytest.raises(pb.UsageError, match=r"^export: no GGUF adapter of a falcon model can be written; "):
-        pb.export(random_adapter(falcon), new, model=falcon, gguf=True)
+        pb.export(Fitted(random_adapter(falcon), {}), new, model=falcon, gguf=True)
     assert list(tmp_path.iterdir()) == []
     new.mkdir()
     for merged in (False, True):
         with pytest.raises(pb.UsageError, match=r"^'.*new' exists; a method is exported to a new directory only$"):
-            pb.export(random_adapter(model), new, model=model, merged=merged)
+            pb.export(Fitted(random_adapter(model), {}), new, model=model, merged=merged)
     method = random_adapter(model)
     model.network.hf_quantizer = object()
     with pytest.raises(pb.UsageError, match=r"^export: the weights of 'network' are quantised; load "):
-        pb.export(method, tmp_path / "other", model=model, merged=True)
+        pb.export(Fitted(method, {}), tmp_path / "other", model=model, merged=True)
     for words in (
         (tmp_path / "none", "--to", tmp_path / "other"),
         (tmp_path / "none.json", "--to", tmp_path / "other"),
@@ -290,7 +293,6 @@ def test_a_method_that_was_fitted_to_other_weights_is_refused(long_llama, tmp_pa
         pb.export(str(tmp_path / "recipe.json"), tmp_path / "out", model=model)
     for refused in (
         lambda: pb.export(fitted, tmp_path / "out", model=model),
-        lambda: pb.export(fitted.method, tmp_path / "out", model=model),
         lambda: pb.mitigated(model, fitted.method),
         lambda: answering_under(fitted.method, pb.LocalResponder(model)),
     ):
@@ -301,7 +303,7 @@ def test_a_method_that_was_fitted_to_other_weights_is_refused(long_llama, tmp_pa
 def test_the_name_and_revision_of_the_base_model_are_written(tmp_path):
     model = shaken_model("llama", dtype=torch.float32)
     named = HuggingFaceModel(model.network, origin=Origin("someone/model", revision="abc"))
-    pb.export(random_adapter(named), tmp_path / "adapter", model=named)
+    pb.export(Fitted(random_adapter(named), {}), tmp_path / "adapter", model=named)
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == ("someone/model", "abc")
     assert {path.rpartition(".")[2] for path in settings["target_modules"]} == {"k_proj", "q_proj"}

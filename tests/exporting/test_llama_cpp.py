@@ -13,6 +13,7 @@ import torch
 
 import posbias as pb
 from posbias.exporting import pairs_of_halves
+from posbias.mitigation.fitting import Fitted
 from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import random_adapter, shaken_model
 
@@ -97,7 +98,7 @@ def test_llama_cpp_gives_the_probabilities_of_the_method(targets: str, kind: str
     """On a quantised base no further off than without the adapter, but for how the two add up."""
     model = shaken_model("llama", dtype=torch.float32)
     method = random_adapter(model, f"adapter(rank=2, targets={targets!r})")
-    pb.export(method, tmp_path / "out", model=model, gguf=True)
+    pb.export(Fitted(method, {}), tmp_path / "out", model=model, gguf=True)
     write_base(model, tmp_path / "base.gguf", gguf.GGMLQuantizationType[kind])
 
     def served(adapter: str) -> np.ndarray:

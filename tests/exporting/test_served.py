@@ -9,6 +9,7 @@ from evaluation.replies import generated
 from evaluation.serving import TransformersServer
 from posbias import LocalResponder, ServerResponder
 from posbias.evaluation.responders import Request, ServerOptions
+from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.applying import answering_under
 from posbias.tasks.language import KeyValue
 from tiny_families import random_adapter
@@ -25,7 +26,7 @@ def test_a_merged_checkpoint_answers_as_the_model_does_under_the_method(tmp_path
         [reply.text for reply in generated(responder, asked)] for responder in (answering_under(method, local), local)
     )
     assert expected != unchanged, "the adapter changes answers"
-    pb.export(method, tmp_path / "served", model=model, merged=True)
+    pb.export(Fitted(method, {}), tmp_path / "served", model=model, merged=True)
     server = TransformersServer(tmp_path / "served")
     server.start()
     try:

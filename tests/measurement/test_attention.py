@@ -10,7 +10,7 @@ import torch
 from operations import Operations
 from posbias import AttentionOptions, RunError, UsageError, attention
 from posbias.measurement.attention import reduce_content, reduce_layer
-from posbias.measurement.prompt import mixing_of_layers
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.attention import attention_modules
 from posbias.models.attention_blocks import AttentionState
 from posbias.prompts import Prompts
@@ -169,7 +169,7 @@ def _heads(values, size):
 def test_mixing_is_that_of_the_models_branches(kind):
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts).mixing
-    each = [mixing_of_layers(model, ids, prompt=0) for ids in prompts.token_ids]
+    each = [measure_prompt(model, ids, kinds=[], key=(0, 0)).mixing for ids in prompts.token_ids]
     np.testing.assert_allclose(found.tokens.per_prompt, [one["token_mean"] for one in each])
     np.testing.assert_allclose(found.frobenius.per_prompt, [one["frobenius"] for one in each])
 
@@ -217,7 +217,7 @@ def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_coun
     found = attention(model, prompts)
     (caveat,) = found.caveats
     assert caveat.startswith(f"layers stand here for those with attention, in order: {counted} (from 0) of {DEPTH};")
-    whole = [mixing_of_layers(model, ids, prompt=index)["token_mean"] for index, ids in enumerate(prompts.token_ids)]
+    whole = [measure_prompt(model, ids, kinds=[], key=(0, 0)).mixing["token_mean"] for ids in prompts.token_ids]
     attending = [int(layer) for layer in counted.split(", ")]
     np.testing.assert_allclose(found.mixing.tokens.per_prompt, np.array(whole)[:, attending])
 

@@ -142,13 +142,15 @@ def test_mean_scores_are_those_of_the_mixture() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in AROUND if MITIGATIONS[name].needs_passages])
-def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str) -> None:
+def test_prompts_without_passages_are_refused(name: str) -> None:
     around = answering_under(resolve_method(name, None), Biased())
     with pytest.raises(UsageError, match=f"{name} needs prompts that list passages"):
         around.respond([Request("a b")])
-    if not MITIGATIONS[name].rearranges:
-        return
-    with pytest.raises(UsageError, match=f"{name} rearranges passages, but here the right answer depends"):
+
+
+def test_shuffles_are_refused_where_the_right_answer_depends_on_the_order() -> None:
+    around = answering_under(resolve_method("self_consistency", None), Biased())
+    with pytest.raises(UsageError, match="the right answer depends on the order of these passages"):
         around.respond([Request("a b", passages=((0, 1), (2, 3)), fixed_order=True)])
 
 

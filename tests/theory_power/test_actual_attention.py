@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias import RunError, UsageError
-from posbias.measurement.prompt import mixing_of_layers
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout_prompt, attention_rollouts
@@ -73,7 +73,7 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
     identity = np.eye(N_POSITIONS)
     for index, ids in enumerate(prompts.token_ids):
         seen = _forward(model, ids)
-        mixing = mixing_of_layers(model, ids, prompt=index)["token_mean"]
+        mixing = measure_prompt(model, ids, kinds=[], key=(0, index)).mixing["token_mean"]
         mean = list(seen["attention"].mean(1))
         weighted = _transitions(model, seen)
         transitions = {
@@ -99,7 +99,9 @@ def test_lengths_of_sums_over_heads_come_from_inner_products() -> None:
 def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> None:
     model, ids = _model(kind), _prompts(1).token_ids[0]
     measured, _ = attention_rollouts(model, _prompts(1))
-    row = attention_rollout_prompt(model, ids, mixing_of_layers(model, ids, prompt=0)["token_mean"].tolist())
+    row = attention_rollout_prompt(
+        model, ids, measure_prompt(model, ids, kinds=[], key=(0, 0)).mixing["token_mean"].tolist()
+    )
     np.testing.assert_allclose(row, measured["rollout"][0])
     alone = attention_rollout_prompt(model, ids, 1.0)
     np.testing.assert_allclose(alone, measured["attention_only"][0])

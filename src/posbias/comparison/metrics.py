@@ -68,13 +68,6 @@ def last_token(profiles: Distributions) -> Values:
     return np.asarray(profiles[..., -1])
 
 
-@STATISTICS.register("interior_primacy")
-def interior_primacy(profiles: Distributions) -> Values:
-    """Share of the first tenth apart from the first position. Flat: 0.1 - 1/N; 0 if N < 10."""
-    covered = min(TENTH * profiles.shape[-1], 1.0)
-    return np.asarray(np.maximum(first_tenth(profiles) - covered * first_token(profiles), 0.0))
-
-
 @STATISTICS.register("interior_recency")
 def interior_recency(profiles: Distributions) -> Values:
     """Share of the last tenth apart from the last position. Flat: 0.1 - 1/N; 0 if N < 10."""

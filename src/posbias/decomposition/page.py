@@ -7,7 +7,7 @@ leaves zero out.
 from collections.abc import Sequence
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
-from posbias.decomposition.decomposition import BASELINE, Decomposition, Shift, masses
+from posbias.decomposition.decomposition import Decomposition, Shift, masses
 from posbias.results.figures import MEASURED, Curve, Figure
 from posbias.results.naming import KINDS, STATISTICS, label
 from posbias.results.page import Report
@@ -23,10 +23,6 @@ NOTE = (
     "tenth. A shift is a prompt's mass with the ingredient replaced less its mass without, averaged; brackets and "
     "whiskers are 95 % intervals over prompts, the same prompts on both sides. What is missing has its reason below."
 )
-LEFT = (
-    "theories of the changed model, which this run of version 0.1 holds, are not drawn: predict with theory "
-    "power_rollout under intervened(model, ...) compares them"
-)
 
 
 def decomposition_report(decomposition: Decomposition) -> Report:
@@ -34,6 +30,7 @@ def decomposition_report(decomposition: Decomposition) -> Report:
     tables = tables_of(decomposition)
     of_kinds = {kind: [each for each in decomposition.shifts if each.kind == kind] for kind in decomposition.kinds}
     figures = [_shift_figure(kind, shifts) for kind, shifts in of_kinds.items() if shifts]
+    refused = [(item.name, item.reason) for item in decomposition.counterfactuals if item.reason is not None]
     return Report(
         f"What makes the profile of {decomposition.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
@@ -44,7 +41,7 @@ def decomposition_report(decomposition: Decomposition) -> Report:
         figures=figures[1:],
         note=NOTE,
         tables=tables[2:],
-        left_out=reasons_of(decomposition),
+        left_out=[f"{name}: not possible, {reason.removeprefix(f'{name}: ')}" for name, reason in refused],
         record=decomposition.record,
     )
 
@@ -90,14 +87,6 @@ def tables_of(decomposition: Decomposition) -> list[Table]:
     ]
     tables.append(Table.of("How far does the change drive the model?", driven))
     return [table for table in tables if table.cells]
-
-
-def reasons_of(decomposition: Decomposition) -> list[str]:
-    """Changes that were not possible, and why."""
-    items = [(item.name, item.reason) for item in decomposition.counterfactuals if item.reason is not None]
-    reasons = [f"{name}: not possible, {reason.removeprefix(f'{name}: ')}" for name, reason in items]
-    stems = {name.split("/")[1] for name in decomposition.record.arrays if name.startswith("baseline/")}
-    return reasons if stems <= {BASELINE.split("/")[1]} else [*reasons, LEFT]
 
 
 def _shift_figure(kind: str, shifts: Sequence[Shift]) -> Figure:

@@ -20,7 +20,6 @@ from posbias.designing.result import KEY_BIAS, Design, Flat, Power, Target, reso
 from posbias.designing.solving import FREE, LEFT, MODEL_ALPHA, AlibiSlopes, GammaKeys, Problem, Windows
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
-from posbias.registry import split_literals
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
@@ -60,23 +59,12 @@ def design(
     Source: ours (docs/design).
     """
     options = DesignOptions() if options is None else options
-    name = _checked_name(over)
+    if over != KEY_BIAS and over not in FREE and over not in LEFT:
+        raise UsageError(f"unknown free parameter {over!r}; known: {', '.join(sorted((KEY_BIAS, *FREE)))}")
     aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
     if options.theory == "mean_field":
-        return _by_mean_field(model, aim, name, options.lengths, **search)
-    return _by_rollout(_base(architecture, model, options), aim, name, options.lengths, **search)
-
-
-def _checked_name(over: str) -> str:
-    """The name of the free parameter, a known one."""
-    name, *others = split_literals(over) or [""]
-    for each in (name, *others):
-        if each != KEY_BIAS and each not in FREE and each not in LEFT:
-            raise UsageError(f"unknown free parameter {each!r}; known: {', '.join(sorted((KEY_BIAS, *FREE)))}")
-        _ = each == KEY_BIAS or FREE[each]
-    if others:
-        raise UsageError(f"over {over}: one parameter is free at a time; the other is given, or designed after it")
-    return name
+        return _by_mean_field(model, aim, over, options.lengths, **search)
+    return _by_rollout(_base(architecture, model, options), aim, over, options.lengths, **search)
 
 
 def _by_rollout(

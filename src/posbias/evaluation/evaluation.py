@@ -132,9 +132,9 @@ class Evaluation(Result):
     """Items in each prompt."""
     tables: Mapping[str, InstanceOf[np.ndarray]] = field(default_factory=dict)
     """score[sample, position]: `correct` (1 or 0), `logprob` (nats, of the whole answer), `answer_tokens`,
-    `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 if it was), `cut` (1 if it was cut off before what the task's rule reads was complete), what a task
-    notes beside (`LanguageTask.noted`), and for recovery `logprob_alone` and `logprob_bare`; NaN if there is none."""
+    `first_rank` (of the answer's first token, 1 = the model's choice), `gold_token`, `prompt_tokens`, `too_long` (1 if
+    it was), `cut` (1 if it was cut off before what the task's rule reads was complete), what a task notes beside
+    (`LanguageTask.noted`), and for recovery `logprob_alone` and `logprob_bare`; NaN if there is none."""
     curves: Mapping[str, PositionCurve] = field(default_factory=dict)
     """A curve with its statistics for every measure that answers decide."""
     max_tokens: int | None = None

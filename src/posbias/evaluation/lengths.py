@@ -139,13 +139,6 @@ class LengthEvaluation(Result):
     """The bound that was required, checked; None if there was none."""
 
     @classmethod
-    def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The fields that a record holds."""
-        if "at" in record.scalars:
-            raise UsageError("several lengths in one record of an older posbias are read one by one, from length-N/")
-        return super().from_record(record)
-
-    @classmethod
     def of(
         cls,
         at: Mapping[int, Evaluation],

@@ -15,11 +15,10 @@ from jaxtyping import Float, Float64
 from pydantic import ConfigDict
 
 from posbias.comparison.distances import Sample, compare_with_prompts, summarise
-from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.results.figures import BLUE, FLAT, Curve, Stroke
 from posbias.results.records import Record
-from posbias.results.result import RESULTS, Result, as_stored, from_stored
+from posbias.results.result import RESULTS, Result, from_stored
 from posbias.results.showing import Shown
 from posbias.runs.parts import flat, nested
 from posbias.statistics import Interval, mean_ends, mean_of
@@ -166,25 +165,17 @@ class AttentionStatistics(Result):
     @classmethod
     def from_record(cls, record: Record) -> "AttentionStatistics":
         """The statistics that a record holds."""
-        if "kernels" not in record.arrays:
-            raise UsageError(f"run {record.run_id} is of an older posbias attention, which must be run again")
-        parts, shares = nested(record.arrays), record.scalars["rollouts"]
-        rollouts = {name: parts["rollouts"][name]["per_prompt"] for name in shares}
-        missing = dict.fromkeys(("learned_sink", "mixing"))
+        parts, missing = nested(record.arrays), dict.fromkeys(("learned_sink", "mixing"))
+        rollouts = {name: parts["rollouts"][name]["per_prompt"] for name in record.scalars["rollouts"]}
         stored = {**missing, **parts, **record.scalars, "rollouts": rollouts, "about": record.resolved}
-        statistics = from_stored(cls, stored)
-        vars(statistics)["rollout_shares"] = {
-            name: {share: Interval.of_record(interval) for share, interval in entry.items()}
-            for name, entry in shares.items()
-        }
-        return statistics.with_record(record)
+        return from_stored(cls, stored).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
         """The statistics with model, prompts and options, as the shell writes them."""
         scalars = {
             "sink_thresholds": list(self.sink_thresholds),
-            "rollouts": as_stored(self.rollout_shares),
+            "rollouts": list(self.rollouts),
             "left_out": list(self.left_out),
             "caveats": list(self.caveats),
         }

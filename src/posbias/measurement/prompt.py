@@ -133,11 +133,6 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
     return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
 
 
-def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:
-    """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
-    return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
-
-
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:
     """Size of every layer's attention branch a beside the stream x it is added to, on a single prompt, in [0, 1].
 

@@ -15,7 +15,6 @@ KINDS = {
     "probability": "probability gradient",
     "logprob": "log-probability gradient",
     "logit": "logit gradient",
-    "fisher": "Fisher information",
     "integrated_gradients": "integrated gradients",
     "perturbation": "perturbation",
 }
@@ -58,7 +57,6 @@ STATISTICS = {
     "last_tenth": "last tenth",
     "first_token": "first position",
     "last_token": "last position",
-    "interior_primacy": "first tenth without first position",
     "interior_recency": "last tenth without last position",
     "first_over_middle": "first minus middle tenth",
     "last_over_middle": "last (its last position left out) minus middle tenth",

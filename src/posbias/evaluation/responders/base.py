@@ -113,8 +113,6 @@ class Response:
     """Generated tokens, an end token included; None if a server does not say."""
     skipped: str | None = None
     """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
-    token_ids: tuple[int, ...] | None = None
-    """The generated tokens, local models only."""
     continues: bool = False
     """True if the text goes on where the prompt ends, rather than being a message that answers it."""
     thoughts: str | None = None
@@ -146,13 +144,6 @@ class AnswerScore:
     def first_rank(self) -> int | None:
         """Rank of the first answer token; 1 is the model's own choice."""
         return self.ranks[0]
-
-    @property
-    def greedy(self) -> bool | None:
-        """True if greedy decoding gives exactly this answer; None if a rank that decides it is unknown."""
-        if any(rank is not None and rank > 1 for rank in self.ranks):
-            return False
-        return None if None in self.ranks else True
 
 
 @dataclass(frozen=True)

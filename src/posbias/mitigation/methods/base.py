@@ -120,8 +120,6 @@ class PromptMitigation(Method):
     """
 
     needs_passages: ClassVar[bool] = True
-    rearranges: ClassVar[bool] = True
-    """Passages change places, so that the right answer must not depend on their order."""
 
     def rewritten(self, request: Request) -> list[Request]:
         """The requests, at least one, that are asked in place of a request that is changed."""
@@ -142,8 +140,6 @@ class PromptMitigation(Method):
             return [request]
         if self.needs_passages and not request.passages:
             raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
-        if self.needs_passages and self.rearranges and request.fixed_order:
-            raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
         return self.rewritten(request)
 
 

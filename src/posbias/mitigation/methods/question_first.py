@@ -1,7 +1,6 @@
 """The question before the passages, too; for servers, too."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Request
@@ -22,8 +21,6 @@ class QuestionFirst(PromptMitigation):
     the instruction, as in the tasks `documents` and `key_value` with `query="both"`, here before it, since any prompt
     has a beginning.
     """
-
-    rearranges: ClassVar[bool] = False
 
     def rewritten(self, request: Request) -> list[Request]:
         """The request with its question before it."""
