@@ -20,7 +20,7 @@ else:
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
 
-UNRECORDED = {"resume", "overwrite", "command", "engine"}
+UNRECORDED = {"resume", "overwrite", "engine"}
 """Options that change no result, the engine's threads apart."""
 
 
@@ -48,8 +48,6 @@ class AuditOptions(Loading):
     """Settings of the passes of every prompt."""
     engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
     """Where the work is done (`posbias list engines`)."""
-    command: Annotated[str, Flag(None)] = ""
-    """The shell line that repeats the audit, for its record, if there is one."""
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record, of what changes a result."""

@@ -6,10 +6,8 @@ influence, mixing and the theories that read the prompt (`measurement/theories.p
 answers to a task, and influence on the same prompts, as a run of its own.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -37,7 +35,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import write_report
 from posbias.runs.parts import fingerprint, finished_run
-from posbias.runs.running import conclude, held, run_directory
+from posbias.runs.running import held, run_directory
 from posbias.theory.mean_field import scatter_caveat
 
 TRAINED, INITIALISED = "trained", "initialised"
@@ -77,9 +75,7 @@ def audit(
         **options.describe(),
     }
     resume, overwrite = options.resume, options.overwrite
-    with run_directory(
-        out, verb="audit", arguments=arguments, command=options.command, resume=resume, overwrite=overwrite
-    ) as run:
+    with run_directory(out, verb="audit", arguments=arguments, resume=resume, overwrite=overwrite) as run:
         loaded = model if isinstance(model, Model) else options.load(model)
         if not isinstance(prompts, Prompts):
             prompts = load_prompts(options.source, loaded, n_positions=n_positions, count=prompts, seed=options.seed)
@@ -88,23 +84,20 @@ def audit(
             raise UsageError(
                 "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
             )
-        finished = Audit.from_record(_record(loaded, prompts, options, arguments, run.directory))
-        return finished if run.directory is None else finished.in_directory(run.directory)
+        record = _record(loaded, prompts, options, run.directory)
+        run.finish(record)
+        if run.directory is None:
+            return Audit.from_record(record)
+        write_report(record, run.directory)
+        return Audit.from_record(record).in_directory(run.directory)
 
 
-def _record(
-    model: Model,
-    prompts: Prompts,
-    options: AuditOptions,
-    arguments: dict[str, Any],
-    directory: Path | None,
-) -> Record:
+def _record(model: Model, prompts: Prompts, options: AuditOptions, directory: Path | None) -> Record:
     """The record of an audit, made now or found finished in its directory."""
     kinds, measuring = resolve_kinds(list(options.kinds)), MeasureOptions(**vars(options.passes), engine=options.engine)
     settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
-    if finished is not None and directory is not None:
-        conclude(finished, directory, found=True)
+    if finished is not None:
         return finished
     found, used = measure_units(
         model,
@@ -133,17 +126,15 @@ def _record(
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
         "title": str(settings["model"].get("source", "model")),
-        "command": options.command,
+        "command": "",
         "fingerprint": fingerprint(settings),
         "engine": options.engine.describe(),
         **settings,
         "together": used.together,
     }
-    record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
+    record = Record("audit", {}, resolved, seeds={"seed": options.seed})
     store_subjects(record, subjects, contrasts=contrasts, left_out=list(dict.fromkeys(left_out)))
     record.scalars["caveats"] = caveats
-    if directory is not None:
-        conclude(record, directory)
     return record
 
 
@@ -181,43 +172,31 @@ def link_behaviour(audit: Record, directory: Path) -> Path:
 
 
 @checked
-def audit_behaviour(
-    model: Model,
-    plan: BehaviourPlan,
-    *,
-    out: str | Path | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    command: str = "",
-) -> Evaluation:
+def audit_behaviour(model: Model, plan: BehaviourPlan, *, out: str | Path | None = None) -> Evaluation:
     """Answers by position, influence on the same prompts, and how they hang together.
 
     Args:
         model: With a tokenizer that knows character offsets.
         plan: Task, samples, kinds.
         out: Run directory; with it an interrupted run can be resumed.
-        arguments, command: As the user passed them, for the record.
 
     Raises:
         UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not
             fit into memory.
         RunError: the run failed; finished samples and prompts are kept.
     """
-    passed = {"task": str(plan.task), "count": plan.evaluation.count} if arguments is None else dict(arguments)
+    arguments = {"task": str(plan.task), "count": plan.evaluation.count}
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
-    with run_directory(
-        out, verb="evaluate", arguments=passed, command=command, resume=resume, overwrite=overwrite
-    ) as run:
+    with run_directory(out, verb="evaluate", arguments=arguments, resume=resume, overwrite=overwrite) as run:
         directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         check_behaviour(model, plan)
         evaluation = evaluate_responder(responder, plan.task, options, beside=plan.measured)
-        if not evaluation.outputs and directory is not None:  # found finished
-            conclude(evaluation, directory, found=True)
-            return evaluation
-        evaluation.record.called(passed, command)
-        if directory is not None and directory.name == BEHAVIOUR:
-            evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
-        evaluation = with_influence(model, plan, evaluation, directory)
+        if evaluation.outputs:  # it was not found finished
+            if directory is not None and directory.name == BEHAVIOUR:
+                evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
+            evaluation = with_influence(model, plan, evaluation, directory)
+        run.finish(evaluation.record)
         if directory is not None:
-            conclude(evaluation, directory)
+            write_report(evaluation, directory)
     return evaluation

@@ -9,7 +9,7 @@ from annotated_types import Ge
 
 from posbias.auditing.options import AuditOptions
 from posbias.cli import options
-from posbias.cli.output import print_json, print_record, record_document, say
+from posbias.cli.output import print_json, print_record, record_document, running, say
 from posbias.evaluation.options import EvaluateOptions
 from posbias.measurement.options import PassOptions
 
@@ -93,21 +93,19 @@ def audit(
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
     options.check_rendered(settings.template_options, rendered=plan is not None and plan.task.by_template)
     directory = out or Path("runs") / next(iter(directory_names([model])))
-    settings = replace(
-        settings,
-        source=prompts.source,
-        engine=engine.of(settings.engine),
-        command=options.command_line(),
-    )
+    settings = replace(settings, source=prompts.source, engine=engine.of(settings.engine))
+    flags = replace(flags, out=directory, overwrite=settings.overwrite)
     subject: Any = model
     if plan is not None:
         subject = settings.load(model)
         check_behaviour(subject, plan)
-    audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
+    with running(context, flags, resume=settings.resume):
+        audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
     records = {directory: audited.record}
     if plan is not None:
-        arguments, beside = {**options.passed_arguments(context), "out": str(directory)}, directory / BEHAVIOUR
-        answered = audit_behaviour(subject, plan, out=beside, arguments=arguments, command=settings.command)
+        beside = directory / BEHAVIOUR
+        with running(context, replace(flags, out=beside), resume=settings.resume):
+            answered = audit_behaviour(subject, plan, out=beside)
         link_behaviour(audited.record, directory)
         records[beside] = answered.record
     if flags.json:

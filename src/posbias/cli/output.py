@@ -44,9 +44,9 @@ class Run:
 
     def draw(self, record: "Record", *, below: str = "") -> Path | None:
         """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
-        from posbias.runs.running import conclude
+        from posbias.results.result import write_report
 
-        return None if self.directory is None else conclude(record, self.directory / below, found=True)
+        return None if self.directory is None else write_report(record, self.directory / below)
 
     def finish(self, record: "Record") -> None:
         """Keep the record in the directory, if there is one, unless the verb has done so; draw its page and print."""

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.results.records import REPORT_FILE, Record, finished_record, plain, read_record, without_paths
-from posbias.results.result import Result, write_report
+from posbias.results.records import Record, finished_record, plain, read_record, without_paths
 from posbias.runs.parts import clear_parts, is_piece
 
 LOCK_FILE = ".lock"
@@ -145,21 +143,6 @@ def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> 
     """The record of a run that failed: why, in one line that names no directory."""
     reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
     return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
-
-
-@checked
-def conclude(run: Result | Record, directory: Path, *, found: bool = False) -> Path:
-    """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
-
-    A record that was `found` finished in the directory stays as it is. Returns the path of the page.
-    """
-    if found:
-        (directory / REPORT_FILE).unlink(missing_ok=True)
-    else:
-        run.as_run().write_run(directory)
-    page = write_report([run], directory)
-    clear_parts(directory)
-    return page
 
 
 @contextmanager
