@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from posbias.checks import OneOf, checked
 from posbias.errors import UsageError
+from posbias.models.reference.network import ITEMS, load_parameters
 from posbias.registry import Registry
 from posbias.results.figures import Curve, Figure, Stroke
 from posbias.results.page import Report
@@ -26,7 +28,7 @@ from posbias.results.tables import Table
 from posbias.runs.running import run_directory
 from posbias.training.members import TrainedMember, TrainingSchedule
 from posbias.training.options import TrainOptions
-from posbias.training.running import StudyRun, finished_training, train
+from posbias.training.running import train
 from posbias.training.study import Study, load_study
 
 PAPERS: Registry[Any] = Registry("paper")
@@ -283,19 +285,13 @@ class StudyExperiment(Experiment):
         unfinished ones go on. A study's checkpoints are removed only when its models and its record lie on the disk.
 
         Raises:
-            UsageError: too little disk, before anything is trained.
-            RunError: a checkpoint, model or record cannot be written.
+            RunError: a checkpoint, model or record cannot be written, or a model of a finished study cannot be read.
         """
         studies = self.studies(settings)
         below = None if settings.run.directory is None else settings.run.directory / "studies"
-        options = {name: replace(settings.run, directory=below and below / name) for name in studies}
-        # All are checked before the first trains; finished ones are not read a second time.
-        runs: dict[str, StudyRun | None] = {
-            name: finished_training(study.members(), study.schedule, options[name]) for name, study in studies.items()
-        }
         members: list[TrainedMember] = []
         for name, study in studies.items():
-            chosen = options[name]
+            chosen = replace(settings.run, directory=below and below / name)
             arguments = {"paper": self.name, "size": settings.size, "study": name}
             with run_directory(
                 chosen.directory,
@@ -303,8 +299,15 @@ class StudyExperiment(Experiment):
                 arguments=arguments,
                 resume=chosen.resume,
                 overwrite=chosen.overwrite,
-            ) as run:
-                trained = runs[name] or train(study, options=chosen)
-                run.finish(trained.record)
-            members += trained.trained.members
+            ):
+                run = train(study, options=chosen)
+            members += map(_with_parameters, run.trained.members, run.models)
         return self.judge(members, next(iter(studies.values())).schedule, settings)
+
+
+def _with_parameters(outcome: TrainedMember, model: Path | None) -> TrainedMember:
+    """A member with the parameters of its model, which one that was read back lacks."""
+    if outcome.parameters is not None or model is None:
+        return outcome
+    tensors = load_parameters(model, outcome.member.config)
+    return replace(outcome, parameters={name: value for name, value in tensors.items() if name != ITEMS})

@@ -6,9 +6,9 @@ value: `losses` [member window], `evaluation_steps` [member evaluation] (-1 if t
 `evaluations/NAME` [member evaluation ...]; a quantity whose shape differs between members is stored for each as
 `evaluations/NAME/MEMBER` [evaluation ...].
 
-A study that a directory holds finished is read back from its record and models, so that nothing is trained twice. It is
-recognised by what was trained, the members and the schedule. The version of the code is no reason to train again: the
-record names it, and whoever wants the study anew leaves `resume` out.
+A study that a directory holds finished is read back from its record, so that nothing is trained twice. It is recognised
+by what was trained, the members and the schedule. The version of the code is no reason to train again: the record names
+it, and whoever wants the study anew leaves `resume` out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.checks import checked
-from posbias.errors import RunError, UsageError
-from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
+from posbias.errors import UsageError
+from posbias.models.reference.network import config_from, save_reference
 from posbias.results.figures import NEXT, Curve
-from posbias.results.records import Record, plain, read_record, remove_record
+from posbias.results.records import Record, plain, remove_record
 from posbias.results.result import RESULTS, Result
-from posbias.results.showing import FILES, Shown
-from posbias.runs.parts import below
+from posbias.results.showing import Shown
+from posbias.runs.parts import below, fingerprint, finished_run
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
@@ -120,17 +120,6 @@ class StudyRun(Result):
                 point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
                 curves.setdefault(point or "all seeds", []).append(losses)
         return {point: np.stack(rows) for point, rows in curves.items()}
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write to a file by its ending, or complete the run directory with its record; see `Showing.save`.
-
-        Raises:
-            UsageError: another directory than that of the saved models, which the record refers to.
-        """
-        saved = None if self.directory is None else self.directory.absolute()
-        if Path(path).suffix.lower() not in FILES and any(self.models) and Path(path).absolute() != saved:
-            raise UsageError(f"the models of this run lie in {str(saved)!r}; its record can be saved there alone")
-        return super().save(path, overwrite=overwrite)
 
 
 def _member(settings: Mapping[str, Any]) -> Member:
@@ -254,15 +243,21 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
         resume=options.resume,
         overwrite=options.overwrite,
     ) as run:
-        members = study.members()
-        result = finished_training(members, study.schedule, options)
-        if result is None:
-            trained, directory = train_members(members, study.schedule, options=options), options.directory
+        members, directory = study.members(), options.directory
+        described = [plain(member.describe()) for member in members]
+        settings = {"verb": "train", "members": described, "options": study.schedule.describe()}
+        record = finished_run(directory, lambda: settings, resume=options.resume)
+        if record is not None and directory is not None:
+            result = StudyRun.from_record(record).in_directory(directory)
+        else:
+            trained = train_members(members, study.schedule, options=options)
             if directory is not None:
                 remove_record(directory)  # of an earlier study, whose models are about to be replaced
             models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
-            result = StudyRun(record_of(study, trained, models), trained, models, directory)
-        run.finish(result.record)
+            record = record_of(study, trained, models)
+            record.resolved["fingerprint"] = fingerprint(settings)
+            result = StudyRun(record, trained, models, directory)
+        run.finish(record)
     return result
 
 
@@ -282,37 +277,3 @@ def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path |
         items=None if items is None else items[0],
     )
     return place
-
-
-def finished_training(members: Sequence[Member], schedule: TrainingSchedule, options: TrainOptions) -> StudyRun | None:
-    """The run to resume that trained these members before, with their parameters to the last bit.
-
-    None if none is resumed, if there is no whole record of just these members and schedule, if no member ended well, or
-    if a model is missing or damaged.
-    """
-    if options.directory is None or not options.resume:
-        return None
-    try:
-        record = read_record(options.directory)
-        if record.verb != "train" or record.status != "done":
-            return None
-        run = StudyRun.from_record(record).in_directory(options.directory)
-        recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
-        if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
-            return None
-        places = zip(members, run.trained.members, run.models, strict=True)
-        outcomes = tuple(_with_parameters(member, outcome, model) for member, outcome, model in places)
-    except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
-        return None  # another format, or damaged: trained again
-    return replace(run, trained=replace(run.trained, members=outcomes))
-
-
-def _with_parameters(member: Member, outcome: TrainedMember, model: Path | None) -> TrainedMember:
-    """A member as its record has it, with the parameters of its model if it ended well."""
-    parameters = None
-    if outcome.status in ENDED_WELL:
-        if model is None:
-            raise UsageError(f"member {member.name!r} was not saved")
-        parameters = load_parameters(model, member.config)
-        parameters.pop(ITEMS, None)
-    return replace(outcome, member=member, parameters=parameters)
