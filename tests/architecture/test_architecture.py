@@ -63,6 +63,7 @@ def test_hybrid_stacks_group_heads_by_mask_and_encoding():
         ({"depth": 2, "mask": [Alibi(), Alibi()]}, "Alibi.* is not a mask"),
         ({"depth": 2, "encoding": "decay(rate=1.5)"}, "rate must be a number >= 1e-300 and <= 1, got 1.5"),
         ({"depth": 2, "encoding": "decay(speed=1)"}, "parameters of decay: rate"),
+        ({"depth": 2, "encoding": "recurrent(slopes=[1])"}, r"recurrent left posbias after 0.1.0: alibi\(slopes="),
         ({"depth": 2, "heads": 3, "encoding": "alibi(slopes=[1, 2])"}, "2 slopes given for 3 heads"),
         (
             {"depth": 2, "heads": 1, "encoding": "alibi(slopes=[-1])"},

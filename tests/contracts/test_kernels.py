@@ -31,7 +31,6 @@ ENCODING_SPELLINGS = {
     "none": ["none"],
     "alibi": ["alibi", "alibi(slopes=[0.0, 1e-9, 0.3, 700.0])"],
     "decay": ["decay(rate=0.8)", "decay(rate=0.999999)"],
-    "recurrent": ["recurrent(slopes=[0.0, 0.02, 1.5, 21.0])", "recurrent(slopes=[0.1, 0.4])"],
     "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
     "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0)"],
     "key_bias": [f"key_bias(values={BIAS[0]})", f"key_bias(values={BIAS})"],

@@ -167,10 +167,6 @@ def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) 
             {"architecture": Architecture(1, encoding="rope"), "attention": "content", "width": 5},
             "rotary positions need an even number of features per head, got 5",
         ),
-        (
-            {"architecture": Architecture(1, encoding="recurrent(slopes=[0.1])"), "attention": "content"},
-            r"layers with content have attention, not recurrent\(slopes=",
-        ),
     ],
 )
 def test_bad_configurations_are_refused(change: dict[str, Any], message: str) -> None:

@@ -6,7 +6,6 @@ from posbias.architecture.encodings import (
     Decay,
     Encoding,
     NoEncoding,
-    Recurrent,
     Rope,
     Sinusoidal,
     published_alibi_slopes,

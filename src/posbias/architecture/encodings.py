@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Interval, MinLen
+from annotated_types import Ge, Gt, Interval
 from jaxtyping import Float64, Int64
 
 from posbias.checks import CELLS, Count
@@ -19,7 +19,7 @@ from posbias.registry import Registry
 LEFT = dict.fromkeys(
     ("kerple_log", "kerple_power", "t5_buckets", "learned"),
     "no published model whose rollout is known has it; alibi, decay, rope, sinusoidal and key_bias stay",
-)
+) | {"recurrent": "alibi(slopes=[...]), one for each head, weighs keys by the same decays"}
 """Encodings that posbias had."""
 ENCODINGS: Registry["Encoding"] = Registry("encoding", left=LEFT)
 
@@ -110,24 +110,6 @@ class Decay(LinearEncoding):
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """Minus log of the rate, the same for every head."""
         return np.full(heads, max(0.0, -np.log(self.rate)))
-
-
-@ENCODINGS.register("recurrent")
-@dataclass(frozen=True)
-class Recurrent(LinearEncoding):
-    """A linear layer (state space, gated or delta rule) in attention's place: what it wrote falls off by its decays.
-
-    A row weighs position j by the mean over decays of exp(-slope distance), normalised for every decay, as the norm
-    behind such a layer does by and large (docs/theory, section 5).
-    """
-
-    slopes: Annotated[tuple[Slope, ...], MinLen(1)]
-    """Decays in [0, 700] nats per position; heads take evenly spaced quantiles if there are more or fewer of them."""
-
-    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
-        """The decays, or as many of their quantiles as there are heads."""
-        slopes = np.asarray(self.slopes)
-        return slopes if len(slopes) == heads else np.quantile(slopes, (np.arange(heads) + 0.5) / heads)
 
 
 @ENCODINGS.register("rope")

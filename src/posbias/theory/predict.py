@@ -19,7 +19,7 @@ from annotated_types import Ge
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
-from posbias.architecture.encodings import NoEncoding, Recurrent, Rope
+from posbias.architecture.encodings import NoEncoding, Rope
 from posbias.checks import CELLS, Natural, checked
 from posbias.comparison.stored import ProfileRun, shared_settings
 from posbias.errors import UsageError, check_most
@@ -340,22 +340,16 @@ class ContinuousLimit(ArchitectureTheory):
 
 
 def _assumptions(architecture: Architecture) -> tuple[str, ...]:
-    """What a rollout of rotary encodings assumes, since rotation alone moves no attention, and leaves out of decays."""
+    """What a rollout of rotary encodings assumes, since rotation alone moves no attention."""
     encodings = sorted({group.encoding for layer in architecture.head_groups for group in layer}, key=str)
-    assumed = [
+    return tuple(
         f"RoPE only turns content, and a rollout has none: the curve of {rope} assumes queries and keys at an angle of "
         f"{rope.angle:g} radians (0: they point the same way) in every pair of features, with logit {rope.logit:g} "
         "(rope(logit=..., angle=...)). Without content RoPE is the same as none; a model's own content differs by head "
         "and token."
         for rope in encodings
         if isinstance(rope, Rope)
-    ]
-    if any(isinstance(encoding, Recurrent) for encoding in encodings):
-        assumed.append(
-            "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside "
-            "its state, are left out"
-        )
-    return tuple(assumed)
+    )
 
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:

@@ -16,7 +16,7 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.architecture import Architecture, Encoding, HeadGroup, KeyEncoding, NoEncoding, Recurrent, Rope
+from posbias.architecture import Architecture, Encoding, HeadGroup, KeyEncoding, NoEncoding, Rope
 from posbias.architecture.encodings import Sinusoidal
 from posbias.checks import CELLS, Natural, OneOf, checked, checked_value
 from posbias.errors import UsageError, check_most
@@ -96,8 +96,6 @@ class ReferenceConfig:
                 raise UsageError(
                     f"reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got {encoding}"
                 )
-            if self.attention == "content" and isinstance(encoding, Recurrent):
-                raise UsageError(f"reference layers with content have attention, not {encoding}")
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
