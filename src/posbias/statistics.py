@@ -475,17 +475,15 @@ def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tes
     return adjusted
 
 
-def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
-    """Smallest true mean of a paired quantity that a two-sided t-test finds with this power; infinite below 2 units.
+def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE) -> float:
+    """Smallest true mean of a paired quantity that a two-sided t-test finds with `POWER`; infinite below 2 units.
 
     (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom; spread is the
-    standard deviation over samples, alpha and power lie in (0, 1); alpha is divided by the number of comparisons.
+    standard deviation over samples, alpha, in (0, 1), is divided by the number of comparisons.
     """
     from scipy.special import stdtrit
 
-    if not (0 < alpha < 1 and 0 < power < 1 and spread >= 0):
-        raise UsageError(f"detectable needs alpha and power in (0, 1) and spread >= 0, got {alpha}, {power}, {spread}")
     if n_samples < 2:
         return float("inf")
-    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, power)
+    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, POWER)
     return float(quantiles * spread / np.sqrt(n_samples))

@@ -31,7 +31,7 @@ def row_of(found: Design, depth: int, mixing: float) -> dict[str, object]:
         "after": after,
         "met": found.met,
         "exact": found.exact,
-        "at_ends": found.at_ends.get("gamma_key", (0, depth))[0],
+        "at_ends": found.at_ends,
     }
 
 

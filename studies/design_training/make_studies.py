@@ -115,7 +115,7 @@ def encodings(plan: Plan) -> dict[str, dict[str, object]]:
 
     def designed(target: str) -> list[float]:
         found = design(target, model=model, options=DesignOptions(theory="mean_field", n_positions=n))
-        return [float(alpha) for alpha in found.parameters["gamma_key"]]
+        return [float(alpha) for alpha in found.parameters]
 
     flat = designed("flat")
     order = np.random.default_rng(PERMUTATION).permutation(n - 1)

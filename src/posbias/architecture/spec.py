@@ -172,29 +172,22 @@ class Architecture:
         return cls(**{**described, "sinks": sinks})
 
     @classmethod
-    def from_model(
-        cls, model: Any, *, mixing: Any = RESIDUAL_MIXING, content: Any = 0.0, encoding: Any = None
-    ) -> "Architecture":
-        """The architecture of a loaded model, from its configuration; mixing and content are measured, not configured.
+    def from_model(cls, model: Any, *, mixing: Any = RESIDUAL_MIXING) -> "Architecture":
+        """The architecture of a loaded model, from its configuration; mixing is measured, not configured.
 
         ALiBi slopes and windows are the model's own. Rotary and absolute encodings add no bias of their own without
-        content, so they read as "none"; to study them with constant content, give `encoding`.
+        content, so they read as "none"; `dataclasses.replace` gives them constant content.
 
         Args:
             model: A model that `posbias.load_model` returned.
             mixing: As above; the published rollout uses `posbias.measure(model, prompts).mixing`.
-            content: As above.
-            encoding: In place of the configured one, e.g. `"rope(base=1e5, head_dim=64)"`.
 
         Raises:
             UsageError: not a loaded model, or one without a family description.
         """
         if not hasattr(model, "architecture_traits"):
             raise UsageError(f"from_model needs a model (from load_model), got {type(model).__name__}")
-        traits = model.architecture_traits()
-        if encoding is not None:
-            traits = {**traits, "encoding": encoding}
-        return cls(**traits, mixing=mixing, content=content)
+        return cls(**model.architecture_traits(), mixing=mixing)
 
 
 def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:

@@ -85,12 +85,12 @@ def _by_rollout(
             raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
         bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
         keyed = replace(base, encoding=KeyBias(bias))
-        return _found(problem, keyed, {KEY_BIAS: bias}, exact=True, reach=len(bias), seed=seed)
+        return _found(problem, keyed, bias, over=KEY_BIAS, exact=True, reach=len(bias), seed=seed)
     if name == GammaKeys.name and bare and isinstance(aim, Flat | Power):
         alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
         if alphas.max() <= MAX_ALPHA:
             keyed = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
-            return _found(problem, keyed, {GammaKeys.name: alphas.tolist()}, exact=True, seed=seed)
+            return _found(problem, keyed, alphas.tolist(), over=name, exact=True, seed=seed)
     steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
     searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
     check_most(searches, steps, MOST_STEPS, "steps")
@@ -121,15 +121,14 @@ def _check_encodings(base: Architecture, name: str) -> None:
 
 def _searched(problem: Problem, values: Float64[np.ndarray, "_"], **fields: Any) -> Design:
     """The design with these values of its free parameters."""
-    name, ended = problem.free.name, problem.at_ends(values)
-    ends, parameters = {name: (ended, values.size)} if ended else {}, {name: problem.free.plain(values)}
-    return _found(problem, problem.architecture(values), parameters, at_ends=ends, **fields)
+    free, designed = problem.free, problem.architecture(values)
+    return _found(problem, designed, free.plain(values), over=free.name, at_ends=problem.at_ends(values), **fields)
 
 
 def _found(
     problem: Problem,
     designed: Architecture,
-    parameters: dict[str, list[Any]],
+    parameters: list[Any],
     *,
     born: Initialisation | None = None,
     exact: bool = False,
@@ -149,7 +148,6 @@ def _found(
 
     return Design(
         target=target,
-        over=tuple(parameters),
         theory="mean_field" if born else "rollout",
         architecture=designed,
         exact=exact,

@@ -36,12 +36,8 @@ def design_report(run: Design) -> Report:
     distances = [
         [str(n), _cell(after, ".3g"), _cell(before), _cell(run.flat[n])] for n, (after, before) in run.distances.items()
     ]
-    title = "{} (layer 0 is nearest the input; alibi: by head)"
-    parameters = [
-        Table.of(title.format(name), ({"": str(index), name: f"{value:.6g}"} for index, value in enumerate(values)))
-        for name, values in run.parameters.items()
-        if len(values) <= MOST_ROWS
-    ]
+    title = f"{run.over} (layer 0 is nearest the input; alibi: by head)"
+    values = [{"": str(index), run.over: f"{value:.6g}"} for index, value in enumerate(run.parameters)]
     return Report(
         f"Design: {run.record.resolved['title']}",
         kicker="posbias · an architecture with a chosen position bias",
@@ -50,7 +46,7 @@ def design_report(run: Design) -> Report:
         summary=[Table("W1 to the target, by length", ["positions", "designed", "as it was", "flat line"], distances)],
         statements=statements,
         note=NOTE.format(apart="" if run.target.whole else APART),
-        tables=parameters,
+        tables=[Table.of(title, values)] if len(values) <= MOST_ROWS else [],
         record=run.record,
     )
 
@@ -73,9 +69,9 @@ def _statements(run: Design) -> list[str]:
             said.append("Another mixing may come nearer at several lengths: --mixing.")
     if carried := {n: after for n, (after, _) in run.distances.items() if n not in run.lengths}:
         said.append(f"At other lengths: W1 {_at(carried)}.")
-    for name, (count, of) in run.at_ends.items():
-        ends = f"{count} ended at an end of the searched range; what lies beyond was not tried"
-        said.append(f"Of the {of} values of {name}, {ends}.")
+    if run.at_ends:
+        ends = f"{run.at_ends} ended at an end of the searched range; what lies beyond was not tried"
+        said.append(f"Of the {len(run.parameters)} values of {run.over}, {ends}.")
     if run.range_nats:
         said.append(f"The key biases of a layer span at most {run.range_nats:.3g} nats.")
     if run.theory == "rollout":

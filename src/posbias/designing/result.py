@@ -6,7 +6,7 @@ P0 = prod_l (1 - m_l), which no bias takes away. A given profile is the whole pr
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -252,8 +252,8 @@ class Design(Result):
 
     drawn_by: ClassVar = "posbias.designing.page:design_report"
     target: Target
-    over: tuple[str, ...]
-    """Free parameters of the design."""
+    over: str
+    """The free parameter."""
     theory: str
     architecture: Architecture
     """The designed architecture; that of a model has mixing 1, which mean field does not need."""
@@ -266,14 +266,14 @@ class Design(Result):
     """Profiles of the architecture before it was changed."""
     targets: Mapping[int, InstanceOf[np.ndarray]]
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
-    parameters: dict[str, list[Any]]
-    """Values of every free parameter, layer 0 nearest the input."""
+    parameters: list[Any]
+    """Values of the free parameter, layer 0 nearest the input, or by head."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
     seed: int = 0
     """Seed of the random starts."""
-    at_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
+    at_ends: int = 0
+    """Values that lie at an end of the range searched."""
     model: Mapping[str, Any] | None = None
     """Description of the model that it is for; None for an architecture."""
     measured: tuple[MeasuredNetworks, ...] = ()
@@ -310,9 +310,9 @@ class Design(Result):
         """The design with what follows from it."""
         about = "an architecture" if self.model is None else str(self.model.get("source", "a model"))
         resolved = {
-            "title": f"{self.target} over {', '.join(self.over)}, for {about}",
+            "title": f"{self.target} over {self.over}, for {about}",
             "target": str(self.target),
-            "over": list(self.over),
+            "over": self.over,
             "theory": self.theory,
             "architecture": self.architecture.describe(),
             "model": self.model,
@@ -375,7 +375,7 @@ class Design(Result):
         """
         layers = [groups[0].encoding for groups in self.architecture.head_groups]
         if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
-            raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
+            raise UsageError(f"a design over {self.over} is no key bias, so no model can be given it")
         return KeyBiased([str(encoding) for encoding in layers])
 
     def shown(self) -> Shown:
@@ -383,7 +383,7 @@ class Design(Result):
         distances = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
         apart = "" if self.target.whole else ", last position apart"
         met = "met" if self.met else "not met"
-        title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {distances}"
+        title = f"{self.target} over {self.over}, {met}; W1 to the target{apart}: {distances}"
         n = max(self.lengths)
         target = Profile.normalised(self.targets[n]).curve("target")
         curves = (self.profiles[n].curve("designed"), self.before[n].curve("before"), target)

@@ -333,7 +333,7 @@ def _check_usable(model: HuggingFaceModel) -> None:
             model.architecture_traits()
 
 
-def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | None = None) -> Any:
+def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of a source as for `load_model`, or one that lies in a directory by itself; no weight is read."""
     resolved = source_of(source)
     with quiet(resolved.local):
@@ -342,7 +342,7 @@ def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | 
         raise UsageError(
             f"{resolved.name!r} has no readable tokenizer ({unread}); allowed: a model, or a directory, with one"
         )
-    return with_template_options(tokenizer, template_options)
+    return tokenizer
 
 
 def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Model:

@@ -100,9 +100,9 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f", *, scale: float = 1.0, unit: str = "") -> str:
+def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f") -> str:
     """A recorded number with its interval, as `Interval.text`; a dash if there is none."""
-    return MISSING if stored is None else Interval.of_record(stored).text(spec, scale=scale, unit=unit)
+    return MISSING if stored is None else Interval.of_record(stored).text(spec)
 
 
 def capital(text: str) -> str:
