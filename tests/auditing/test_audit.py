@@ -90,11 +90,11 @@ def test_every_distance_has_interval_flat_line_and_noise(finished):
 
 
 def test_the_directory_holds_record_and_report_and_nothing_else(finished):
-    names = {path.name for path in finished.directory.iterdir()}
+    names = {path.name for path in finished.report.parent.iterdir()}
     assert {"record.json", "arrays.safetensors", "report.html"} <= names
     assert not any(name.startswith("parts") or name.endswith(".tmp") for name in names)
     assert not any(name.endswith(".png") for name in names), "pictures are drawn on demand"
-    saved = read_record(finished.directory)
+    saved = read_record(finished.report.parent)
     assert verdict(saved) == finished.verdict
     assert finished.verdict[0].startswith(("It loses", "It does not lose", "Whether it loses"))
     assert saved.environment["packages"]["torch"]
@@ -103,7 +103,7 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
     monkeypatch.setattr(auditing, "measure_units", lambda *_, **__: pytest.fail("measured again"))
     again = pb.audit(
-        tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
+        tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.report.parent,
         options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),
     )  # fmt: skip
     assert again.record.run_id == finished.record.run_id

@@ -296,15 +296,13 @@ class ProfileRun(Result):
 class Audit(ProfileRun):
     """A finished audit: the model as trained (if it was), then at initialisation."""
 
-    directory: Path | None = None
-    """Where it lies; None if it was kept in memory alone."""
     report: Path | None = None
-    """The HTML page there."""
+    """Its HTML page; None if it was kept in memory alone."""
 
     def in_directory(self, directory: Path) -> "Audit":
         """The audit with its page, if one lies in the directory from which it was read."""
         page = directory / REPORT_FILE
-        return replace(self, directory=directory, report=page if page.is_file() else None)
+        return replace(self, report=page if page.is_file() else None)
 
     def shown(self) -> Shown:
         """The profiles, with both states and the page named."""

@@ -54,8 +54,6 @@ class StudyRun(Result):
     """Members, schedule and stacks; of a stored run without parameters, which are in the models."""
     models: tuple[Path | None, ...]
     """Every member's directory, for `load_model`; None if nothing was saved."""
-    directory: Path | None = None
-    """The run directory, in which `models` lie."""
 
     @classmethod
     def from_record(cls, record: Record) -> "StudyRun":
@@ -86,7 +84,7 @@ class StudyRun(Result):
     def in_directory(self, directory: Path) -> "StudyRun":
         """The run with the models of the directory from which it was read."""
         models = tuple(None if model is None else directory / MODELS / model.name for model in self.models)
-        return replace(self, models=models, directory=directory)
+        return replace(self, models=models)
 
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
@@ -256,7 +254,7 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
             models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
             record = record_of(study, trained, models)
             record.resolved["fingerprint"] = fingerprint(settings)
-            result = StudyRun(record, trained, models, directory)
+            result = StudyRun(record, trained, models)
         run.finish(record)
     return result
 
