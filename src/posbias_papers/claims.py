@@ -261,7 +261,7 @@ def claims_record(verdicts: Sequence[Verdict], *, seed: int, read: Mapping[str, 
         A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, names, numbers and words.
     """
     subject = f" on {read['model'].get('source', 'a model')}" if read and "model" in read else ""
-    resolved = {"title": f"{TITLE}{subject}", "command": "", **(read or {})}
+    resolved = {"title": f"{TITLE}{subject}", **(read or {})}
     scalars = {"verdicts": plain([verdict.as_dict() for verdict in verdicts])}
     return Record("verify", {}, resolved, scalars, seeds={"claims": seed})
 

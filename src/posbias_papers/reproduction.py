@@ -69,7 +69,7 @@ class Reproduction(Result):
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
         """Its words and numbers; a curve is arrays `figures/<slug>/<number>/x`, `/y`, and `/low`, `/high`."""
-        resolved = {"title": self.title, "command": "", **plain(self.settings)}
+        resolved = {"title": self.title, **plain(self.settings)}
         record = Record("reproduce", {}, resolved, seeds=dict(self.seeds), arrays=dict(self.arrays))
         record.scalars = {
             **{name: plain(getattr(self, name)) for name in ("experiment", "rows", "statements")},

@@ -82,7 +82,7 @@ def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answer
     record.resolved["max_tokens"] = 8
     rates = ("accuracy", "flip_rate", "first_pick", "tie_rate")
     record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in rates}
-    record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
+    record.scalars["verdicts"] |= {"n_both": 7}
     reasons = ["empty", "unread", "too_long", "empty"]
     record.scalars["unjudged"] = [{"sample": "0-1", "position": 9, "reason": reason} for reason in reasons]
     report = report_of(record)

@@ -97,5 +97,5 @@ def test_a_stored_prediction_of_a_model_is_the_fresh_one(theory, tiny_llama, tmp
 
 def test_several_stored_predictions_are_their_profiles(tmp_path):
     several = [predict(Architecture(depth=2, mixing=mixing), 12) for mixing in (0.1, 0.2)]
-    stored = result_of(predictions_record(several, {}))
+    stored = result_of(predictions_record(several))
     assert [len(theories := stored.subject.theories), *theories] == [2, "mixing 0.1", "mixing 0.2"]

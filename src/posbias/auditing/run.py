@@ -126,7 +126,6 @@ def _record(model: Model, prompts: Prompts, options: AuditOptions, directory: Pa
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
         "title": str(settings["model"].get("source", "model")),
-        "command": "",
         "fingerprint": fingerprint(settings),
         "engine": options.engine.describe(),
         **settings,

@@ -110,11 +110,7 @@ def predict(
             return
         combinations = architecture.combinations(theory)
         predictions = [_of_architecture(context, each, prompts.length) for each in combinations]
-        if len(predictions) == 1:
-            run.finish(predictions[0].record)
-        else:
-            asked = options.passed_arguments(context)
-            run.finish(predictions_record(predictions, asked, command=options.command_line()))
+        run.finish(predictions[0].record if len(predictions) == 1 else predictions_record(predictions))
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:

@@ -104,11 +104,9 @@ class Decomposition(Result):
         arrays, kinds, baseline = record.arrays, record.scalars["kinds"], below(record.arrays, BASELINE)
         items = []
         for entry in record.scalars["interventions"]:
-            name, reasons = entry["name"], entry.get("reasons", {})  # by source, in records of 0.1
-            changed = below(arrays, f"changed/{name}/measured/")
+            changed = below(arrays, f"changed/{entry['name']}/measured/")
             profiles = {kind: changed[kind] for kind in kinds if kind in changed}  # a file sorts names
-            parts = {"reason": reasons.get("measured"), **entry, "divergence": arrays.get(f"divergence/{name}")}
-            items.append({**parts, "profiles": profiles})
+            items.append({**entry, "divergence": arrays.get(f"divergence/{entry['name']}"), "profiles": profiles})
         unchanged = {kind: baseline[kind] for kind in kinds}
         return from_stored(cls, {"record": record, "baseline": unchanged, "counterfactuals": items})
 
@@ -261,7 +259,7 @@ def decompose(
         else:
             check_passes(subject, prompts.n_positions)
             title, changes = str(described["model"].get("source", "model")), settings["interventions"]
-            resolved = {"title": title, "command": "", "interventions": changes, **described}
+            resolved = {"title": title, "interventions": changes, **described}
             resolved["fingerprint"] = fingerprint(settings)
             record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
             measured = partial(measured_profiles, prompts=prompts, kinds=kinds, seed=options.seed)

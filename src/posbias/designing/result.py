@@ -316,7 +316,6 @@ class Design(Result):
             "theory": self.theory,
             "architecture": self.architecture.describe(),
             "model": self.model,
-            "command": "",
         }
         scalars: dict[str, Any] = {
             **{name: getattr(self, name) for name in STORED},

@@ -129,7 +129,7 @@ def correlate(
     pooled = [asdict(entry) for entry in pool(named, seed)]
     scalars = plain({"groups": [asdict(group) for group in groups], "pooled": pooled, "withheld": withheld})
     title = next(iter(named)) if len(runs) == 1 else f"{len(runs)} measurements of influence and behaviour"
-    resolved = {"title": title, "command": "", "runs": [run.record.run_id for run in evaluations]}
+    resolved = {"title": title, "runs": [run.record.run_id for run in evaluations]}
     arguments, seeds = {"runs": len(runs), "seed": seed}, {"bootstrap": seed, "permutations": seed}
     return InfluenceCorrelation.from_record(Record("correlate", arguments, resolved, scalars, seeds=seeds))
 

@@ -79,7 +79,6 @@ class Verdicts:
     """Share of verdicts that name the first response, in the same pairs; 1/2 without position bias."""
     tie_rate: StoredInterval
     """Share of ties among the verdicts of pairs with one in both orders."""
-    n_pairs: int
     n_both: int
     """Pairs with a response named in both orders."""
     ties: int
@@ -112,7 +111,6 @@ def judge_verdicts(
         flip_rate=rate(flipped[:, None]),
         first_pick=rate(first_pick),
         tie_rate=rate(tie),
-        n_pairs=len(correct),
         n_both=int((~np.isnan(flipped)).sum()),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),

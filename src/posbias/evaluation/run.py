@@ -319,7 +319,6 @@ def evaluate_responder(
     under = method if len(method) <= LONGEST_METHOD else method.partition("(")[0]
     resolved = {
         "title": f"{source}{f' under {under}' if under else ''}: {task}",
-        "command": "",
         **asked,
         "file_sha256": data,
         "scoring": task.answer_rule.name,

@@ -268,7 +268,7 @@ def _record(
     record = Record(
         "measure",
         {"kinds": settings["kinds"]},
-        {"title": title, "command": "", **described, "measurement": told},
+        {"title": title, **described, "measurement": told},
         {"details": as_stored(details)},
         seeds={"measure": seed},
     )

@@ -123,7 +123,6 @@ class Prediction(Result):
             "architecture": self.described,
             "model": model,
             "prompts": self.about.get("prompts"),
-            "command": "",
         }
         found = {**vars(self.profile), "per_prompt": self.per_prompt}
         return Record(
@@ -136,7 +135,7 @@ class Prediction(Result):
         )
 
 
-def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str, Any], *, command: str = "") -> Record:
+def predictions_record(predictions: Sequence[Prediction]) -> Record:
     """Several predictions over the same positions as one record, whose report draws them together.
 
     Each is kept under its name, made of the settings in which it differs, such as "alibi, mixing 0.1".
@@ -154,10 +153,9 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
         "title": f"{len(names)} predictions by {' and '.join(filter(None, (', '.join(varied[:-1]), varied[-1])))}",
         "n_positions": lengths[0],
         "curves": {f"theories/{name}": dict(curve) for name, curve in zip(names, settings, strict=True)},
-        "command": command,
     }
     shares = {name: prediction.sink_share for name, prediction in by_name.items()}
-    record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
+    record = Record("predict", {}, resolved, {"sink_share": shares})
     if caveats := dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats):
         record.scalars["caveats"] = list(caveats)
     for name, prediction in by_name.items():

@@ -160,7 +160,6 @@ def record_of(study: Study, trained: Trained, models: Sequence[Path | None]) -> 
         arguments={},
         resolved={
             "title": study.name,
-            "command": "",
             "options": trained.schedule.describe(),
             "task": plain(study.task),
             "model": plain(study.model),
