@@ -264,14 +264,8 @@ def _record(
         **used.describe(),
     }
     described = {name: settings[name] for name in ("model", "prompts")}
-    title = str(described["model"].get("source", "a model"))
-    record = Record(
-        "measure",
-        {"kinds": settings["kinds"]},
-        {"title": title, **described, "measurement": told},
-        {"details": as_stored(details)},
-        seeds={"measure": seed},
-    )
+    resolved = {"title": str(described["model"].get("source", "a model")), **described, "measurement": told}
+    record = Record("measure", {}, resolved, {"details": as_stored(details)}, seeds={"measure": seed})
     compared = compare_subject(subject, generator=np.random.default_rng(seed))
     return store_subjects(record, [compared], left_out=left_out)
 

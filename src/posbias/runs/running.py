@@ -48,7 +48,7 @@ class OpenRun:
     """Shell line that repeats the run; empty in Python."""
 
     def finish(self, record: Record, *, below: str = "") -> None:
-        """Write the record with what was asked, unless the directory holds it; its pieces are removed.
+        """Note what was asked in the record and write it, unless the directory holds it; its pieces are removed.
 
         Args:
             record: Of the run, or of a part of it.
@@ -57,7 +57,7 @@ class OpenRun:
         place = None if self.directory is None else self.directory / below
         there = None if place is None else _record_in(place)
         told = there is not None and (there.run_id, there.scalars) == (record.run_id, plain(record.scalars))
-        if not told and (place is not None or self.command):
+        if not told:
             record.called(self.arguments, self.command or record.resolved.get("command", ""))
             if place is not None:
                 record.write_run(place)
