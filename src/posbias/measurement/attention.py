@@ -92,6 +92,7 @@ def attention(
         described = loaded.describe()
         about = {
             "title": str(described["source"]),
+            "command": "",
             "model": described,
             "prompts": prompts.describe(),
             "options": {name: value for name, value in vars(options).items() if name not in UNRECORDED},
