@@ -387,7 +387,9 @@ SPELLED = {
 
 def spelled(name, model=None):
     """A method for a tiny model by its name: spelled with parameters, or an adapter of that model."""
-    return random_adapter(model) if name == "adapter" and model is not None else SPELLED.get(name, name)
+    if name.startswith("adapter") and model is not None:
+        return random_adapter(model, "adapter(rank=2)" if name == "adapter" else name)
+    return SPELLED.get(name, name)
 
 
 _PER_LAYER = {

@@ -4,13 +4,16 @@ What is written does to every prompt exactly what the adapter does here. All oth
 attention depends on the places of tokens, which no weight knows.
 
 PEFT: W' = W + (alpha / r) B A; alpha = r here. GGUF: `blk.N.NAME.weight.lora_a` and `.lora_b`; of families whose rotary
-features llama.cpp lists in pairs, not halves, the rows of queries and keys are put in its order.
+features llama.cpp lists in pairs, not halves, the rows of queries and keys are put in its order. An adapter that acts
+from the question on names the tokens that open it: PEFT looks for their last place in a prompt, as the method does, and
+so does llama-server, which then begins one token before them (tools/server/server-context.cpp), and so gets all but the
+first.
 """
 
 import json
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,8 +86,8 @@ def export(
         gguf: Write `adapter.gguf`, too, which llama.cpp loads beside the base model.
 
     Raises:
-        UsageError: a directory that exists, a method that is no adapter, or was fitted to another model, or weights
-            that are quantised or not all in memory.
+        UsageError: a directory that exists, a method that is no adapter, or was fitted to another model, one that acts
+            from the question on if merged, or weights that are quantised or not all in memory.
         RunError: the files cannot be written.
     """
     target, model = Path(directory), check_model(model)
@@ -110,10 +113,11 @@ def export(
             made = Path(scratch) / "made"
             made.mkdir()
             if gguf:
-                write_gguf(model, updates, made / ADAPTER_GGUF)
-            (write_merged if merged else write_adapter)(model, updates, made)
+                write_gguf(model, updates, made / ADAPTER_GGUF, method.invocation)
+            (write_merged if merged else write_adapter)(model, updates, made, method.invocation)
             verdict = [NOT_JUDGED] if judged is None else _verdict_lines(*judged)
-            commands = serving(model.origin.source, target.name, method.rank, merged=merged, gguf=gguf)
+            form = "merged" if merged else "activated" if method.invocation else "adapter"
+            commands = serving(model.origin.source, target.name, method.rank, form=form, gguf=gguf)
             card = [*_card(method, model, how, merged=merged), *verdict, *commands]
             (made / "README.md").write_text("\n".join(card))
             follow_umask(made)
@@ -169,7 +173,7 @@ Updates = Mapping[str, tuple[Tensor, Tensor]]
 """A and B by path of the projection, as `Adapter.weight_updates` gives them."""
 
 
-def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path) -> None:
+def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path, invocation: Sequence[int] = ()) -> None:
     """An adapter as PEFT saves it, but for the path of the base model, of which its name stays."""
     from safetensors.torch import save_file
 
@@ -188,16 +192,19 @@ def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path) ->
         base_model_name_or_path=origin.source,
         revision=origin.revision,
         inference_mode=True,
+        alora_invocation_tokens=list(invocation) or None,
     )
     config.save_pretrained(directory)
 
 
-def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path) -> None:
+def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path, invocation: Sequence[int] = ()) -> None:
     """The model with the change in its weights, as transformers saves it, with its tokenizer.
 
     The sum is rounded once to the weights' own type, and no weight in memory changes; peft's `merge_and_unload` rounds
     the change before it is added, to weights that it overwrites.
     """
+    if invocation:
+        raise UsageError("export: a merged weight acts on all tokens, this adapter from the question on: not merged")
     network: Any = model.network
     weights = dict(network.state_dict())
     for path, (down, up) in updates.items():
@@ -211,7 +218,7 @@ def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path) -> 
             model.tokenizer.save_pretrained(directory)
 
 
-def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path) -> None:
+def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path, invocation: Sequence[int] = ()) -> None:
     """An adapter as llama.cpp reads it beside a GGUF file of the base model.
 
     Raises:
@@ -232,6 +239,9 @@ def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path) -> None:
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     rank = len(next(iter(updates.values()))[0])
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(rank))  # as a whole number llama.cpp ends at it
+    if invocation:
+        tokens, kinds = list(invocation[1:] or invocation), (gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32)
+        writer.add_key_value(gguf.Keys.Adapter.ALORA_INVOCATION_TOKENS, tokens, *kinds)
     for module, sides in updates.items():
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if name is None:
@@ -262,13 +272,14 @@ def _card(method: Adapter, model: HuggingFaceModel, how: Mapping[str, Any], *, m
         fitted = f"{samples} samples in {prompts} prompts, in {steps} steps"
     form = "The whole model with the change in its weights" if merged else "A PEFT (LoRA) adapter"
     weights, precision = weights_sha256(model.network)[:16], str(model.dtype).removeprefix("torch.")
+    acting = "act from its invocation's last place in a prompt on, and leave what is cached before it valid"
     base = f"{source}{f', revision {revision}' if revision else ''}, weights {weights} ({precision})"
     return [
         *["---", *([] if merged else [f"base_model: {source}", "library_name: peft"]), "tags: [position-bias]", "---"],
         f"# {method.name} against position bias, for {source}",
         f"\n{form}, written by posbias {__version__}. Its method is `{method}`.",
         f"\n- Base model: {base}; made for these alone.",
-        f"- Size: updates of rank {method.rank}; merged, no time.",
+        f"- Size: updates of rank {method.rank}; {acting if method.invocation else 'merged, no time'}.",
         f"- Fitted to: {fitted}.",
         "\n## Does it help?\n",
     ]
@@ -286,16 +297,28 @@ def _verdict_lines(trial: MitigationTrial, arm: ArmResult) -> list[str]:
     ]
 
 
-def serving(source: str, directory: str, rank: int, *, merged: bool, gguf: bool) -> list[str]:
+def serving(source: str, directory: str, rank: int, *, form: str, gguf: bool) -> list[str]:
     """The end of the card: commands that serve what was written, or the answer to one text.
 
-    `transformers serve` takes no adapter. A base model in a GGUF file is one for llama.cpp alone.
+    `transformers serve` takes no adapter. A base model in a GGUF file is one for llama.cpp alone. An adapter that is
+    `activated` by the question is not for vLLM, nor for adapters in transformers itself: they pass over its tokens.
     """
     base, based_on_gguf = shlex.quote(source), source.endswith(".gguf")
-    if merged:
+    if form == "merged":
         lines = [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
     elif based_on_gguf:
-        lines = [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
+        instead = ": export it with --merged" if form == "adapter" else ""
+        lines = [f"# vLLM and transformers take no adapter of {source}{instead}"]
+    elif form == "activated":
+        program = (
+            "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; "
+            f"m, t = M.from_pretrained({json.dumps(directory)}), T.from_pretrained({json.dumps(source)}); "
+            'print(t.decode(m.generate(**t("PROMPT", return_tensors="pt"), max_new_tokens=20)[0]))'
+        )
+        lines = [
+            "# not for vLLM or SGLang, which know no activated LoRA: vLLM would apply it to every token",
+            f"python -c {shlex.quote(program)}",
+        ]
     else:
         larger = max(LARGEST_RANK, 1 << (rank - 1).bit_length())
         named = shlex.quote(f"posbias={directory}")
@@ -305,8 +328,8 @@ def serving(source: str, directory: str, rank: int, *, merged: bool, gguf: bool)
             f"vllm serve {base} --enable-lora --max-lora-rank {larger} --lora-modules {named}",
             f"python -c {shlex.quote(program)}  # transformers, with peft installed",
         ]
-        if source == "demo":
-            lines.insert(0, "posbias models get demo --out demo  # where the adapter looks for its base")
+    if source == "demo" and form != "merged":
+        lines.insert(0, "posbias models get demo --out demo  # where the adapter looks for its base")
     if gguf:
         given, note = (base, "") if based_on_gguf else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
         lines.append(f"llama-server -m {given} --lora {shlex.quote(f'{directory}/{ADAPTER_GGUF}')}{note}")

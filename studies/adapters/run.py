@@ -37,10 +37,10 @@ from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.options import PassOptions
 from posbias.measurement.outputs import Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation.fits import encoded_answers
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.options import FitOptions
+from posbias.mitigation.teaching import encoded_answers
 from posbias.prompts.tokens import locate
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example
@@ -109,7 +109,7 @@ def judged(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float
         scores = []
         for example, request in zip(asked, encoded, strict=True):
             located, _ = locate(example.prompt, example.passages, model.tokenizer)
-            with pb.mitigated(model, method, passages=method.known(located or (), len(request.prompt))):
+            with pb.mitigated(model, method, passages=method.known(located or (), request.prompt.tolist())):
                 scores += judged(model, None, [example])
         return scores
     lengths = [len(request.prompt) + len(request.answer) - 1 for request in encoded]

@@ -19,8 +19,9 @@ from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.responders.encoding import EncodedRequest, Ending
-from posbias.mitigation.fits import answer_logprob, encoded_answers
+from posbias.mitigation.fits import answer_logprob
 from posbias.mitigation.methods.temperature import Temperature
+from posbias.mitigation.teaching import encoded_answers
 from posbias.prompts.tokens import with_template_options
 from posbias.results.page import html_of
 from posbias.results.result import report_of

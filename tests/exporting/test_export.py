@@ -83,6 +83,26 @@ def test_a_peft_directory_and_a_checkpoint_give_the_logits_of_the_method(family,
     assert modes == {(tmp_path / "new").stat().st_mode}, "others may read them as any new file"
 
 
+@pytest.mark.filterwarnings(PEFT_ASKS)
+def test_an_adapter_from_the_question_on_acts_from_there_on_wherever_it_is_loaded(tmp_path):
+    import peft
+
+    model, fresh = single("llama")
+    method = replace(random_adapter(model, "adapter(rank=2, targets='all')"), invocation=(7, 8))
+    with pb.mitigated(model, method, passages=[(0, 4)]):
+        expected = logits(model.network)
+    assert torch.equal(expected[:, :4], logits(model.network)[:, :4])
+    pb.export(Fitted(method, {}), tmp_path / "adapter", model=model, gguf=True)
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(loaded), expected, **SERVED)
+    field = gguf.GGUFReader(tmp_path / "adapter" / "adapter.gguf").fields["adapter.alora.invocation_tokens"]
+    assert field.types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32]
+    assert field.contents() == [8], "llama-server begins one token earlier"
+    assert "\n# not for vLLM or SGLang, " in (tmp_path / "adapter" / "README.md").read_text()
+    with pytest.raises(pb.UsageError, match=r"^export: a merged weight acts on all tokens, this adapter from the que"):
+        pb.export(Fitted(method, {}), tmp_path / "merged", model=model, merged=True)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2-uncapped", "gemma3_text"])
 def test_a_gguf_adapter_holds_the_updates_in_the_order_of_llama_cpp(family, tmp_path):
     model = shaken_model(family, dtype=torch.float32)
@@ -125,8 +145,8 @@ def test_a_checkpoint_keeps_tokenizer_template_and_generation_settings(long_llam
 
 
 def test_commands_have_every_name_and_path_in_them():
-    def lines(source, directory, rank=4, *, merged=False, gguf=False):
-        return serving(source, directory, rank, merged=merged, gguf=gguf)[1:-1]
+    def lines(source, directory, rank=4, *, form="adapter", gguf=False):
+        return serving(source, directory, rank, form=form, gguf=gguf)[1:-1]
 
     served = "vllm serve hub/model --enable-lora --max-lora-rank"
     program = (
@@ -138,7 +158,7 @@ def test_commands_have_every_name_and_path_in_them():
     ]
     assert lines("hub/model", "a b", 17)[0] == f"{served} 32 --lora-modules 'posbias=a b'"
     assert lines("demo", "adapter")[0].startswith("posbias models get demo --out demo ")
-    assert lines("hub/model", "a b", merged=True) == ["vllm serve 'a b'", "transformers serve 'a b'"]
+    assert lines("hub/model", "a b", form="merged") == ["vllm serve 'a b'", "transformers serve 'a b'"]
     advice = "# vLLM and transformers take no adapter of my base.gguf: export it with --merged"
     beside = "llama-server -m 'my base.gguf' --lora 'a b/adapter.gguf'"
     assert lines("my base.gguf", "a b", gguf=True) == [advice, beside]
@@ -147,19 +167,22 @@ def test_commands_have_every_name_and_path_in_them():
 
 
 @pytest.mark.filterwarnings(PEFT_ASKS)
-def test_the_printed_command_of_transformers_answers_as_the_method_does(long_llama, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("invocation", [(), (75, 78)])
+def test_the_printed_command_answers_as_the_method_does(long_llama, tmp_path, monkeypatch, capsys, invocation):
     monkeypatch.chdir(long_llama.parent)
     model = pb.load_model(long_llama.name, device="cpu")
-    method = random_adapter(model)
+    method = replace(random_adapter(model, "adapter(rank=2, targets='all')"), invocation=invocation)
     pb.export(Fitted(method, {}), tmp_path / "adapter", model=model)
     printed = (tmp_path / "adapter" / "README.md").read_text()
     (line,) = [line for line in printed.splitlines() if line.startswith("python -c ")]
     assert "transformers serve" not in printed, "which serves no adapter"
-    program = shlex.split(line)[2].replace('"adapter"', repr(str(tmp_path / "adapter")))
+    program = shlex.split(line)[2].replace('"adapter"', repr(str(tmp_path / "adapter"))).replace("PROMPT", "Hello")
     exec(program.replace("max_new_tokens=20", "max_new_tokens=20, do_sample=False"), {})
-    told = ast.literal_eval(capsys.readouterr().out)[0]["generated_text"]
+    told = capsys.readouterr().out
+    told = told.removesuffix("\n") if invocation else ast.literal_eval(told)[0]["generated_text"]
     asked, answers = model.tokenizer("Hello", return_tensors="pt"), []
-    for context in (contextlib.nullcontext(), pb.mitigated(model, method)):
+    passages = [method.known([], asked.input_ids[0].tolist())[-1]] if invocation else []
+    for context in (contextlib.nullcontext(), pb.mitigated(model, method, passages=passages)):
         with context:
             (tokens,) = model.network.generate(**asked, max_new_tokens=20, do_sample=False)
         answers.append(model.tokenizer.decode(tokens))

@@ -22,15 +22,22 @@ PACKAGE = "node-llama-cpp@3.22.1"
 SCRIPT = """
 import {readFileSync} from "node:fs";
 import {getLlama} from "node-llama-cpp";
-const [modelPath, adapter, prompts] = process.argv.slice(2);
+const [modelPath, adapter, prompts, begin] = process.argv.slice(2);
 const llama = await getLlama({gpu: false, build: "never", skipDownload: true});
 const model = await llama.loadModel({modelPath});
 const lora = adapter === "none" ? undefined : {adapters: [{filePath: adapter, scale: 1}]};
 const context = await model.createContext({contextSize: 64, threads: 1, lora});
+const plain = (await model.createContext({contextSize: 64, threads: 1})).getSequence();
 const sequence = context.getSequence();
 for (const tokens of JSON.parse(prompts)) {
     await sequence.clearHistory();
-    const told = sequence.evaluateWithMetadata(tokens, {probabilities: true}, {temperature: 0});
+    if (begin > 0) {  // what the model itself has cached, as llama-server has it before the invocation
+        await plain.clearHistory();
+        await plain.evaluateWithoutGeneratingNewTokens(tokens.slice(0, begin));
+        await plain.saveStateToFile(`${modelPath}.state`);
+        await sequence.loadStateFromFile(`${modelPath}.state`, {acceptRisk: true});
+    }
+    const told = sequence.evaluateWithMetadata(tokens.slice(begin), {probabilities: true}, {temperature: 0});
     console.log(JSON.stringify(Array.from((await told.next()).value.probabilities.entries())));
 }
 await llama.dispose();
@@ -93,16 +100,31 @@ def write_base(model: HuggingFaceModel, path: Path, kind: gguf.GGMLQuantizationT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("targets", "kind"), [("q,k", "F32"), ("all", "F32"), ("q,k", "Q8_0"), ("all", "Q8_0")])
-def test_llama_cpp_gives_the_probabilities_of_the_method(targets: str, kind: str, node: Path, tmp_path: Path) -> None:
-    """On a quantised base no further off than without the adapter, but for how the two add up."""
+@pytest.mark.parametrize(
+    ("targets", "kind", "begin"),
+    [
+        ("q,k", "F32", 0),
+        ("all", "F32", 0),
+        ("q,k", "Q8_0", 0),
+        ("all", "Q8_0", 0),
+        ("q,k", "F32", 2),
+        ("all", "F32", 2),
+    ],
+)
+def test_llama_cpp_gives_the_probabilities_of_the_method(
+    targets: str, kind: str, begin: int, node: Path, tmp_path: Path
+) -> None:
+    """On a quantised base no further off than without the adapter, but for how the two add up.
+
+    From a token on, it goes on from what the base model has cached.
+    """
     model = shaken_model("llama", dtype=torch.float32)
-    method = random_adapter(model, f"adapter(rank=2, targets={targets!r})")
+    method = random_adapter(model, f"adapter(rank=2, targets={targets!r}, invocation={[1, 1] if begin else []})")
     pb.export(Fitted(method, {}), tmp_path / "out", model=model, gguf=True)
     write_base(model, tmp_path / "base.gguf", gguf.GGMLQuantizationType[kind])
 
     def served(adapter: str) -> np.ndarray:
-        command = ["node", "probabilities.mjs", str(tmp_path / "base.gguf"), adapter, json.dumps(PROMPTS)]
+        command = ["node", "probabilities.mjs", str(tmp_path / "base.gguf"), adapter, json.dumps(PROMPTS), str(begin)]
         done = subprocess.run(command, cwd=node, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         rows = [dict(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[[")]
@@ -117,7 +139,7 @@ def test_llama_cpp_gives_the_probabilities_of_the_method(targets: str, kind: str
     unchanged = here()
     noise = float(np.abs(served("none") - unchanged).max())
     assert noise < {"F32": 1e-3, "Q8_0": 0.02}[kind]
-    with pb.mitigated(model, method):
+    with pb.mitigated(model, method, passages=[(0, begin)] if begin else []):
         changed = here()
     assert np.abs(changed - unchanged).max() > 0.01
     told = served(str(tmp_path / "out" / "adapter.gguf"))

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import posbias as pb
+from mitigation.test_fitting import one_of_two
 from posbias import FitOptions, MitigateOptions, UsageError, mitigate, mitigated
+from posbias.evaluation.responders import Request
 from posbias.mitigation.fits import adapter_numbers
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.base import MITIGATIONS
@@ -18,6 +20,7 @@ from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.layout import projections_of, weight_of
 from tiny_families import DESCRIBED, UNLISTED, VOCABULARY, random_adapter, shaken_model
 
+NAMES = "Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus"
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY
 VARIANTS = ("falcon-new", "falcon-alibi", "granite_swa", "recurrent_gemma", "olmo_hybrid", "apertus", "falcon_h1")
 FAMILIES = [name for name in (DESCRIBED | UNLISTED) if name in VARIANTS or ("-" not in name and name in DESCRIBED)]
@@ -158,6 +161,28 @@ def test_a_trial_fits_an_adapter_and_keeps_it(trial, long_llama, monkeypatch):
     monkeypatch.setattr("posbias.mitigation.fits.descend", None)  # the fit is taken over
     again = mitigate(str(long_llama), "key_value(pairs=2)", options=replace(options, by="logprob"), directory=directory)
     np.testing.assert_array_equal(again.scores("logprob", 1), result.scores("logprob", 1))
+
+
+def test_lines_without_answers_are_fitted_to_and_never_judged(long_llama, tmp_path):
+    path, answers = tmp_path / "own.jsonl", {"answers": ["sings"]}
+    lines = [one_of_two(name, **(answers if name in ("Ed", "Flo") else {})) for name in NAMES]
+    del lines[0]["question"]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    options = MitigateOptions(
+        methods="adapter(rank=1)",
+        calibration=4,
+        evaluation=pb.EvaluateOptions(count=2, generate=False),
+        documents=0,
+        fitting=FitOptions(steps=2, teacher="gold_alone", penalty=0.0),
+    )
+    found = mitigate(str(long_llama), f"documents(file={str(path)!r})", options=options).arms[1].fitted
+    assert len(found["teacher_answers"]) == 4
+    asked = "Document [1] Ada sings.\n\nWrite one short question that this text answers.\nQuestion:"
+    (reply,) = pb.LocalResponder(str(long_llama)).respond([Request(asked, stop=("\n",))])
+    assert found["questions"] == {"0-0": reply.response.text.strip()}
+    options = replace(options, evaluation=pb.EvaluateOptions(count=3, generate=False))
+    with pytest.raises(UsageError, match=r"own.jsonl.?, line 7: replies are judged by 'question' and 'answers'; only"):
+        mitigate(str(long_llama), f"documents(file={str(path)!r})", options=options)
 
 
 def test_an_order_follows_the_curve_under_a_method_of_a_run(trial, posbias):

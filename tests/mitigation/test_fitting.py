@@ -16,7 +16,7 @@ from posbias.mitigation.fitting import contents
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import Recipe, read_recipe, write_recipe
-from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
+from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, locate
 from tiny_families import shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -62,11 +62,13 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
     assert str(first.method) == str(again.method)
 
 
-def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):
+@pytest.mark.parametrize("from_question", [False, True])
+def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, from_question, monkeypatch):
     monkeypatch.setattr(fits, "STEPS_BETWEEN_CHECKS", 1)
-    options = FitOptions(steps=40, rate=5.0, batch=2, held_out=0.3, penalty=0.0)
+    options = FitOptions(steps=40, rate=5.0, batch=2, held_out=0.3, penalty=0.0, from_question=from_question)
     found = fit("adapter(rank=1)", model, calibration, options=options)
     losses = found.how["held_out_loss"]
+    assert model.tokenizer.decode(found.method.invocation) == ('}\n\nKey: "' if from_question else "")
     assert found.how["held_out_prompts"] == 2, "both positions of a sample"
     assert len(found.how["answer_loss"]) == len(losses) == 1 + int(np.argmin(losses)) + fits.PATIENCE < 40
     (held,) = {example.sample for example in calibration[-2:]}
@@ -74,6 +76,52 @@ def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, cali
     replies = answering_under(found.method, LocalResponder(model)).respond(requests, generate=False, score=True)
     mean = np.mean([-reply.score.logprob / reply.score.n_tokens for reply in replies])
     assert mean == pytest.approx(min(losses), abs=1e-4), "adapters are kept in float32"
+
+
+def one_of_two(name, **further):
+    """A line with two documents."""
+    documents = [{"text": f"{name} sings.", "is_gold": True}, {"text": "No."}]
+    return {"question": f"Who is {name}?", "documents": documents, **further}
+
+
+@pytest.mark.parametrize("teacher", ["gold_alone", "best_place"])
+def test_a_teacher_is_the_model_where_answers_are_easiest_and_right_ones_are_not_read(long_llama, tmp_path, teacher):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    with torch.no_grad():
+        for weights in model.network.parameters():
+            weights.mul_(6.0)  # so that its answers differ from prompt to prompt
+    path = tmp_path / "own.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(one_of_two(name, answers=[f"{name}ish"])) for name in ("Ada", "Bo", "Cy", "Di"))
+    )
+    examples = list(Documents(file=str(path)).examples(model.tokenizer, count=4))
+    unanswered = [replace(example, answers=("",), target="") for example in examples]
+    options = FitOptions(steps=8, batch=1, rate=1e-9, held_out=0.0, penalty=0.0, teacher=teacher)
+    found, again = (fit("adapter(rank=2)", model, one, options=options) for one in (examples, unanswered))
+    assert found.method == again.method
+    how, places = found.how, np.array([example.gold_position for example in examples])
+    losses = np.array(how["answer_loss"])[np.argsort(fits._rounds(8, 8, np.random.default_rng(0)))]
+    if teacher == "best_place":
+        best = min(how["teacher_loss"], key=how["teacher_loss"].get)
+        np.testing.assert_allclose(losses[places == best], 0, atol=1e-6)
+        assert losses[places != best].min() > 0.01
+    else:
+        alone = list(Documents(file=str(path), setting="oracle").examples(model.tokenizer, count=4))
+        replies = LocalResponder(model).respond([Request(one.prompt, stop=("\n",)) for one in alone])
+        assert list(how["teacher_answers"].values()) == [reply.response.text for reply in replies]
+        wanted = []
+        for number, example in enumerate(examples):
+            answer, parts = replies[number // 2].response.token_ids, []
+            for prompt in (alone[number // 2].prompt, example.prompt):
+                tokens = [*model.tokenizer(prompt).input_ids, *answer[:-1]]
+                with torch.no_grad():
+                    parts.append(model.network(torch.tensor([tokens])).logits[0, -len(answer) :].log_softmax(-1))
+            wanted.append(float((parts[0].exp() * (parts[0] - parts[1])).sum(-1).mean()))
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-6)
+    nearer = fit("adapter(rank=2)", model, unanswered, options=replace(options, steps=12, batch=4, rate=0.01)).how
+    assert np.mean(nearer["answer_loss"][-4:]) < np.mean(nearer["answer_loss"][:4])
+    with pytest.raises(UsageError, match=r"line 1 has no right answer; teacher='gold_alone' or 'best_place'"):
+        fit("adapter", model, unanswered)
 
 
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
@@ -254,6 +302,9 @@ def test_passages_may_be_given_as_texts(long_llama):
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
         ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts with passages"),
         ({"method": "context_bias", "ending": True}, "prompts that go on after their last passage; one ends there"),
+        ({"method": "adapter", "from_question": True, "question": "}"}, "needs words that open the question in every"),
+        ({"method": "adapter(invocation=[7, 7])"}, "not all calibration prompts hold the tokens from which on adapter"),
+        ({"teacher": "best_place", "bare": True}, r"teacher='best_place' needs prompts that list passages.* 5-0 lists"),
         ({"knots": ()}, "fit: key_bias needs knots; allowed without any is context_bias"),
     ],
 )
@@ -265,9 +316,10 @@ def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, m
     ]
     if "bare" in arguments:
         samples = [replace(example, passages=()) for example in samples]
+    samples = [replace(example, question=arguments.get("question", example.question)) for example in samples]
     if "ending" in arguments:
         samples = [replace(example, passages=((0, len(example.text)),)) for example in samples]
-    given = {name: arguments[name] for name in ("from_question", "knots") if name in arguments}
+    given = {name: arguments[name] for name in ("from_question", "knots", "teacher") if name in arguments}
 
     def fitted():
         options = FitOptions(**{"steps": 1, "knots": (0, 1), **given})

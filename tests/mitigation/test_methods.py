@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -24,8 +25,9 @@ BATCHED = [name for name in INSIDE if name not in ALONE]
 RAGGED = [
     *INSIDE,
     f"key_bias(biases='gamma_key(alpha=3.0)', from_question=True, scales={SCALES})",
+    "adapter(rank=2, targets='all', invocation=[48, 40])",
 ]
-"""With a variant that acts from the question on."""
+"""With variants that act from the question on."""
 PLACED = [*ALONE, "context_bias", "positional_channel", *RAGGED[len(INSIDE) :]]
 """Methods that are told the places of passages."""
 SHORT, LONG = 12, 16
@@ -189,7 +191,7 @@ def test_prompts_may_take_turns_between_their_steps(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", RAGGED)
 def test_a_copy_of_an_installed_network_is_under_the_method_by_itself(name):
     model = shaken_model("llama")
     network = model.network
@@ -264,6 +266,20 @@ def test_half_precision_is_as_near_to_full_as_the_plain_model(name, dtype):
     with mitigated(half, spelled(name, half), passages=SPANS), mitigated(full, spelled(name, full), passages=SPANS):
         assert error(whole) < HALF_ERROR * plain
         assert error(stepped) < HALF_ERROR * plain
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gpt2", "opt"], indirect=True)
+def test_keys_and_values_before_the_question_are_the_models_own_under_an_adapter_from_there_on(model):
+    caches, method = [], spelled(RAGGED[-1], model)
+    for context in (nullcontext(), mitigated(model, method, passages=SPANS)):
+        with context:
+            caches.append(model.network(token_ids(model), use_cache=True).past_key_values)
+    first = SPANS[-1][1]
+    for plain, changed in zip(*(cache.layers for cache in caches), strict=True):
+        for before, after in ((plain.keys, changed.keys), (plain.values, changed.values)):
+            assert torch.equal(after[:, :, :first], before[:, :, :first])
+            assert not torch.equal(after[:, :, first:], before[:, :, first:])
 
 
 def test_a_bias_from_the_question_on_leaves_earlier_queries_alone():

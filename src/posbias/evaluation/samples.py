@@ -102,7 +102,13 @@ def _not_offered(example: Example, reply: Reply) -> str | None:
 
 
 def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:
-    """One request for each example of each sample, in order."""
+    """One request for each example of each sample, in order.
+
+    Raises:
+        UsageError: a sample without a right answer.
+    """
+    for sample in samples:
+        sample.examples[0].check_answers()
     return [
         Request(
             prompt=example.prompt,

@@ -42,8 +42,9 @@ def sample_of(example: Example) -> Sample:
     """An example as Inspect asks it.
 
     Raises:
-        UsageError: a conversation with messages that Inspect does not know.
+        UsageError: a conversation with messages that Inspect does not know, or no right answer.
     """
+    example.check_answers()
     prompt, place = example.prompt, {"position": example.gold_position, "sample": example.sample}
     try:
         asked = prompt if isinstance(prompt, str) else MESSAGES.validate_python(prompt)

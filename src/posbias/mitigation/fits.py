@@ -7,7 +7,9 @@ for all keys before the question. By the log-probability of right answers under 
 The loss of a step is the negative log-likelihood of right answers, per token, mean over a batch of prompts, plus
 `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next token from the unchanged model's
 on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
-0.
+0. With a teacher no right answer is read: the unchanged model answers where that is easiest for it, and the loss is the
+divergence, per token of that answer, of the changed model's distribution from the one that it had there
+(position-to-position distillation, arXiv 2508.15709).
 
 Each prompt of a batch is run by itself, so that its gradients alone have to fit into memory.
 """
@@ -29,7 +31,7 @@ from posbias.architecture.keys import log_spline_basis
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.encoding import WITHIN_THOUGHTS, EncodedRequest, encode_requests
+from posbias.evaluation.responders.encoding import EncodedRequest
 from posbias.interventions.keys import biased
 from posbias.measurement.outputs import checkpointed
 from posbias.measurement.units import check_passes, halving
@@ -40,10 +42,19 @@ from posbias.mitigation.methods.context_bias import ContextBias
 from posbias.mitigation.methods.key_bias import BEFORE, KeyBiasMethod
 from posbias.mitigation.methods.temperature import Temperature
 from posbias.mitigation.options import FitOptions
+from posbias.mitigation.teaching import (
+    Kept,
+    answer_logits,
+    encoded_answers,
+    opening_tokens,
+    question_opening,
+    teachers_of,
+    with_questions,
+)
+from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AngleLengths
 from posbias.progress import track
-from posbias.prompts.tokens import locate
 from posbias.tasks.language import Example
 
 KEPT_BYTES = 2 << 30
@@ -55,8 +66,6 @@ STEPS_BETWEEN_CHECKS = 10
 PATIENCE = 3
 """Looks without an improvement after which a fit ends."""
 
-Kept = list[tuple[Tensor, Tensor]]
-"""Keys and values of a prompt's beginning, layer by layer."""
 Windows = Sequence[Int64[np.ndarray, "_"]]
 """Windows of ordinary text, in token ids."""
 Losses = Float64[np.ndarray, "prompt"]
@@ -89,32 +98,9 @@ class Numbers:
     """The method that has them."""
 
 
-def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
-    """Prompts and right answers in tokens; every prompt must fit into the context."""
-    encoded = encode_requests(
-        model.tokenizer, [Request(prompt=e.prompt, answer=e.target, own_control=e.own_control) for e in examples]
-    )
-    if any(request.thinks for request in encoded):
-        raise UsageError(f"fit: {WITHIN_THOUGHTS}")
-    longest = max(len(request.prompt) + len(request.answer) for request in encoded)
-    if model.max_positions is not None and longest > model.max_positions:
-        raise UsageError(f"fit: a calibration prompt has {longest} tokens; the model takes {model.max_positions}")
-    return encoded
-
-
-def question_begin(model: HuggingFaceModel, example: Example) -> int:
-    """The token behind the last passage of a prompt."""
-    spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
-    if not spans or n_tokens is None:
-        raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
-    if spans[-1][1] >= n_tokens:
-        raise UsageError("fit: from_question needs prompts that go on after their last passage; one ends there")
-    return spans[-1][1]
-
-
 @dataclass(eq=False)
 class Loss:
-    """What a fit makes small: the losses of right answers, and what the numbers change on ordinary text."""
+    """What a fit makes small: the losses of answers, and what the numbers change on ordinary text."""
 
     model: HuggingFaceModel
     encoded: Sequence[EncodedRequest]
@@ -123,9 +109,12 @@ class Loss:
     """The first token of each that a method acts on; those before it are run once, and kept as far as there is room."""
     numbers: Numbers
     penalty: float
+    teachers: Sequence[EncodedRequest] = ()
+    """Of each prompt the one whose distributions over the same answer are to be met; none: the answer itself is."""
 
     def __post_init__(self) -> None:
         self._kept: dict[int, Kept] = {}
+        self._taught: dict[EncodedRequest, Tensor] = {}
         self._lengths = AngleLengths.of(self.model.network)
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
@@ -133,8 +122,9 @@ class Loss:
         found = []
         for index in indices:
             beginning = self._beginning(index)  # which no numbers change
+            taught = self._distributions(self.teachers[index]) if self.teachers else None
             with self.numbers.applied(self.model, self.begins[index]):
-                loss = self._of_answer(index, beginning)
+                loss = self._of_answer(index, beginning, taught)
                 if torch.is_grad_enabled():
                     (loss / len(indices)).backward()  # type: ignore[no-untyped-call]
             found.append(float(loss.detach()))
@@ -158,15 +148,23 @@ class Loss:
             self._kept[index] = kept
         return kept
 
-    def _of_answer(self, index: int, beginning: Kept | None) -> Float[Tensor, ""]:
-        """Negative log-likelihood of an answer, per token."""
+    def _distributions(self, teacher: EncodedRequest) -> Float[Tensor, "token vocabulary"]:
+        """Log-probabilities under the unchanged model; as many as `KEPT_BYTES` hold are kept."""
+        found = self._taught.get(teacher)
+        if found is None:
+            with torch.no_grad():
+                found = answer_logits(self.model, teacher).log_softmax(-1)
+            if sum(kept.nbytes for kept in (*self._taught.values(), found)) <= KEPT_BYTES:
+                self._taught[teacher] = found
+        return found
+
+    def _of_answer(self, index: int, beginning: Kept | None, taught: Tensor | None) -> Float[Tensor, ""]:
+        """Negative log-likelihood of an answer, or the divergence from its teacher's distributions, per token."""
         request, first = self.encoded[index], 0 if beginning is None else self.begins[index]
-        tokens, start = np.concatenate([request.prompt, request.answer])[first:-1], len(request.prompt) - 1 - first
-        embeddings, cache = self.model.embed(self.model.token_tensor([tokens.tolist()])), None
-        if beginning is not None:
-            cache = DynamicCache(beginning)
-        logits = self.model.outputs(embeddings, list(range(start, len(tokens))), cache=cache).logits[0].float()
-        return torch.nn.functional.cross_entropy(logits, torch.as_tensor(request.answer, device=logits.device))
+        logits = answer_logits(self.model, request, first, beginning)
+        if taught is not None:
+            return nn.functional.kl_div(logits.log_softmax(-1), taught, reduction="batchmean", log_target=True)
+        return nn.functional.cross_entropy(logits, torch.as_tensor(request.answer, device=logits.device))
 
     def on_text(self, windows: Windows) -> float:
         """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
@@ -241,7 +239,7 @@ def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[n
 def fit_by_gradient(
     made: Callable[[HuggingFaceModel, FitOptions], Numbers], calibration: Calibration, options: FitOptions
 ) -> tuple[Mitigation, dict[str, Any]]:
-    """Numbers with which a model gives the right answers wherever they stand.
+    """Numbers with which a model gives the right answers, or its teacher's, wherever they stand.
 
     The record has the losses of every step's prompts and windows before it, in nats per token.
 
@@ -259,18 +257,27 @@ def fit_by_gradient(
     if options.penalty > 0 and len(lengths) != 1:
         got = f"{lengths[0]} to {lengths[-1]} tokens" if lengths else "none"
         raise UsageError(f"fit: a penalty above 0 needs windows of ordinary text, all of one length; got {got}")
-    samples = list(dict.fromkeys(example.sample for example in calibration.examples))
+    given, written = with_questions(model, calibration.examples)
+    samples = list(dict.fromkeys(example.sample for example in given))
     unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])  # by any step: the last ones
-    examples = sorted(calibration.examples, key=lambda example: example.sample in unseen)
+    examples = sorted(given, key=lambda example: example.sample in unseen)
     held_out = [index for index, example in enumerate(examples) if example.sample in unseen]
-    encoded = encoded_answers(model, examples)
-    begins = [question_begin(model, example) if options.from_question else 0 for example in examples]
+    teachers, facts = teachers_of(model, examples, options.teacher) if options.teacher else ([], {})
+    encoded = encoded_answers(model, examples, teachers)
     lengths = [len(request.prompt) for request in encoded]
     # Behind the question few tokens have a backward pass.
     check_passes(model, max(lengths), checkpointing=options.checkpointing or options.from_question)
 
-    numbers = made(model, options)
-    loss = Loss(model, encoded, begins, numbers, options.penalty)
+    numbers, begins = made(model, options), [0] * len(encoded)
+    if options.from_question:
+        unfitted, openings = numbers.method(), [question_opening(model, example)[0] for example in examples]
+        pairs = zip(openings, encoded, strict=True)
+        begins = [unfitted.known([(0, begin)], one.prompt.tolist())[-1][1] for begin, one in pairs]
+        if any(begin >= len(one.prompt) for begin, one in zip(begins, encoded, strict=True)):
+            raise UsageError(
+                f"fit: not all calibration prompts hold the tokens from which on {unfitted.name} is to act"
+            )
+    loss = Loss(model, encoded, begins, numbers, options.penalty, teachers)
     losses, looks = halving(lambda _: descend(loss, text, options, held_out=held_out), 1)
     how = {
         **asdict(options),
@@ -278,6 +285,8 @@ def fit_by_gradient(
         "prompt_tokens": [min(lengths), max(lengths)],
         "answer_loss": np.round(losses[:, 0], 6).tolist(),
         "text_loss": np.round(losses[:, 1], 6).tolist(),
+        **facts,
+        **written,
     }
     if held_out:
         how |= {"held_out_prompts": len(held_out), "held_out_loss": np.round(looks, 6).tolist()}
@@ -289,7 +298,9 @@ ADAPTER: Mapping[str, Any] = {"steps": 60, "rate": 0.002, "batch": 4, "held_out"
 
 
 def adapter_numbers(template: Adapter, model: HuggingFaceModel, options: FitOptions) -> Numbers:
-    """A and B of every target projection; they act on all tokens."""
+    """A and B of every target projection; they act on all tokens, or on those from the question on."""
+    if template.invocation and beyond_attention(model.network):
+        raise UsageError(f"fit: from_question needs attention in every layer, which {model.model_type} models lack")
     generator = np.random.default_rng([options.seed, template.rank])
     dtype, count = torch.promote_types(model.dtype, torch.float32), 0
     updates: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
@@ -309,7 +320,8 @@ def adapter_numbers(template: Adapter, model: HuggingFaceModel, options: FitOpti
 
     @contextmanager
     def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        with tuned(model.network, updates), checkpointed(model.network, enabled=options.checkpointing):
+        recomputed = options.checkpointing and not options.from_question
+        with tuned(model.network, updates, begin), checkpointed(model.network, enabled=recomputed):
             yield
 
     def method() -> Adapter:
@@ -328,10 +340,15 @@ def fit_adapter(
 ) -> tuple[Mitigation, dict[str, Any]]:
     """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before.
 
-    The template says rank, targets and strength. They act on all tokens, and have neither knots nor scales.
+    The template says rank, targets, strength and, if others than those that all prompts share, the tokens from which on
+    they act. They have neither knots nor scales, and no penalty where they leave text as it is.
     """
-    numbers = partial(adapter_numbers, template or Adapter())
-    return fit_by_gradient(numbers, calibration, options.settled(ADAPTER, knots=(), from_question=False, scales=False))
+    template = template or Adapter()
+    if options.from_question and not template.invocation:
+        template = replace(template, invocation=opening_tokens(calibration.model, calibration.examples))
+    fixed: dict[str, Any] = {"penalty": 0.0} if template.invocation else {}
+    fixed |= {"knots": (), "scales": False, "from_question": bool(template.invocation)}
+    return fit_by_gradient(partial(adapter_numbers, template), calibration, options.settled(ADAPTER, **fixed))
 
 
 BIAS: Mapping[str, Any] = {"steps": 300, "rate": 0.05, "batch": 1, "held_out": 0.0}

@@ -63,16 +63,16 @@ def fitting_text(model: HuggingFaceModel, *, length: int = WINDOW, seed: int) ->
 def contents(examples: Sequence[Example]) -> set[str]:
     """Hashes by which samples are known again in other prompts, as text or as a conversation.
 
-    An answer is hashed beside all passages, in whatever order and wherever the question stands, and beside its own
-    passage if that is long enough to be nobody else's.
+    An answer, and a question, is hashed beside all passages, in whatever order and wherever the question stands, and
+    beside its own passage if that is long enough to be nobody else's.
     """
     hashes = set()
     for example in examples:
         passages = [example.text[begin:end].strip() for begin, end in example.passages] or [example.text]
         gold = "" if example.gold_position is None or not example.passages else passages[example.gold_position]
         for texts in (sorted(passages), [gold] if len(gold) >= DISTINCT else []):
-            if texts:
-                hashes.add(hashlib.sha256("\0".join([f" {example.target.strip()}", *texts]).encode()).hexdigest()[:16])
+            for asked in filter(None, [f" {example.target.strip()}", example.question] if texts else []):
+                hashes.add(hashlib.sha256("\0".join([asked, *texts]).encode()).hexdigest()[:16])
     return hashes
 
 

@@ -41,12 +41,17 @@ class FitOptions:
     held_out: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
     probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
+    teacher: Annotated[str, OneOf("gold_alone", "best_place")] | None = None
+    """Fit to answers of the unchanged model, and to how probable it finds every token of them, rather than to right
+    ones, which are not read: `gold_alone`: to its answers with the gold passage alone; `best_place`: with that passage
+    where its own answers are most probable, one place for all samples."""
     penalty: NonNegative = 1.0
-    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
+    """Weight of the divergence on ordinary text, >= 0; unused if the method acts from the question on."""
     knots: tuple[int, ...] = (0, 1, 8, 64, 512)
     """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
     from_question: bool = False
-    """The bias acts from the question on only."""
+    """The method acts from the question on only: what a server has cached of the passages stays valid. An adapter does
+    so from the words on that open the question in every calibration prompt."""
     scales: bool = True
     """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
     seed: Natural = 0

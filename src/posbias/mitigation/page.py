@@ -141,8 +141,11 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
         lines = [f"with pb.mitigated(model, {recipe!r}, {placed}):  # generate"]
     if kind == Adapter.name:
         export = f"posbias export {shlex.quote(arm.recipe or '.')} --to"
-        lines += [f"{export} adapter --gguf  # in a shell: for vLLM, transformers, llama.cpp"]
-        lines += [f"{export} merged --merged  # a whole model, for all others"]
+        whole = [f"{export} merged --merged  # a whole model, for all others"]
+        lines += [
+            f"{export} adapter --gguf  # in a shell: for {'PEFT' if arm.needs_passages else 'vLLM, PEFT'}, llama.cpp"
+        ]
+        lines += [] if arm.needs_passages else whole  # a weight acts on all tokens
     here = ", from the directory of this run" if arm.fitted is not None else ""
     return {"Use it": [Table(f"{arm.name} in Python{here} (docs/mitigate.md)", ["Lines"], [[line] for line in lines])]}
 

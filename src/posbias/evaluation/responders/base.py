@@ -113,6 +113,8 @@ class Response:
     """Generated tokens, an end token included; None if a server does not say."""
     skipped: str | None = None
     """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
+    token_ids: tuple[int, ...] | None = None
+    """The generated tokens, an end token included, which a fit teaches; local models only."""
     continues: bool = False
     """True if the text goes on where the prompt ends, rather than being a message that answers it."""
     thoughts: str | None = None

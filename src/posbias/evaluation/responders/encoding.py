@@ -117,6 +117,7 @@ class Ending:
             finish=STOPPED if told.stopped or generated[-1] in self.end_tokens else CUT_OFF,
             prompt_tokens=len(asked.prompt),
             tokens=len(generated),
+            token_ids=tuple(generated),
             continues=isinstance(asked.request.prompt, str),
             thoughts=told.thoughts,
             thinking=told.thinking,

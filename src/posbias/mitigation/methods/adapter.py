@@ -1,23 +1,26 @@
 """Low-rank updates of linear projections, as peft has them: W becomes W + s B A.
 
 A [rank, features read] and B [features made, rank] act beside the projection (LoRA with alpha = rank); the weights stay
-as they are.
+as they are. From the question on (activated LoRA, arXiv 2504.12397) they act on the tokens behind the context alone, so
+that its keys and values are those of the model as it is.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from posbias.checks import Count
+from posbias.checks import Count, Natural
 from posbias.errors import UsageError
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.interventions.base import Padding, cached_length, hooked, named_arguments
+from posbias.interventions.keys import Begins
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import ROLES, Projection, projections_of
 from posbias.models.weights import quantised
@@ -26,6 +29,8 @@ GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
 SIDES = {"down": "lora_A", "up": "lora_B"}
 """A and B, as their numbers are named here and in peft."""
+NEVER = 1 << 62
+"""A token that no prompt reaches."""
 
 
 @MITIGATIONS.register("adapter")
@@ -37,12 +42,17 @@ class Adapter(Mitigation):
     Source: LoRA, arXiv 2106.09685.
     """
 
+    needs_question: ClassVar[bool] = True
+
     rank: Count = 4
     """Rank of every update, >= 1."""
     targets: str = "q,k"
     """Projections by commas: q, k, v, o, gate, up, down; mlp: the last three; all."""
     weights: str = ""
     """Hash of the fitted numbers; empty: they are still to be fitted."""
+    invocation: tuple[Natural, ...] = ()
+    """Tokens that open the question: the updates act from the last place in a prompt on where these stand, and on none
+    if they stand nowhere. Empty: on all tokens."""
     updates: Mapping[str, Float32[np.ndarray, "_ _"]] = field(
         default_factory=dict, repr=False, compare=False, kw_only=True
     )
@@ -52,6 +62,19 @@ class Adapter(Mitigation):
         _ = self.roles
         if self.updates and tensors_hash(self.updates) != self.weights:
             raise UsageError("adapter: its numbers are others than those that `weights` names")
+
+    @property
+    def needs_passages(self) -> bool:  # type: ignore[override]
+        """To know where the question begins."""
+        return bool(self.invocation)
+
+    def known(self, passages: Spans, prompt: Sequence[int]) -> Spans:
+        """All that stands before the question, as servers find it, in the place of passages."""
+        if not self.invocation:
+            return passages
+        words = list(self.invocation)
+        begins = (begin for begin in reversed(range(len(prompt))) if prompt[begin : begin + len(words)] == words)
+        return [(0, next(begins, NEVER))]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -83,17 +106,19 @@ class Adapter(Mitigation):
         return updates
 
     @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add B A x to what every projection makes of x."""
-        with tuned(model.network, self.weight_updates(model)):
+        first = question_begins(model, passages) if self.invocation else 0
+        with tuned(model.network, self.weight_updates(model), first):
             yield
 
 
 @contextmanager
-def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]], first: int | Begins = 0) -> Iterator[None]:
     """Within the context, peft's layers stand in place of projections, by their paths, with these A and B.
 
-    Parameters are taken as they are, so that a gradient flows through them; the network's own stay as they were.
+    Parameters are taken as they are, so that a gradient flows through them; the network's own stay as they were. They
+    act on the tokens of every prompt from `first` on.
     """
     from peft.tuners.lora import LoraModel
 
@@ -110,12 +135,40 @@ def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]]) -> I
                 weight = numbers if given else nn.Parameter(numbers.to(device), requires_grad=False)
                 getattr(layer, side)["default"].weight = weight
             network.set_submodule(path, layer)
-        yield
+        ups: list[Any] = [layer.lora_B["default"] for layer in apart.values()]  # type: ignore[index]
+        if isinstance(first, int) and first == 0:
+            yield
+            return
+        acting = Acting(first)
+        with acting.followed(network), hooked(up.register_forward_hook(acting.silence) for up in ups):
+            yield
     finally:
         for original, path in zip(originals, updates, strict=True):
             network.set_submodule(path, original)
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+class Acting(Padding):
+    """Follows which tokens, of those that a network reads, stand at a place of their prompt or behind it."""
+
+    def __init__(self, first: int | Begins) -> None:
+        super().__init__()
+        self.first, self.acting = first, torch.empty(0)
+
+    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the whole network: find them."""
+        super().read(network, positional, named)
+        arguments = named_arguments(network, positional, named)
+        embeddings, past = arguments.get("inputs_embeds"), cached_length(arguments)
+        entering = arguments["input_ids"] if embeddings is None else embeddings
+        positions = self.between(past, past + entering.shape[1], entering.device)
+        first = self.first if isinstance(self.first, int) else self.first().to(entering.device)
+        self.acting = (positions >= first).expand(entering.shape[:2])
+
+    def silence(self, _module: nn.Module, _read: Any, made: Tensor) -> Tensor:
+        """Hook on a linear map: it makes 0 of all other tokens, which some networks hand it in one list."""
+        return made.masked_fill(~self.acting.to(made.device).reshape(*made.shape[:-1], 1), 0)
 
 
 def lora_config(

@@ -217,7 +217,7 @@ class _Mitigated(Wrapped):
         known: list[Spans] = []
         for request, prompt in zip(requests, prompts, strict=True):
             located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
-            known.append(method.known(located or (), len(prompt)))
+            known.append(method.known(located or (), prompt.tolist()))
             method.check(model, known[-1])
         if method.needs_question:
             begins = [passages[-1][1] for passages in known]

@@ -92,8 +92,8 @@ class Mitigation(Method):
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
 
-    def known(self, passages: Spans, length: int) -> Spans:
-        """Of a prompt of so many tokens, the passages that the method is to know."""
+    def known(self, passages: Spans, prompt: Sequence[int]) -> Spans:
+        """Of a prompt in tokens, the passages that the method is to know."""
         return passages
 
     def in_text(self, length: int) -> Spans | None:

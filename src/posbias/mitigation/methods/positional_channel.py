@@ -4,7 +4,7 @@ A changed layer makes its queries and keys twice, as further heads that are norm
 others; so earlier tokens' changed keys are there when a later query asks, whatever is done with the cache.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,9 +48,9 @@ class PositionalChannel(Mitigation):
     from_question: bool = False
     """Change all queries behind the last passage, not only those that predict."""
 
-    def known(self, passages: Spans, length: int) -> Spans:
+    def known(self, passages: Spans, prompt: Sequence[int]) -> Spans:
         """The prompt's last token counts as the question, so that the change is a matter of position."""
-        return passages if self.from_question else [(0, length - 1)]
+        return passages if self.from_question else [(0, len(prompt) - 1)]
 
     def in_text(self, length: int) -> Spans | None:
         """All queries of a text predict; the first one sees nothing but itself, and is the same either way."""

@@ -72,6 +72,8 @@ NOTICES = {
     "call_not_offered": "an answer calls a tool that the prompt does not offer",
 }
 """Oddities of samples that are read from a file, and of answers to them, by name."""
+UNASKED = "{question}"
+"""The question of a sample that has none: a fit has the model write one in its place."""
 QUERIES = ("after", "before", "both")
 """Places of the question relative to the items."""
 AS_GIVEN, QUESTION_FIRST, SHUFFLED = "given", "question_first", "shuffled"
@@ -95,7 +97,7 @@ class Draft:
     text: str
     """The prompt; of a conversation, the message that holds the moved item."""
     answers: tuple[str, ...]
-    """Any of these counts as right; at least one."""
+    """Any of these counts as right; at least one. A single empty one: the file has none, and a teacher's is to do."""
     gold: Span | None
     """The moved item in `text`, in characters, with its number; None if there is none."""
     passages: tuple[Span, ...] = ()
@@ -147,6 +149,13 @@ class Example(Draft):
     are ordinary text (`posbias.prompts.tokens`)."""
     control_tokens: tuple[str, ...] = ()
     """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
+
+    def check_answers(self) -> None:
+        """Refuse to be judged without a question and its right answer."""
+        if "" in self.answers or self.question == UNASKED:
+            raise UsageError(
+                f"{self.origin}: replies are judged by 'question' and 'answers'; only fits with a teacher go without"
+            )
 
 
 Entry = str | Mapping[str, str]

@@ -6,7 +6,8 @@ own fields tell apart; other fields are passed over. Of one's own:
     {"question": "...", "answers": ["...", ...], "documents": [{"text": "...", "title": "...", "is_gold": true}, ...]}
 
 where `title` may be left out and documents stand in the order of retrieval; or as published with "Lost in the middle":
-`question`, `answers`, `ctxs` [{`title`, `text`, `isgold`}].
+`question`, `answers`, `ctxs` [{`title`, `text`, `isgold`}]. Fits with a teacher take lines without `answers`
+and `question`.
 
 Generated documents are about people who do not exist, so that no model knows an answer: each says five facts of one
 person, and no two of a set share an answer. A prompt of one's own may take the place of the published words.
@@ -31,6 +32,7 @@ from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
     QUESTION_FIRST,
+    UNASKED,
     Asked,
     LanguageTask,
     Line,
@@ -80,8 +82,8 @@ class Document(Line):
 class Question(Line):
     """A line of a file; for `closed_book` it may go without documents."""
 
-    question: Text
-    answers: Annotated[list[Annotated[Text, AfterValidator(_scorable)]], MinLen(1)]
+    question: Text = UNASKED
+    answers: Annotated[list[Annotated[Text, AfterValidator(_scorable)]], MinLen(1)] = Field(default=[""])
     documents: list[Document] = Field(default=[], validation_alias=AliasChoices("documents", "ctxs"))
 
     def asked(self, moved: Document | None, others: Sequence[Document] = ()) -> Asked:
@@ -256,7 +258,7 @@ def noticed(asked: Asked) -> Asked:
     odd = {
         "gold_without_answer": not any(answer in gold for answer in answers),
         "gold_repeated": normalise_answer(asked.moved["text"]) in [normalise_answer(o["text"]) for o in asked.others],
-        "answer_elsewhere": any(map(alone.search, others)),
+        "answer_elsewhere": any(answers) and any(map(alone.search, others)),
     }
     return replace(asked, notices=tuple(name for name, holds in odd.items() if holds))
 
