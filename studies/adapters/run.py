@@ -209,7 +209,6 @@ def alone(example: Example) -> Example:
         example,
         prompt=prompt,
         gold_position=0,
-        n_items=1,
         passages=((begin, begin + len(passage)),),
         gold_token=None,
         gold_end=None,

@@ -69,7 +69,8 @@ def contents(examples: Sequence[Example]) -> set[str]:
     hashes = set()
     for example in examples:
         passages = [example.text[begin:end].strip() for begin, end in example.passages] or [example.text]
-        gold = "" if example.gold_position is None or not example.passages else passages[example.gold_position]
+        begin, end = example.gold or (0, 0)  # by its span: with `depths` a position is no index of a passage
+        gold = next((example.text[slice(*each)].strip() for each in example.passages if begin <= each[0] < end), "")
         for texts in (sorted(passages), [gold] if len(gold) >= DISTINCT else []):
             for asked in filter(None, [f" {example.target.strip()}", example.question] if texts else []):
                 hashes.add(hashlib.sha256("\0".join([asked, *texts]).encode()).hexdigest()[:16])
