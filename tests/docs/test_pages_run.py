@@ -8,7 +8,6 @@ NOT_RUN = {
     "README.md": ["installs", "takes two minutes", "take minutes, and half an hour"],
     "studies/attention/README.md": ["takes ten minutes"],
     "docs/evaluate.md": ["needs a server", "needs a server"],
-    "studies/behaviour/README.md": ["needs two more models"],
     "benchmarks/README.md": 9 * ["a benchmark"],
     "docs/mitigate.md": ["half an hour on two cores", "NAME, PROMPT and the recipe are the reader's"],
     "docs/export.md": ["reads what takes half an hour"],

@@ -5,10 +5,11 @@ import inspect
 import textwrap
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from posbias.checks import described
 from posbias.cli import options
 from posbias.cli.output import print_document, print_json
 from posbias.errors import UsageError
@@ -91,9 +92,9 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     if name not in known:
         raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(known)}")
     parameters: dict[str, dict[str, Any]] = {}
-    described = {"name": name, "description": known[name], "parameters": parameters}
+    found = {"name": name, "description": known[name], "parameters": parameters}
     if sort == FAMILIES:
-        return described
+        return found
     variant = resolve_name(SORTS[sort])[name]
     if dataclasses.is_dataclass(variant):
         meanings = options.meanings_of(variant)  # type: ignore[arg-type]
@@ -103,9 +104,10 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
     elif sort == "checks":
-        parameters |= {each: {"meaning": ""} for each in inspect.signature(variant).parameters}
-    described["description"] = inspect.getdoc(variant) or ""
-    return {**described, "sample": _sample(variant)} if sort == "tasks" else described
+        hints = get_type_hints(variant, include_extras=True)
+        parameters |= {each: {"meaning": described(hints[each])} for each in inspect.signature(variant).parameters}
+    found["description"] = inspect.getdoc(variant) or ""
+    return {**found, "sample": _sample(variant)} if sort == "tasks" else found
 
 
 def _sample(task: Any) -> str:
@@ -123,8 +125,6 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     spelled = [f"{name}={entry['default']!r}" if "default" in entry else name for name, entry in parameters.items()]
     lines = [f"{variant['name']}({', '.join(spelled)})", "", variant["description"]]
     for name, entry in parameters.items():
-        if not entry["meaning"]:
-            continue
         meaning = f"{name}: {entry['meaning']}"
         lines += ["", textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)]
     if variant.get("sample"):
