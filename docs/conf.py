@@ -1,7 +1,7 @@
 """The site: pages, tutorials and reference, made by Sphinx with MyST-NB; `make docs` builds it, strictly and offline.
 
 The whole repository is the source, so that every link between pages leads where it leads there. The README is the
-front page; the navigation is read from the tables of `docs/README.md` and `studies/README.md`, which list the pages.
+front page; the navigation is read from the lists and tables of `docs/README.md` and `studies/README.md`.
 """
 
 import re
@@ -19,8 +19,8 @@ from posbias.results.showing import Showing
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
-"""Page, and the file whose tables list what hangs below it: the first link of every row."""
-ROW = re.compile(r"^\|[^|\n]*?\[([^]]+)\]\(([\w./-]+)\.md\)", re.M)
+"""Page, and the file whose tables and lists say what hangs below it: the first link of every row and item."""
+ROW = re.compile(r"^(?:\|[^|\n]*?|- )\[([^]]+)\]\(([\w./-]+)\.md\)", re.M)
 COLON = "\ue000"
 
 project, author = "posbias", "The posbias authors"
