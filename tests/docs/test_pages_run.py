@@ -6,7 +6,6 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 
 NOT_RUN = {
     "README.md": ["installs", "takes two minutes", "take minutes, and half an hour"],
-    "studies/attention/README.md": ["takes ten minutes"],
     "docs/evaluate.md": ["needs a server", "needs a server"],
     "benchmarks/README.md": 9 * ["a benchmark"],
     "docs/mitigate.md": ["half an hour on two cores", "NAME, PROMPT and the recipe are the reader's"],
