@@ -118,7 +118,7 @@ def compare_evaluations(
     ]
     if n_samples >= needed and decided:
         for number, other in enumerate(others, start=1):
-            found = changes_of(baseline, other)
+            found = changes_of(baseline, other) if endpoints else {}
             changes = {name: found[name].confirmed() for name in endpoints}
             by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
             compared[number] = replace(compared[number], changes=changes, differences=by_place)

@@ -4,7 +4,7 @@ Influence beside behaviour is of one run or of several; evaluations differ from 
 of passages has its worth, and the curve of the model that it follows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
-from posbias.evaluation.forms import OrdersEvaluation, Price, TurnsEvaluation
+from posbias.evaluation.forms import FormsEvaluation, OrdersEvaluation, Price, TurnsEvaluation
 from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, Placement
 from posbias.results.naming import KINDS, THEORIES, label
@@ -226,10 +226,11 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
         [placed(name), *(lasting.level[turn].text() if turn in lasting.level else MISSING for turn in turns)]
         for name, lasting in comparison.lasting.items()
     ]
-    prices = []
-    for entry in comparison.compared:
-        told = {"the rule stands": placed(entry.name), **_less(entry, f"at turn {turns[-1]}, less {baseline.name}")}
-        prices.append({**told, **_price_row(comparison.prices[entry.name])})
+    less = f"at turn {turns[-1]}, less {baseline.name}"
+    prices = [
+        {"the rule stands": placed(entry.name), **_less(entry, less), **_price_row(comparison.prices[entry.name])}
+        for entry in comparison.compared
+    ]
     by_rule = [
         {"rule": say, **{name: f"{share:.2f}" for name, share in shares.items()}}
         for say, shares in comparison.by_rule.items()
@@ -257,12 +258,8 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
 def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     """Until when rules are kept at the first placement, and the cheapest placement that keeps them better."""
     baseline, *others = comparison.compared
-    withheld = [entry for entry in comparison.compared if entry.withheld]
-    if withheld:
-        return [
-            f"No conclusion from the replies with the rule {placed(e.name)}: {e.withheld} (--max-tokens)."
-            for e in withheld
-        ]
+    if withheld := _no_conclusion(comparison, lambda name: f"replies with the rule {placed(name)}"):
+        return withheld
     turns, lasting = comparison.positions, comparison.lasting[baseline.name]
     if turns[-1] not in lasting.level:
         return [
@@ -281,29 +278,41 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     elif lasting.kept_until == last:
         lost = f"Kept through turn {last}"
     said = [f"{lost}: with the rule {placed(baseline.name)} it holds {share} (asked: {lasting.threshold:g})."]
-    better = [entry for entry in others if entry.p.get(MEAN, 1.0) < ALPHA and entry.changes[MEAN].value.value > 0]
-    if better:
+    if better := _better(others):
         cheapest = min(better, key=lambda entry: comparison.prices[entry.name].added)
         price, before = comparison.prices[cheapest.name], comparison.prices[baseline.name]
         held = comparison.lasting[cheapest.name].level[last].text(".2f")
-        kept = (
-            f"; a prefix cache keeps {price.kept:.0%} of it, not {before.kept:.0%}" if price.kept == price.kept else ""
-        )
         said.append(
             f"Cheapest place that keeps it better: {placed(cheapest.name)}, in {held} at turn {last}, for "
-            f"{price.added:.0f} {price.unit} a prompt, not {before.added:.0f}{kept}."
+            f"{price.added:.0f} {price.unit} a prompt, not {before.added:.0f}{_cached(price, before, 'it')}."
         )
     elif lasting.kept_until == last:
         said.append("No other place is needed.")
     elif others:
-        said.append("No other place is shown to keep it better.")
-        if comparison.deciding is not None:
-            rise, samples = comparison.deciding
-            said[-1] += f" About {samples:,} samples (--count) would show a rise of {rise:.2g} at turn {last}."
+        said.append(f"No other place is shown to keep it better.{_to_decide(comparison, f' at turn {last}')}")
     if comparison.left_out:
         rules = "; ".join(f'"{say}"' for say in comparison.left_out)
         said.append(f"Left out, since broken even when just told: {rules}")
     return said
+
+
+def _no_conclusion(comparison: FormsEvaluation, of: Callable[[str], str]) -> list[str]:
+    """Forms of a task whose answers decide nothing, a sentence each; `of` says what they are of a form."""
+    withheld = [entry for entry in comparison.compared if entry.withheld]
+    return [f"No conclusion from the {of(entry.name)}: {entry.withheld} (--max-tokens)." for entry in withheld]
+
+
+def _better(others: Sequence[Compared]) -> list[Compared]:
+    """Forms that are shown to be better than the first."""
+    return [entry for entry in others if entry.p.get(MEAN, 1.0) < ALPHA and entry.changes[MEAN].value.value > 0]
+
+
+def _to_decide(comparison: FormsEvaluation, at: str = "") -> str:
+    """How many samples would show a form to be better, in words, if that is known."""
+    if comparison.deciding is None:
+        return ""
+    rise, samples = comparison.deciding
+    return f" About {samples:,} samples (--count) would show a rise of {rise:.2g}{at}."
 
 
 def _less(entry: Compared, title: str) -> dict[str, str]:
@@ -366,17 +375,11 @@ def orders_report(comparison: OrdersEvaluation) -> Report:
 def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
     """Which order to take, what it gains and costs; or that none is shown to be better, and what would decide."""
     baseline, *others = comparison.compared
-    withheld = [entry for entry in comparison.compared if entry.withheld]
-    if withheld:
-        return [
-            f"No conclusion from the answers in the order {each.name}: {each.withheld} (--max-tokens)."
-            for each in withheld
-        ]
+    if withheld := _no_conclusion(comparison, lambda name: f"answers in the order {name}"):
+        return withheld
     if not all(entry.changes for entry in others):
         return [f"Too few samples for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
-    shown = [entry for entry in others if entry.p[MEAN] < ALPHA]
-    better = [entry for entry in shown if entry.changes[MEAN].value.value > 0]
-    said = []
+    better, said = _better(others), []
     if better:
         best = max(better, key=lambda entry: entry.changes[MEAN].value.value)
         said.append(
@@ -384,11 +387,8 @@ def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
             f"{change_text(best.changes[MEAN].value, '+')}; it {_cost(comparison, best)}."
         )
     else:
-        said.append(f"Leave the order {baseline.name}: none is shown to be better.")
-        if comparison.deciding is not None:
-            rise, samples = comparison.deciding
-            said[-1] += f" About {samples:,} samples (--count) would show a rise of {rise:.2g}."
-    if worse := [entry for entry in shown if entry not in better]:
+        said.append(f"Leave the order {baseline.name}: none is shown to be better.{_to_decide(comparison)}")
+    if worse := [entry for entry in others if entry.p[MEAN] < ALPHA and entry not in better]:
         changes = (f"{entry.name} ({change_text(entry.changes[MEAN].value, '+')})" for entry in worse)
         said.append(f"Worse than {baseline.name}: {', '.join(changes)}.")
     return said
@@ -397,10 +397,12 @@ def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
 def _cost(comparison: OrdersEvaluation, entry: Compared) -> str:
     """What an order costs beside the first, in words."""
     price, first = comparison.prices[entry.name], comparison.prices[comparison.compared[0].name]
-    told = f"reads {price.read:,.0f} {price.unit} a prompt, {price.added:+.0f}"
-    if price.kept == price.kept:
-        told += f"; a prefix cache keeps {price.kept:.0%} of them, not {first.kept:.0%}"
-    return told
+    return f"reads {price.read:,.0f} {price.unit} a prompt, {price.added:+.0f}{_cached(price, first, 'them')}"
+
+
+def _cached(price: Price, first: Price, of: str) -> str:
+    """The share of a prompt that a prefix cache keeps beside that of the first form, in words, if it is known."""
+    return "" if price.kept != price.kept else f"; a prefix cache keeps {price.kept:.0%} of {of}, not {first.kept:.0%}"
 
 
 def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:

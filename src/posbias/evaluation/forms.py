@@ -138,8 +138,7 @@ def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTas
             if called != "measured" or len(runs) != 1 or named:
                 allowed = ", ".join((*ORDERS, SHUFFLED))
                 raise UsageError(f"evaluate: order {name!r}; allowed: {allowed}, measured('RUN')")
-            passages = task.n_items
-            placed = place([passages - rank for rank in range(passages)], Path(runs[0]))
+            placed = place(list(range(task.n_items, 0, -1)), Path(runs[0]))  # the file has the most relevant first
             if placed.advice != REORDER:
                 raise UsageError(
                     f"order {name}: the run shows no order to be better than the one given; leave it out, or see "

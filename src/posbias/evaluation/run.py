@@ -57,7 +57,7 @@ from posbias.results.result import as_stored, from_stored
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by, packed, unpacked
 from posbias.runs.running import OpenRun, directory_names, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
-from posbias.tasks.language.adherence import TRANSCRIPT, RulesAtTurns, history_of
+from posbias.tasks.language.adherence import TRANSCRIPT, RulesAtTurns, Told, history_of
 from posbias.tasks.language.calls import call_mark
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
@@ -129,6 +129,11 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         return _concluded(evaluate_responder(responder, task, options), options.require, run)
 
 
+def _below(options: EvaluateOptions, name: str, **chosen: Any) -> EvaluateOptions:
+    """Settings of a part of a run, which has a directory of its own."""
+    return replace(options, directory=None if options.directory is None else options.directory / name, **chosen)
+
+
 def opened(subject: Any) -> Responder:
     """The responder of a subject, which is loaded now if its turn was waited for."""
     return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
@@ -161,8 +166,7 @@ def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptio
     at: dict[int, Evaluation] = {}
     for length, lengthened in tasks.items():
         below = f"length-{length}"
-        directory = None if options.directory is None else options.directory / below
-        chosen = replace(options, lengths=(), directory=directory, require=None)
+        chosen = _below(options, below, lengths=(), require=None)
         try:
             at[length] = _concluded(evaluate_responder(responder, lengthened, chosen), None, run, below=below)
         except NothingAnsweredError:
@@ -181,15 +185,14 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     told = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
 
     def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
-        directory = None if options.directory is None else options.directory / name
-        chosen = replace(options, directory=directory, turns=turns, prices=(), score=False)
+        chosen = _below(options, name, turns=turns, prices=(), score=False)
         found = evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
         return _concluded(found, None if alone else options.require, run, below=name, arm=placement)
 
     turns, names = options.positions_of(task), directory_names(task.placements)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
     left_out = broken_when_told(placed("last", "just-told", (min(2, task.turns),), alone=True), told)
-    task = replace(task, histories=_rolled_out(responder, task, options))
+    task = replace(task, histories=_rolled_out(responder, task, told, options))
     found = {placement: placed(placement, name, turns) for name, placement in names.items()}
     comparison = compare_turns(found, left_out, task, told, options=options, tokenizer=responder.tokenizer)
     below = {name: found[placement] for name, placement in names.items()}
@@ -204,8 +207,7 @@ def _in_orders(
     found, sent, names = {}, {}, directory_names(list(ordered))
     for below, name in names.items():
         asked = replace(ordered[name], chat=chat)
-        directory = None if options.directory is None else options.directory / below
-        chosen = replace(options, orders=(), prices=(), directory=directory)
+        chosen = _below(options, below, orders=(), prices=())
         evaluation = evaluate_responder(responder, asked, chosen)
         found[name] = _concluded(evaluation, options.require, run, below=below, arm=name)
         samples = samples_of(asked, responder.tokenizer, chosen)
@@ -214,23 +216,22 @@ def _in_orders(
     return _told_together(replace(comparison, evaluations={below: found[name] for below, name in names.items()}), run)
 
 
-def _rolled_out(responder: Responder, task: RulesAtTurns, options: EvaluateOptions) -> dict[str, tuple[str, ...]]:
+def _rolled_out(
+    responder: Responder, task: RulesAtTurns, told: Sequence[Told], options: EvaluateOptions
+) -> dict[str, tuple[str, ...]]:
     """The model's replies to all turns but the last, with the rule at the first placement, kept as they come."""
     histories: dict[str, tuple[str, ...]] = {}
     if task.replies == TRANSCRIPT:
         return histories
-    directory = None if options.directory is None else options.directory / "replies"
-    count = options.skip + options.count_of(task)
     last = max(options.positions_of(task)) - 1
     for turn in range(1, last + 1):
         report(f"the model's own replies: turn {turn} of {last}")
-        at = replace(options, turns=(turn,), score=False)
-        told = replace(task, histories=histories)
-        samples = list(samples_of(told, responder.tokenizer, at))
-        store = PartStore(directory, _settings(responder, told, at))
-        replies, _, _ = _replies(samples, told, at, responder, store)
-        conversations = list(task.draw(None, count=count, seed=options.seed))[options.skip :]
-        for conversation, reply in zip(conversations, replies, strict=True):
+        at = _below(options, "replies", turns=(turn,), score=False)
+        continued = replace(task, histories=histories)
+        samples = list(samples_of(continued, responder.tokenizer, at))
+        store = PartStore(at.directory, _settings(responder, continued, at))
+        replies, _, _ = _replies(samples, continued, at, responder, store)
+        for conversation, reply in zip(told, replies, strict=True):
             if reply.response is None or reply.response.skipped is not None:
                 why = "nothing is generated" if reply.response is None else reply.response.skipped
                 raise RunError(f"{conversation.name} cannot go on behind turn {turn}: {why}")
@@ -255,8 +256,7 @@ def _compared(
     for name, subject in zip(places, subjects, strict=True):
         responder = None  # before the next is loaded
         responder = opened(subject)
-        directory = None if options.directory is None else options.directory / name
-        evaluation = evaluate_responder(responder, task, replace(options, directory=directory))
+        evaluation = evaluate_responder(responder, task, _below(options, name))
         evaluations[name] = _concluded(evaluation, options.require, run, below=name)
     return _told_together(replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations), run)
 

@@ -161,7 +161,6 @@ def answer_logits(
 ) -> Float[Tensor, "token vocabulary"]:
     """Logits of the place before each token of an answer; `beginning` holds what stands before token `first`."""
     tokens, start = np.concatenate([request.prompt, request.answer])[first:-1], len(request.prompt) - 1 - first
-    embeddings, cache = model.embed(model.token_tensor([tokens.tolist()])), None
-    if beginning is not None:
-        cache = DynamicCache(beginning)
+    embeddings = model.embed(model.token_tensor([tokens.tolist()]))
+    cache = None if beginning is None else DynamicCache(beginning)
     return model.outputs(embeddings, list(range(start, len(tokens))), cache=cache).logits[0].float()
