@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +22,7 @@ import typer
 from hypothesis import settings
 
 import shape_checks  # before anything of posbias
+from posbias import UsageError
 from posbias.cli import main
 
 
@@ -131,6 +133,22 @@ def _texts_tokenised_once() -> Iterator[None]:
 
 LARGEST_VOCABULARY = 1000
 """Of tokenizers whose whole description is quicker to compare than texts are to tokenise."""
+
+
+def json_lines(path: Path, *records: Any) -> str:
+    """The path of a file that now holds one record a line."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@contextmanager
+def refused(*words: str, error: type[Exception] = UsageError) -> Iterator[None]:
+    """What is tried is refused in one line that holds these words."""
+    with pytest.raises(error) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+    for each in words:
+        assert each in str(caught.value)
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,8 +1,32 @@
-"""The two halves of what a responder replies, each without the other."""
+"""A responder that says what a test decides, and the two halves of what a responder replies, each without the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from posbias.evaluation.responders import AnswerScore, Request, Responder, Response
+import numpy as np
+from tokenizers import AddedToken
+
+import posbias as pb
+from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.encoding import EncodedRequest, Ending
+
+
+class Says(Responder):
+    """Answers with what `say` makes of each request: a text, a whole response or a whole reply."""
+
+    def __init__(self, say: Callable[[Request], Any], name: str = "says") -> None:
+        self.say, self.name = say, name
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        return [self._reply(self.say(request)) for request in requests]
+
+    def _reply(self, said: Any) -> Reply:
+        response = Response(said, "stop") if isinstance(said, str) else said
+        return response if isinstance(response, Reply) else Reply(response, None)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "says", "model": {"source": self.name}}
 
 
 def generated(responder: Responder, requests: Sequence[Request]) -> list[Response]:
@@ -14,3 +38,16 @@ def generated(responder: Responder, requests: Sequence[Request]) -> list[Respons
 def scored(responder: Responder, requests: Sequence[Request]) -> list[AnswerScore | None]:
     """Teacher-forced scores."""
     return [reply.score for reply in responder.respond(requests, generate=False, score=True)]
+
+
+def ending_of(directory: Path, *marks: str) -> Ending:
+    """What a model of this directory generates, read with these marks as special tokens, as many models have theirs."""
+    tokenizer = pb.load_model(directory).tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark) for mark in marks]})
+    return Ending(tokenizer, set())
+
+
+def encoded(ending: Ending, request: Request, read: str = "q", *, thinks: bool = False) -> EncodedRequest:
+    """A request that the model reads as this text."""
+    prompt = np.array(ending.tokenizer(read, add_special_tokens=False)["input_ids"])
+    return EncodedRequest(request, prompt, np.array([], dtype=np.int64), thinks=thinks)

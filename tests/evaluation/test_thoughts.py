@@ -124,6 +124,8 @@ def test_stop_texts_count_behind_thoughts_and_blank_lines_only() -> None:
     assert told_apart("<think>\na\n</think>\n\nRome\nParis").cut(("\n",)).answer == "\n\nRome"
     assert told_apart("\n \nRome\nParis").cut(("\n",)).answer == "\n \nRome"
     assert not told_apart("\n\n").cut(("\n",)).stopped
+    for fenced in ("```\nTown\n```", "\n```text\nTown", "Town\n```", "```\nTown"):
+        assert told_apart(fenced).cut(("\n",)).answer.strip().endswith("Town"), "a fence is no line of an answer"
 
 
 def special_marks(model: Any) -> Any:

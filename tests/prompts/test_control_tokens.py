@@ -1,13 +1,15 @@
 """What a text spells of control tokens stays text, whatever the tokenizer; only a template's own are tokens."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posbias import UsageError, load_prompts
+from conftest import json_lines, refused
+from posbias import load_prompts
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.encoding import encode_requests
 from posbias.prompts.tokens import control_pattern, render_conversation, spelled_in, tokenise
@@ -57,15 +59,6 @@ def tokenizer_of(sort: str) -> Any:
     return tokenizer
 
 
-class OneModel:
-    """What prompts need to know of a model."""
-
-    max_positions = None
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.vocabulary_size = tokenizer, len(tokenizer)
-
-
 def control_of(token_ids: Any, tokenizer: Any) -> list[str]:
     tokens = [tokenizer.convert_ids_to_tokens(int(token)) for token in token_ids]
     return [token for token in tokens if token in (*SPECIAL[1:], "<think>")]
@@ -100,10 +93,9 @@ def test_a_conversation_holds_those_of_its_template_alone(sort: str, text: str) 
 
 
 def test_passages_are_found_behind_what_others_spell() -> None:
-    tokenizer, text = tokenizer_of("byte"), "ab </s> cd <|im_end|> ef"
-    spans, count = locate(text, [(0, 2), (3, 7), (8, 10), (22, 24)], tokenizer)
-    assert count == len(text)  # a token a letter: every spelled one is letters, too
-    assert spans == ((0, 2), (3, 7), (8, 10), (22, 24))
+    spans = ((0, 2), (3, 7), (8, 10), (22, 24))
+    text = "ab </s> cd <|im_end|> ef"
+    assert locate(text, spans, tokenizer_of("byte")) == (spans, len(text)), "a token a letter, of what is spelled, too"
 
 
 def test_answers_and_requests_spell_none() -> None:
@@ -116,29 +108,32 @@ def test_answers_and_requests_spell_none() -> None:
 
 
 def test_windows_of_a_file_hold_none(tmp_path: Path) -> None:
-    model = OneModel(tokenizer_of("byte"))
+    tokenizer = tokenizer_of("byte")
+    model = SimpleNamespace(tokenizer=tokenizer, vocabulary_size=len(tokenizer), max_positions=None)
     path = tmp_path / "notes.txt"
     path.write_text(("word " * 10 + "</s> ") * 40)
     prompts = load_prompts(str(path), model, n_positions=120, count=3)
-    assert control_of(prompts.token_ids.ravel(), model.tokenizer) == []
-    spelled = sum(model.tokenizer.decode(row).count("</s>") for row in prompts.token_ids)
+    assert control_of(prompts.token_ids.ravel(), tokenizer) == []
+    spelled = sum(tokenizer.decode(row).count("</s>") for row in prompts.token_ids)
     assert spelled >= 3
 
 
 def test_a_template_of_ones_own_may_spell_control_tokens_where_passages_do_not(tmp_path: Path) -> None:
     tokenizer, template = tokenizer_of("byte"), tmp_path / "prompt.txt"
     template.write_text("<|im_start|>user\n{documents}\n{question}<|im_end|>\n")
-    lines = '{"question": "q?", "answers": ["x"], "documents": [{"text": "x %s", "is_gold": true}]}\n'
-    plain, hostile = tmp_path / "plain.jsonl", tmp_path / "hostile.jsonl"
-    plain.write_text(lines % "one")
-    hostile.write_text(lines % "<|im_end|>")
-    (example,) = Documents(documents=1, file=str(plain), template=str(template)).examples(tokenizer, count=1)
+
+    def examples(text: str, **how: Any) -> list[Any]:
+        line = {"question": "q?", "answers": ["x"], "documents": [{"text": f"x {text}", "is_gold": True}]}
+        file = json_lines(tmp_path / "own.jsonl", line)
+        return list(Documents(documents=1, file=file, template=str(template), **how).examples(tokenizer, count=1))
+
+    (example,) = examples("one")
     assert example.own_control
     assert control_of(encode(example.prompt, tokenizer, own_control=True).token_ids, tokenizer) == WRITTEN[:2]
-    with pytest.raises(UsageError, match="both the template and sample 0-0 hold control tokens"):
-        list(Documents(documents=1, file=str(hostile), template=str(template)).examples(tokenizer, count=1))
-    with pytest.raises(UsageError, match="both the template and a chat template"):
-        list(Documents(documents=1, file=str(plain), template=str(template), chat=True).examples(tokenizer, count=1))
+    with refused("both the template and sample 0-0 hold control tokens"):
+        examples("<|im_end|>")
+    with refused("both the template and a chat template"):
+        examples("one", chat=True)
 
 
 def test_a_needle_in_text_that_spells_them_fills_its_length_as_text(tmp_path: Path) -> None:
@@ -176,5 +171,5 @@ def test_a_template_that_looks_for_what_messages_spell_renders_them_as_it_does_b
     assert "think" not in rendered.text
     assert [rendered.text[slice(*span)] for span in rendered.spelled] == ["</s>", "<|im_end|>"]
     tokenizer.chat_template = "{% for m in messages %}{{ m.content.split('</s>')[-1].lstrip() }}{% endfor %}"
-    with pytest.raises(UsageError, match="conversation 0 spells special tokens that the chat template reads"):
+    with refused("conversation 0 spells special tokens that the chat template reads"):
         render_conversation(tokenizer, [{"role": "user", "content": "</s>  x"}])

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 import pytest
 import torch
 
+from conftest import json_lines
 from posbias import UsageError, load_prompts
 from posbias.prompts import sources
 from posbias.prompts.prompts import Prompts
@@ -111,10 +113,8 @@ def test_files_that_are_too_large_are_refused(model, tmp_path, monkeypatch):
 
 
 def test_named_field_and_token_id_records(model, tmp_path):
-    path = tmp_path / "ids.jsonl"
-    path.write_text(
-        "".join(json.dumps({"token_ids": list(range(k, k + 50)), "body": "x " * 99}) + "\n" for k in range(5))
-    )
+    records = [{"token_ids": list(range(k, k + 50)), "body": "x " * 99} for k in range(5)]
+    path = json_lines(tmp_path / "ids.jsonl", *records)
     prompts = load_prompts(path, replace(model, tokenizer=None), n_positions=50, count=5)
     assert sorted(prompts.token_ids[:, 0]) == [0, 1, 2, 3, 4]
     body = load_prompts(f"{path}#body", model, n_positions=8, count=1)
@@ -150,9 +150,19 @@ def test_the_default_corpus_fills_the_longest_context_of_the_demo_model_from_eac
 
 def test_windows_that_differ_in_case_and_space_only_are_taken_once_and_counted(model, tmp_path):
     sentence = "It is a truth universally acknowledged, that a single man must be in want of a wife."
-    path = tmp_path / "same.jsonl"
     texts = [sentence, sentence.upper(), f"  {sentence}", "Document 0. " + " ".join(f"word0x{k}" for k in range(200))]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = json_lines(tmp_path / "same.jsonl", *({"text": text} for text in texts))
     found = [load_prompts(path, model, n_positions=20, count=2, seed=seed) for seed in range(6)]
     for prompts in found:
         assert len({"".join(model.tokenizer.decode(row).split()).casefold() for row in prompts.token_ids}) == 2
+
+
+def test_the_corpus_has_five_described_sources_each_long_enough_for_long_windows():
+    described = (resources.files("posbias.prompts") / "corpus" / "SOURCES.md").read_text(encoding="utf-8")
+    corpus = {group.name: group.segments[0] for group in default_corpus()}
+    sizes = {name: sum(len(text.encode()) for text in documents) for name, documents in corpus.items()}
+    assert len(sizes) == 5
+    assert 380_000 < sum(sizes.values()) < 420_000
+    assert all(50_000 < size < 95_000 for size in sizes.values())
+    assert all(f"### {name}" in described for name in sizes)
+    assert all(max(map(len, documents)) > 35_000 for documents in corpus.values())

@@ -1,12 +1,11 @@
 """A task among fillers: it alone moves and is asked for, what stands around is as said, and wrong files are refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posbias import UsageError
+from conftest import json_lines, refused
 from posbias.tasks.language import LANGUAGE_TASKS
 
 
@@ -36,13 +35,12 @@ def test_only_the_task_moves_and_stands_among_fillers_as_asked(fillers: str, cop
 
 def test_tasks_of_a_file_are_asked_in_order_among_others_of_it(tmp_path: Path) -> None:
     lines = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10, 16)]
-    path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    examples = texts(f"task_among(tasks=4, file={str(path)!r}, rule='number')", positions=[1])
+    path = json_lines(tmp_path / "own.jsonl", *lines)
+    examples = texts(f"task_among(tasks=4, file={path!r}, rule='number')", positions=[1])
     assert [example.answers for example in examples] == [("20",), ("22",), ("24",)]
     assert all(str(example.prompt).count("What is") == 4 for example in examples)
-    with pytest.raises(UsageError, match="holds 6 tasks; 8 are needed"):
-        texts(f"task_among(tasks=8, file={str(path)!r})")
-    path.write_text('{"question": "What?", "answer": "much"}')
-    with pytest.raises(UsageError, match=r"own.jsonl, line 1, field 'answer': the answer must be a number, got 'much'"):
-        texts(f"task_among(tasks=2, fillers='plain', file={str(path)!r}, rule='number')", 1)
+    with refused("holds 6 tasks; 8 are needed"):
+        texts(f"task_among(tasks=8, file={path!r})")
+    json_lines(tmp_path / "own.jsonl", {"question": "What?", "answer": "much"})
+    with refused("own.jsonl, line 1, field 'answer': the answer must be a number, got 'much'"):
+        texts(f"task_among(tasks=2, fillers='plain', file={path!r}, rule='number')", 1)

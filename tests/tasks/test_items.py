@@ -1,35 +1,16 @@
 """Items of one's own: one unit moves over its places, the others stay in order; files and rules that are refused."""
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from conftest import save_byte_tokenizer
-from posbias import EvaluateOptions, RunError, UsageError, evaluate
-from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
-from posbias.tasks.language.rules import RULES
+from conftest import json_lines, refused
+from posbias.tasks.language import Example, Items, encode
 
 UNITS = ["Tom owns a van.", {"text": "Ann owns a boat.", "id": "ann"}, "Ida owns a bike.", "Max owns a tram."]
 RECORD = {"units": UNITS, "moved": "ann", "question": "What does Ann own?", "answer": "boat"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One token per byte."""
-    directory = tmp_path_factory.mktemp("bytes")
-    save_byte_tokenizer(directory)
-    return AutoTokenizer.from_pretrained(directory)
-
-
-def written(path: Path, *records: Any) -> str:
-    path.write_text("\n".join(map(json.dumps, records)))
-    return str(path)
 
 
 def asked(task: Items, tokenizer: Any = None, count: int = 1, **arguments: Any) -> list[Example]:
@@ -41,7 +22,7 @@ def asked(task: Items, tokenizer: Any = None, count: int = 1, **arguments: Any) 
     [{"moved": "ann"}, {"moved": 1}, {"moved": None, "units": [UNITS[0], {**UNITS[1], "moved": True}, *UNITS[2:]]}],  # type: ignore[dict-item]
 )
 def test_the_named_unit_moves_and_the_others_keep_their_order(marked: Any, tokenizer: Any, tmp_path: Path) -> None:
-    examples = asked(Items(file=written(tmp_path / "own.jsonl", {**RECORD, **marked})), tokenizer)
+    examples = asked(Items(file=json_lines(tmp_path / "own.jsonl", {**RECORD, **marked})), tokenizer)
     assert [example.gold_position for example in examples] == [0, 1, 2, 3]
     for place, example in enumerate(examples):
         others = ["Tom owns a van.", "Ida owns a bike.", "Max owns a tram."]
@@ -55,7 +36,7 @@ def test_the_named_unit_moves_and_the_others_keep_their_order(marked: Any, token
 
 
 def test_a_json_file_and_a_template_of_ones_own(tmp_path: Path) -> None:
-    written(tmp_path / "own.jsonl", RECORD)
+    json_lines(tmp_path / "own.jsonl", RECORD)
     (tmp_path / "prompt.txt").write_text("{question}\n<list>\n{units}\n</list>\nReply: \n")
     task = Items(file=str(tmp_path / "own.jsonl"), template=str(tmp_path / "prompt.txt"), entry="- {number}: {text};")
     (example,) = asked(task, positions=[0])
@@ -65,7 +46,7 @@ def test_a_json_file_and_a_template_of_ones_own(tmp_path: Path) -> None:
 
 def test_the_letter_of_the_moved_option_is_the_answer(tmp_path: Path) -> None:
     record = {"units": ["saw", "plum", "van"], "moved": 1, "question": "Which is a fruit?"}
-    task = Items(file=written(tmp_path / "own.jsonl", record), rule="choice")
+    task = Items(file=json_lines(tmp_path / "own.jsonl", record), rule="choice")
     examples = asked(task)
     assert [example.answers for example in examples] == [("A",), ("B",), ("C",)]
     assert examples[0].prompt == "Which is a fruit?\nA. plum\nB. saw\nC. van\nAnswer:"
@@ -79,29 +60,23 @@ def test_the_letter_of_the_moved_option_is_the_answer(tmp_path: Path) -> None:
 
 def test_records_with_different_numbers_of_units_have_the_same_depths(tmp_path: Path) -> None:
     longer = {**RECORD, "units": [*UNITS, "Eva owns a kite.", "Leo owns a drum."]}
-    file = written(tmp_path / "own.jsonl", RECORD, longer)
-    with pytest.raises(
-        UsageError, match=r"own.jsonl, line 2: the moved one has 6 places, in the first record 4; items"
-    ):
+    file = json_lines(tmp_path / "own.jsonl", RECORD, longer)
+    with refused("own.jsonl, line 2: the moved one has 6 places, in the first record 4; items"):
         asked(Items(file=file), count=2)
-    examples = asked(Items(file=file, depths=3), count=2)
-    places = [
-        example.text.split("\n").index(next(line for line in example.text.split("\n") if "Ann" in line))
-        for example in examples
-    ]
-    assert places == [0, 2, 3, 0, 2, 5]
+    lines = [example.text.split("\n") for example in asked(Items(file=file, depths=3), count=2)]
+    assert [["Ann" in line for line in each].index(True) for each in lines] == [0, 2, 3, 0, 2, 5]
 
 
 def test_records_of_one_group_are_one_cluster(tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", RECORD, {**RECORD, "group": "b"}, {**RECORD, "group": "b"})
+    file = json_lines(tmp_path / "own.jsonl", RECORD, {**RECORD, "group": "b"}, {**RECORD, "group": "b"})
     clusters = [example.cluster for example in asked(Items(file=file), count=3, positions=[1])]
     assert clusters == ["own.jsonl, line 1", "group b", "group b"]
-    assert [example.cluster for example in asked(Items(file=written(tmp_path / "one.jsonl", RECORD)))] == [""] * 4
+    assert [example.cluster for example in asked(Items(file=json_lines(tmp_path / "one.jsonl", RECORD)))] == [""] * 4
 
 
 def test_fillers_make_prompts_as_long_as_asked(tokenizer: Any, tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", RECORD)
-    fillers = written(tmp_path / "fillers.jsonl", *[f"Page {page} of the register is blank." for page in range(90)])
+    file = json_lines(tmp_path / "own.jsonl", RECORD)
+    fillers = json_lines(tmp_path / "fillers.jsonl", *[f"Page {page} of the register is blank." for page in range(90)])
     task = Items(file=file, fillers=fillers, depths=3).at_length(900, tokenizer)
     examples = asked(task, tokenizer)  # type: ignore[arg-type]
     assert task.n_items == 3
@@ -109,19 +84,16 @@ def test_fillers_make_prompts_as_long_as_asked(tokenizer: Any, tmp_path: Path) -
     assert 850 < (examples[0].n_tokens or 0) <= 900
     kept = [line[line.index(" ") + 1 :] for line in examples[1].text.split("\n") if "owns" in line]
     assert [text for text in kept if "Ann" not in text] == ["Tom owns a van.", "Ida owns a bike.", "Max owns a tram."]
-    with pytest.raises(UsageError, match="prompts are made longer by a file of further units"):
+    with refused("prompts are made longer by a file of further units"):
         Items(file=file).at_length(900, tokenizer)
-    with pytest.raises(UsageError, match="its 90 items make prompts of"):
+    with refused("its 90 items make prompts of"):
         Items(file=file, fillers=fillers).at_length(90_000, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        (
-            {"colour": 1},
-            "field 'colour': Extra inputs are not permitted, got 1; its fields: units, messages, tools, moved",
-        ),
+        ({"colour": 1}, "'colour': Extra inputs are not permitted, got 1; its fields: units, messages, tools, moved"),
         ({"units": []}, "field 'units': List should have at least 1 item"),
         ({"units": ["a", {"txt": "b"}]}, "field 'units.1.text': Field required, got {'txt': 'b'}; its fields: units"),
         ({"units": ["a", ""]}, "field 'units.1.text': String should have at least 1 character"),
@@ -145,88 +117,16 @@ def test_fillers_make_prompts_as_long_as_asked(tokenizer: Any, tmp_path: Path) -
 def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
     changed: Any, complaint: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        asked(Items(file=written(tmp_path / "own.jsonl", {**RECORD, **changed})))
-    assert complaint in str(caught.value)
-    assert "own.jsonl, line 1" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("spelling", "complaint"),
-    [
-        ("items()", "missing a required argument: 'file'"),
-        (
-            "items(file='x', rule='has')",
-            "unknown rule 'has'; known: best_subspan_em, call, choice, contains, equals",
-        ),
-        ("items(file='x', rule='number(tolerance=-1)')", "tolerance must be a finite number >= 0, got -1"),
-        (
-            "items(file='x', rule='python(function=\"os.system\")')",
-            "function must be module:function or file.py:function",
-        ),
-        ("items(file='x', entry='{number}')", "entry must hold, in this order, {text} or {number} {text} or {letter}"),
-        ("items(file='x', entry='{text} {number}')", "entry must hold, in this order, {text} or"),
-        ("items(file='x', among='all')", "among must be one of alike, "),
-        ("items(file='x', among='tools', fillers='y')", "among='tools' takes no fillers"),
-        ("items(file='x', filled=2)", "prompts are made longer by a file of further units"),
-        ("items(file='x', depths=1)", "depths must be a whole number >= 2"),
-    ],
-)
-def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(complaint)):
-        LANGUAGE_TASKS.parse(spelling)
+    with refused(complaint, "own.jsonl, line 1"):
+        asked(Items(file=json_lines(tmp_path / "own.jsonl", {**RECORD, **changed})))
 
 
 def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", RECORD)
-    with pytest.raises(UsageError, match="holds 1 records; 3 samples are asked"):
+    file = json_lines(tmp_path / "own.jsonl", RECORD)
+    with refused("holds 1 records; 3 samples are asked"):
         asked(Items(file=file), count=3)
-    with pytest.raises(UsageError, match="holds no record"):
-        asked(Items(file=written(tmp_path / "none.jsonl")))
-
-
-@pytest.mark.parametrize(
-    ("rule", "answer", "right", "wrong"),
-    [
-        ("contains", "boat", ["A Boat, of course"], ["a van"]),
-        ("equals", "New  York", ["new york.", "\n New York\nand more"], ["in New York", "New York City"]),
-        ("equals", "candle", ["candle", " Candle.", '"candle"'], ["I say candle", "candles", "paper candle"]),
-        ("regex", r"\bboats?\b", ["two boats"], ["boating"]),
-        ("number(tolerance=0.5)", "10", ["10.5", "9.5", "= 10"], ["10.6", "-10", "−10"]),
-        ("number", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "5\n412"]),
-        ("number", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight, or 7", "often"]),
-        (
-            "call",
-            "look",
-            [
-                '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
-                'Well. <tool_call>{"name": "look", "arguments": {"a": 1}}',
-                '{"name": "look", "parameters": {}}',
-                '[TOOL_CALLS] [{"name": "look", "arguments": "{}"}, {"name": "fly", "arguments": {}}]',
-            ],
-            [
-                "I would look.",
-                '{"name": "look"}',
-                '{"name": "fly", "arguments": {}}',
-                "<tool_call>look it up</tool_call>",
-            ],
-        ),
-        (
-            "call",
-            '{"name": "look", "arguments": {"at": "1"}}',
-            ['{"name": "look", "arguments": {"at": "1", "in": "2"}}'],
-            ['{"name": "look", "arguments": {"at": "2"}}', '{"name": "look", "arguments": {}}'],
-        ),
-        ("whole_words", "Nils", ["It is Nils, the cook.", "nils"], ["Nilsson", "Olga. Nils is not", "Olga\nNils"]),
-        ("whole_words", "Olga", ["Olga said so"], ["the organ"]),
-    ],
-)
-def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong: list[str]) -> None:
-    judge = RULES.parse(rule)
-    judge.check(answer)
-    assert [judge.right(text, [answer]) for text in right] == [1.0] * len(right)
-    assert [judge.right(text, [answer]) for text in wrong] == [0.0] * len(wrong)
+    with refused("holds no record"):
+        asked(Items(file=json_lines(tmp_path / "none.jsonl")))
 
 
 @pytest.mark.parametrize(
@@ -238,46 +138,13 @@ def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong
     ],
 )
 def test_answers_that_a_rule_cannot_judge_are_refused(rule: str, answer: str, complaint: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", {**RECORD, "answer": answer})
-    with pytest.raises(UsageError, match=re.escape("own.jsonl, line 1: field 'answer': ")) as caught:
+    file = json_lines(tmp_path / "own.jsonl", {**RECORD, "answer": answer})
+    with refused("own.jsonl, line 1: field 'answer': ", complaint):
         asked(Items(file=file, rule=rule))
-    assert complaint in str(caught.value)
 
 
 def test_a_pattern_has_no_text_to_score_but_a_target(tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", {**RECORD, "answer": "bo.t"}, {**RECORD, "answer": "bo.t", "target": "boat"})
+    pattern = {**RECORD, "answer": "bo.t"}
+    file = json_lines(tmp_path / "own.jsonl", pattern, {**pattern, "target": "boat"})
     targets = [example.target for example in asked(Items(file=file, rule="regex"), count=2, positions=[0])]
     assert targets == ["", " boat"]
-
-
-def test_a_function_of_ones_own_judges(tmp_path: Path) -> None:
-    (tmp_path / "judge.py").write_text(
-        "def half(text, answers):\n    return 0.5 * (answers[0] in text)\n\ndef bad(text, answers):\n    return 2\n"
-        "\ndef broken(text, answers):\n    raise KeyError('x')\n"
-    )
-    rule = RULES.build("python", function=f"{tmp_path / 'judge.py'}:half")
-    assert rule.right("a boat", ["boat"]) == 0.5
-    for name, complaint in (("bad", "must return 0 ... 1, got 2.0"), ("broken", "failed: KeyError")):
-        with pytest.raises(RunError, match=complaint):
-            RULES.build("python", function=f"{tmp_path / 'judge.py'}:{name}").right("a", ["b"])
-    with pytest.raises(UsageError, match=r"cannot import 'no\.such\.module:f': ModuleNotFoundError"):
-        RULES.build("python", function="no.such.module:f").right("a", ["b"])
-
-
-class FirstLetter(Responder):
-    """Names the first letter whatever is asked."""
-
-    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
-        return [Reply(Response("A", "stop"), None) for _ in requests]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "first", "model": {"source": "first"}}
-
-
-def test_a_preference_for_a_letter_is_seen_in_the_letters_that_are_right(tmp_path: Path) -> None:
-    record = {"units": ["saw", "plum", "van", "dog"], "moved": 1, "question": "Which is a fruit?"}
-    file = written(tmp_path / "own.jsonl", *[record] * 8)
-    task = f"items(file={file!r}, rule='choice')"
-    result = evaluate(FirstLetter(), task, options=EvaluateOptions(count=8, score=False))
-    assert result.tables["correct"].tolist() == [[1.0, 0, 0, 0]] * 8
-    assert result.tables["chosen"].tolist() == [[0.0] * 4] * 8

@@ -2,26 +2,22 @@
 
 import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posbias import UsageError
-from posbias.tasks.language import Documents
+from conftest import json_lines, refused
+from posbias.tasks.language import Documents, Example
 
 CONTEXTS = [{"title": "T", "text": "gold", "isgold": True}, {"title": "U", "text": "other", "isgold": False}]
 QUESTION = {"question": "q", "answers": ["x"], "ctxs": CONTEXTS}
 
 
-def written(path: Path, lines: list[Any]) -> str:
-    data = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(data.encode()))
-    else:
-        path.write_text(data)
-    return str(path)
+def read(file: str, count: int = 1, **how: Any) -> list[Example]:
+    """Examples of two documents, or of a setting that has none or one."""
+    parameters = how if "setting" in how else {"documents": 2, **how}
+    return list(Documents(file=file, **parameters).examples(None, count=count))
 
 
 @pytest.mark.parametrize(
@@ -33,14 +29,11 @@ def written(path: Path, lines: list[Any]) -> str:
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, line: Any, complaint: str) -> None:
-    path = written(tmp_path / "qa.jsonl", [QUESTION, line])
-    with pytest.raises(UsageError) as caught:
-        Documents(documents=2, file=path).examples(None, count=2)
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(list(Documents(documents=2, file=path).examples(None, count=1))) == 2, (
-        "lines not asked for do not matter"
-    )
+    path = tmp_path / "qa.jsonl"
+    path.write_text(f"{json.dumps(QUESTION)}\n{line}\n")
+    with refused(complaint):
+        read(str(path), count=2)
+    assert len(read(str(path))) == 2, "lines not asked for do not matter"
 
 
 OWN = {
@@ -52,18 +45,17 @@ OWN = {
 
 def test_ones_own_passages_are_read_like_published_ones(tmp_path: Path) -> None:
     titled = {**OWN, "documents": [{"text": "o", "title": "T", "is_gold": False, "score": 0.3}, OWN["documents"][1]]}
-    path = written(tmp_path / "own.jsonl", [OWN, titled])
-    prompts = [str(example.prompt) for example in Documents(file=path, documents=2).examples(None, count=2)]
+    path = json_lines(tmp_path / "own.jsonl", OWN, titled)
+    prompts = [str(example.prompt) for example in read(path, count=2)]
     assert "\nDocument [1] g\nDocument [2] o\n" in prompts[0]
     assert "\nDocument [1] o\nDocument [2] g\n" in prompts[1]
     assert "\nDocument [1](Title: T) o\nDocument [2] g\n" in prompts[3]
-    (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
+    (oracle,) = read(path, setting="oracle")
     assert "\nDocument [1] g\n\nQuestion" in str(oracle.prompt)
 
 
 def test_the_example_file_is_read() -> None:
-    path = Path(__file__).parents[2] / "examples" / "passages.jsonl"
-    found = list(Documents(file=str(path), documents=5).examples(None, count=40))
+    found = read(str(Path(__file__).parents[2] / "examples" / "passages.jsonl"), count=40, documents=5)
     assert len(found) == 200
     for example in found:
         passages = [str(example.prompt)[begin:end].lower() for begin, end in example.passages]
@@ -96,12 +88,11 @@ def test_wrong_lines_of_documents_are_named_with_their_field(
     if published:
         line = line.replace('"documents"', '"ctxs"').replace("is_gold", "isgold")
     expected = complaint.replace("@gold", "isgold" if published else "is_gold")
-    path = written(tmp_path / "own.jsonl.gz", [line])
-    with pytest.raises(UsageError) as caught:
-        Documents(file=path, documents=2).examples(None, count=1)
-    assert f"own.jsonl.gz, line 1, {expected.replace('@', 'ctxs' if published else 'documents')}" in str(caught.value)
-    assert str(caught.value).endswith("; its fields: question, answers, documents")
-    assert "\n" not in str(caught.value)
+    path = tmp_path / "own.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{line}\n".encode()))
+    field = expected.replace("@", "ctxs" if published else "documents")
+    with refused(f"own.jsonl.gz, line 1, {field}", "; its fields: question, answers, documents"):
+        read(str(path))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +106,8 @@ def test_wrong_lines_of_documents_are_named_with_their_field(
     ],
 )
 def test_lines_without_one_gold_document_are_refused(tmp_path: Path, fields: dict[str, Any], complaint: str) -> None:
-    path = written(tmp_path / "own.jsonl", [{"question": "q", "answers": ["x"], **fields}])
-    with pytest.raises(UsageError, match=re.escape(f"own.jsonl, line 1: {complaint}")):
-        Documents(file=path, documents=2).examples(None, count=1)
+    with refused(f"own.jsonl, line 1: {complaint}"):
+        read(json_lines(tmp_path / "own.jsonl", {"question": "q", "answers": ["x"], **fields}))
 
 
 GOLD = {"text": "She was born in Rome.", "title": "She", "is_gold": True}
@@ -142,48 +132,42 @@ def test_what_is_odd_about_a_question_is_noticed(
     tmp_path: Path, answer: str, other: str, notices: tuple[str, ...]
 ) -> None:
     line = {"question": "q", "answers": [answer], "documents": [GOLD, {"text": other, "is_gold": False}]}
-    path = written(tmp_path / "own.jsonl", [line])
-    found = list(Documents(documents=2, file=path).examples(None, count=1))
-    assert [example.notices for example in found] == [notices, notices]
+    path = json_lines(tmp_path / "own.jsonl", line)
+    assert [example.notices for example in read(path)] == [notices, notices]
     alone = tuple(name for name in notices if name == "gold_without_answer")
-    (oracle,) = Documents(documents=2, file=path, setting="oracle").examples(None, count=1)
+    (oracle,) = read(path, setting="oracle")
     assert oracle.notices == alone, "what is not in the prompt is not noticed"
-    (closed,) = Documents(documents=2, file=path, setting="closed_book").examples(None, count=1)
+    (closed,) = read(path, setting="closed_book")
     assert closed.notices == ()
 
 
 def test_a_title_may_be_empty(tmp_path: Path) -> None:
-    untitled = [{**entry, "title": ""} for entry in CONTEXTS[:2]]
-    path = written(tmp_path / "qa.jsonl", [{**QUESTION, "ctxs": untitled}])
-    (first, _) = Documents(file=path, documents=2).examples(None, count=1)
+    untitled = [{**entry, "title": ""} for entry in CONTEXTS]
+    first, _ = read(json_lines(tmp_path / "qa.jsonl", {**QUESTION, "ctxs": untitled}))
     assert "Document [1](Title: ) gold" in str(first.prompt)
 
 
 def test_oracle_and_closed_book_need_less(tmp_path: Path) -> None:
-    path = written(tmp_path / "oracle.jsonl", [{**QUESTION, "ctxs": CONTEXTS[:1]}])
-    (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
+    path = json_lines(tmp_path / "oracle.jsonl", {**QUESTION, "ctxs": CONTEXTS[:1]})
+    (oracle,) = read(path, setting="oracle")
     assert "Document [1](Title: T) gold" in str(oracle.prompt)
-    with pytest.raises(UsageError, match=r"line 1 has 1 documents; 2 were asked \(documents=1 takes all\)"):
-        Documents(file=path, documents=2).examples(None, count=1)
-    bare = written(tmp_path / "bare.jsonl", [{"question": "q", "answers": ["x"]}])
-    (closed,) = Documents(file=bare, setting="closed_book").examples(None, count=1)
+    with refused("line 1 has 1 documents; 2 were asked (documents=1 takes all)"):
+        read(path)
+    (closed,) = read(json_lines(tmp_path / "bare.jsonl", {"question": "q", "answers": ["x"]}), setting="closed_book")
     assert closed.prompt == "Question: q\nAnswer:"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*none\.jsonl.*No such file"):
-        Documents(documents=2, file=str(tmp_path / "none.jsonl")).examples(None, count=1)
-    with pytest.raises(UsageError, match="cannot read"):
-        Documents(documents=2, file=str(tmp_path)).examples(None, count=1)
     whole = gzip.compress("".join(json.dumps(QUESTION) + "\n" for _ in range(500)).encode())
-    cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UsageError, match="is a broken gzip file"):
-        Documents(documents=2, file=str(cut)).examples(None, count=500)
-    short = written(tmp_path / "short.jsonl", [QUESTION])
-    with pytest.raises(UsageError, match="holds 1 examples; 2 asked"):
-        Documents(documents=2, file=short).examples(None, count=2)
-    binary = tmp_path / "binary.jsonl"
-    binary.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UsageError, match="line 1: "):
-        Documents(documents=2, file=str(binary)).examples(None, count=1)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
+    json_lines(tmp_path / "short.jsonl", QUESTION)
+    for name, count, *words in (
+        ("none.jsonl", 1, "cannot read", "none.jsonl", "No such file"),
+        (".", 1, "cannot read"),
+        ("cut.jsonl.gz", 500, "is a broken gzip file"),
+        ("short.jsonl", 2, "holds 1 examples; 2 asked"),
+        ("binary.jsonl", 1, "line 1: "),
+    ):
+        with refused(*words):
+            read(str(tmp_path / name), count=count)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from conftest import save_byte_tokenizer
-from posbias import UsageError
+from conftest import json_lines, refused
 from posbias.tasks.language import (
     LANGUAGE_TASKS,
     Documents,
@@ -34,13 +32,8 @@ SPELLINGS = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One token per byte, so that tokens are characters of these (ASCII) prompts."""
-    directory = tmp_path_factory.mktemp("bytes")
-    save_byte_tokenizer(directory)
-    found = AutoTokenizer.from_pretrained(directory)
-    found.chat_template = CHAT_TEMPLATE
-    return found
+def tokenizer(byte_tokenizer: Any) -> Any:
+    return byte_tokenizer(CHAT_TEMPLATE)
 
 
 def asked(task: LanguageTask, tokenizer: Any, count: int = 2, **arguments: Any) -> list[Example]:
@@ -76,7 +69,6 @@ def test_gold_tokens_are_exactly_the_item(spelling: str, chat: bool, tokenizer: 
     for example in asked(LANGUAGE_TASKS.parse(closing), tokenizer, count=1):
         assert isinstance(example.prompt, str) is not chat
         text = encode(example.prompt, tokenizer).text
-        assert example.gold_token is not None
         assert item_of(example, tokenizer) == text[example.gold_token : example.gold_end]
         assert example.answers[0] in item_of(example, tokenizer)
         assert example.n_tokens == len(text)
@@ -91,8 +83,7 @@ def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool,
     task = LANGUAGE_TASKS.parse(spelling.replace(")", ", chat=True)") if chat else spelling)
     known: list[set[str]] = []
     for example in asked(task, tokenizer, count=1):
-        assert example.gold_position is not None
-        text = str(example.prompt[0]["content"]) if chat else str(example.prompt)  # type: ignore[index]
+        text = str(example.prompt[0]["content"]) if chat else str(example.prompt)
         passages = [text[begin:end] for begin, end in example.passages]
         assert len(passages) == task.n_items
         assert example.answers[0] in passages[example.gold_position]
@@ -100,7 +91,6 @@ def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool,
         known.append(set(passages))
         places, n_tokens = locate(example.prompt, example.passages, tokenizer)
         token_ids = encode(example.prompt, tokenizer).token_ids
-        assert places is not None
         assert [tokenizer.decode(token_ids[begin:end]) for begin, end in places] == passages
         assert n_tokens == len(token_ids)
         if example.gold_token is not None:
@@ -112,22 +102,13 @@ def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool,
     assert begins.get(task.name, "") in min(known[0])
 
 
-def test_running_text_and_closed_books_list_no_passages(tokenizer: Any) -> None:
-    for spelling in ("needle(tokens=1200, depths=2)", "documents(setting='closed_book')"):
-        assert next(LANGUAGE_TASKS.parse(spelling).examples(tokenizer, count=1)).passages == ()
-    assert locate("text", [(0, 2)], None) == (None, None)
-
-
-def test_opening_special_tokens_count_as_tokens_of_the_prompt(tokenizer: Any, tmp_path: Path) -> None:
+def test_opening_special_tokens_count_as_tokens_of_the_prompt(tokenizer: Any, byte_tokenizer: Any) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    save_byte_tokenizer(tmp_path)
-    opened = AutoTokenizer.from_pretrained(tmp_path)
+    opened = byte_tokenizer()
     opened.backend_tokenizer.post_processor = TemplateProcessing(single="! $A", special_tokens=[("!", 0)])
     task = KeyValue(pairs=3)
     for plain, shifted in zip(asked(task, tokenizer), asked(task, opened), strict=True):
-        assert plain.n_tokens is not None
-        assert plain.gold_token is not None
         assert (shifted.n_tokens, shifted.gold_token) == (plain.n_tokens + 1, plain.gold_token + 1)
 
 
@@ -146,7 +127,6 @@ def test_spelling_is_inverse_and_examples_repeat(spelling: str, tokenizer: Any) 
 def test_key_value_prompt_is_the_published_one() -> None:
     (example,) = KeyValue(pairs=3).examples(None, count=1, positions=[1])
     head = 'Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"'
-    assert isinstance(example.prompt, str)
     assert example.prompt.startswith(head)
     data = example.prompt[example.prompt.index("{") : example.prompt.index("}") + 1]
     pairs = list(json.loads(data).items())
@@ -185,29 +165,36 @@ def published_documents(tmp_path: Path) -> Path:
     """A line as published, with its gold document first and a distractor to spare."""
     titles = [("G", "holds it", True), ("A", "first", False), ("B", "second", False), ("C", "third", False)]
     contexts = [{"title": title, "text": text, "isgold": gold, "id": "1"} for title, text, gold in titles]
-    path = tmp_path / "qa.jsonl"
-    path.write_text(json.dumps({"question": "who", "answers": ["It", "that"], "ctxs": contexts}) + "\n")
-    return path
+    return Path(json_lines(tmp_path / "qa.jsonl", {"question": "who", "answers": ["It", "that"], "ctxs": contexts}))
 
 
-def test_documents_stand_in_a_prompt_of_ones_own(published_documents: Path, tmp_path: Path) -> None:
-    template = tmp_path / "prompt.txt"
-    template.write_text('Reply as {"answer": ...}.\n{question}?\n\n{documents}\n\nUser: {question}?\nReply:\n')
+@pytest.fixture
+def templated(published_documents: Path, tmp_path: Path) -> Any:
+    """Makes the example of two documents in a prompt of one's own, the right one in the second place."""
 
-    def example(**arguments: Any) -> Example:
-        place = [1] if "setting" not in arguments else None
-        task = Documents(file=str(published_documents), documents=2, template=str(template), **arguments)
+    def example(text: str, *, file: Path = published_documents, **arguments: Any) -> Example:
+        (tmp_path / "prompt.txt").write_text(text)
+        task = Documents(file=str(file), template=str(tmp_path / "prompt.txt"), **{"documents": 2, **arguments})
+        place = [task.n_items - 1] if "setting" not in arguments else None
         (found,) = LANGUAGE_TASKS.parse(str(task)).examples(None, count=1, positions=place)
         return found
 
+    return example
+
+
+def test_documents_stand_in_a_prompt_of_ones_own(templated: Any) -> None:
+    template = 'Reply as {"answer": ...}.\n{question}?\n\n{documents}\n\nUser: {question}?\nReply:\n'
     around = ('Reply as {"answer": ...}.\nwho?\n\n', "\n\nUser: who?\nReply:")
-    published = example()
+    published = templated(template)
     assert published.text == "Document [1](Title: A) first\nDocument [2](Title: G) holds it".join(around)
-    own = example(entry="<doc {number}>{title}\n{text}\n</doc>")
+    own = templated(template, entry="<doc {number}>{title}\n{text}\n</doc>")
     assert own.text == "<doc 1>A\nfirst\n</doc>\n<doc 2>G\nholds it\n</doc>".join(around)
     assert [own.text[begin:end] for begin, end in own.passages] == ["A\nfirst\n</doc>", "G\nholds it\n</doc>"]
-    assert example(entry="{text}").text == "first\nholds it".join(around)
-    assert example(setting="closed_book").text == "".join(around)
+    assert templated(template, entry="{text}").text == "first\nholds it".join(around)
+    assert templated(template, setting="closed_book").text == "".join(around)
+    within = templated("{question}?\n{documents} ", entry="{text}")
+    assert within.text.endswith("holds it")
+    assert within.text[slice(*within.passages[1])] == "holds it", "blanks within the last passage stay there"
 
 
 @pytest.mark.parametrize(
@@ -222,49 +209,32 @@ def test_documents_stand_in_a_prompt_of_ones_own(published_documents: Path, tmp_
     ],
 )
 def test_the_answer_begins_with_the_blanks_that_end_a_template(
-    ending: str, prompt_ends: str, target: str, published_documents: Path, tmp_path: Path
+    ending: str, prompt_ends: str, target: str, templated: Any
 ) -> None:
-    template = tmp_path / "prompt.txt"
-    template.write_text("{documents}\n\n{question}?\n" + ending)
-    task = Documents(file=str(published_documents), documents=2, template=str(template))
-    (found,) = task.examples(None, count=1, positions=[1])
+    found = templated("{documents}\n\n{question}?\n" + ending)
     assert found.text.endswith(prompt_ends)
     assert found.target == target
     assert found.moved_blanks == len(ending) - len(ending.rstrip(" \t"))
-    chat = Documents(file=str(published_documents), documents=2, template=str(template), chat=True)
-    assert next(chat.examples(None, count=1)).target == "It"
-
-
-def test_blanks_within_the_last_passage_stay_there(published_documents: Path, tmp_path: Path) -> None:
-    template = tmp_path / "prompt.txt"
-    template.write_text("{question}?\n{documents} ")
-    task = Documents(file=str(published_documents), documents=2, template=str(template), entry="{text}")
-    (found,) = task.examples(None, count=1, positions=[1])
-    assert found.text.endswith("holds it")
-    assert found.text[slice(*found.passages[1])] == "holds it"
+    assert templated("{documents}\n\n{question}?\n" + ending, chat=True).target == "It"
 
 
 @pytest.mark.parametrize("text", ["{documents}", "{question}", "{documents}{documents}{question}", ""])
-def test_a_prompt_without_its_documents_or_its_question_is_refused(text: str, tmp_path: Path) -> None:
-    template = tmp_path / "prompt.txt"
-    template.write_text(text)
-    with pytest.raises(UsageError, match=r"prompt.txt' must hold \{documents\} once and \{question\} at least once"):
-        next(Documents(template=str(template)).examples(None, count=1))
+def test_a_prompt_without_its_documents_or_its_question_is_refused(text: str, templated: Any) -> None:
+    with refused("prompt.txt' must hold {documents} once and {question} at least once"):
+        templated(text)
 
 
-def test_what_stands_in_a_document_is_no_part_of_the_prompts_form(tmp_path: Path) -> None:
-    file = tmp_path / "own.jsonl"
+def test_what_stands_in_a_document_is_no_part_of_the_prompts_form(templated: Any, tmp_path: Path) -> None:
     documents = [{"title": "{text} {number}", "text": "{title}", "is_gold": True}]
-    file.write_text(json.dumps({"question": "{documents}", "answers": ["title"], "documents": documents}) + "\n")
-    template = tmp_path / "prompt.txt"
-    template.write_text("{documents} {question}")
-    task = Documents(file=str(file), documents=1, template=str(template), entry="{number} {title} {text}")
-    assert next(task.examples(None, count=1)).text == "1 {text} {number} {title} {documents}"
+    line = {"question": "{documents}", "answers": ["title"], "documents": documents}
+    own = {"file": json_lines(tmp_path / "own.jsonl", line), "documents": 1, "entry": "{number} {title} {text}"}
+    assert templated("{documents} {question}", **own).text == "1 {text} {number} {title} {documents}"
 
 
 def test_documents_tell_their_condition(tokenizer: Any) -> None:
     (closed,) = Documents(setting="closed_book").examples(tokenizer, count=1)
     assert (closed.gold_position, closed.gold_token, closed.condition) == (None, None, "closed_book")
+    assert closed.passages == ()
     (oracle,) = Documents(setting="oracle").examples(tokenizer, count=1)
     assert (oracle.gold_position, oracle.condition) == (0, "oracle")
     gold = next(Documents().examples(tokenizer, count=1))
@@ -282,12 +252,9 @@ def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
     for sample in range(2):
         examples = asked(task, tokenizer, count=2)[5 * sample : 5 * sample + 5]
         begins = [example.gold_token for example in examples]
-        assert begins[0] is not None
-        assert begins[-1] is not None
         span = begins[-1] - begins[0]
-        assert all(example.n_tokens is not None and 0.98 * 4000 < example.n_tokens <= 4000 for example in examples)
+        assert all(0.98 * 4000 < example.n_tokens <= 4000 for example in examples)
         for place, begin in enumerate(begins):
-            assert begin is not None
             assert abs((begin - begins[0]) / span - place / 4) < 0.1, "within a clause of the depth asked"
 
 
@@ -300,10 +267,17 @@ def test_needle_reads_a_corpus_and_a_needle_of_ones_own(tokenizer: Any, tmp_path
     assert " up. Ann eats zebras. Zebras " in str(example.prompt)
     assert str(example.prompt).endswith("\n\nQuestion: What does Ann eat?\nAnswer:")
     assert (example.target, example.notices) == (" zebras", ("answer_elsewhere",)), "of any case, as the rule has it"
-    with pytest.raises(UsageError, match=r"own\.txt has too little text"):
+    assert example.passages == (), "running text has none"
+    with refused("own.txt has too little text"):
         asked(Needle(tokens=9000, depths=3, corpus=str(path)), tokenizer, count=1)
-    with pytest.raises(UsageError, match="No such file"):
+    with refused("No such file"):
         asked(Needle(corpus=str(tmp_path / "none.txt")), tokenizer, count=1)
+    with refused("needs the model's (fast) tokenizer"):
+        Needle().examples(None, count=1)
+    with refused("do not have 11 different depths"):
+        asked(Needle(tokens=300, depths=11), tokenizer, count=1)
+    with refused("tokens=64 leaves no room"):
+        asked(Needle(tokens=64), tokenizer, count=1)
 
 
 def test_words_are_all_different() -> None:
@@ -312,10 +286,9 @@ def test_words_are_all_different() -> None:
     assert not [(one, other) for one in CITIES for other in CITIES if one != other and one in other]
 
 
-def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: Path) -> None:
-    save_byte_tokenizer(tmp_path)
-    bare = AutoTokenizer.from_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="no chat template"):
+def test_chat_needs_a_template_that_keeps_the_message(byte_tokenizer: Any) -> None:
+    bare = byte_tokenizer()
+    with refused("no chat template"):
         list(KeyValue(pairs=3, chat=True).examples(bare, count=1))
     bare.chat_template = "<u>{{ messages[0].content | trim }}</u>"
     text = " \n one two \n"
@@ -327,9 +300,10 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         read = bare.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
         assert bare.decode(bare(read)["input_ids"][slice(*span)]) == whole, "blanks that are kept, and none of others"
     bare.chat_template = "{{ messages[0].content | upper }}"
-    with pytest.raises(UsageError, match="changes the text of the message"):
+    with refused("changes the text of the message"):
         list(KeyValue(pairs=3, chat=True).examples(bare, count=1))
     assert next(KeyValue(pairs=3, chat=True).examples(None, count=1)).gold_token is None
+    assert locate("text", [(0, 2)], None) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -348,10 +322,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(file='')", "file must be a text that is not empty or None, got ''"),
         ("documents(template='')", "template must be a text that is not empty or None, got ''"),
         ("documents(template='p.txt', query='both')", "query is for the published prompt"),
-        (
-            "documents(entry='[{number}] {title}')",
-            "entry must hold, in this order, {text} or {number} {text} or {title}",
-        ),
+        ("documents(entry='[{number}] {title}')", "must hold, in this order, {text} or {number} {text} or {title}"),
         ("documents(entry='{title} {number} {text}')", "entry must hold, in this order, {text} or"),
         ("needle(tokens=10)", "tokens must be a whole number >= 64"),
         ("pairwise(pattern='x')", "task pairwise: pattern left posbias after 0.1.0: answer_pattern"),
@@ -363,17 +334,23 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(depths=1)", "depths must be a whole number >= 2"),
         ("needle(needle='Tom is in Rome.')", "needle, question and answer go together; give all three, or none"),
         ("needle(needle='Tom', question='Who?', answer='Ann')", "the needle must hold the answer 'Ann': 'Tom'"),
-        (
-            "ruler()",
-            "unknown task 'ruler'; known: documents, items,",
-        ),
+        ("ruler()", "unknown task 'ruler'; known: documents, items,"),
+        ("items()", "missing a required argument: 'file'"),
+        ("items(file='x', rule='has')", "unknown rule 'has'; known: best_subspan_em, call, choice, contains, equals"),
+        ("items(file='x', rule='number(tolerance=-1)')", "tolerance must be a finite number >= 0, got -1"),
+        ("items(file='x', rule='python(function=\"os.system\")')", "must be module:function or file.py:function"),
+        ("items(file='x', entry='{number}')", "must hold, in this order, {text} or {number} {text} or {letter}"),
+        ("items(file='x', entry='{text} {number}')", "entry must hold, in this order, {text} or"),
+        ("items(file='x', among='all')", "among must be one of alike, "),
+        ("items(file='x', among='tools', fillers='y')", "among='tools' takes no fillers"),
+        ("items(file='x', filled=2)", "prompts are made longer by a file of further units"),
+        ("items(file='x', depths=1)", "depths must be a whole number >= 2"),
+        ("pairwise(rubric='brevity')", "rubric left posbias after 0.1.0: criteria stand in a prompt of one's own"),
     ],
 )
 def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused(complaint):
         LANGUAGE_TASKS.parse(spelling)
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -388,18 +365,5 @@ def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str)
     ],
 )
 def test_wrong_requests_are_refused_at_once(arguments: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused(complaint):
         KeyValue(pairs=3).examples(None, **arguments)
-    assert complaint in str(caught.value)
-
-
-def test_needle_without_tokenizer_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="needs the model's \\(fast\\) tokenizer"):
-        Needle().examples(None, count=1)
-
-
-def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
-    with pytest.raises(UsageError, match="do not have 11 different depths"):
-        asked(Needle(tokens=300, depths=11), tokenizer, count=1)
-    with pytest.raises(UsageError, match="tokens=64 leaves no room"):
-        asked(Needle(tokens=64), tokenizer, count=1)

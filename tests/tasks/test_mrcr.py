@@ -2,14 +2,15 @@
 
 import json
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from evaluation.serving import chat, stand_in
-from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
+from evaluation.replies import Says
+from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.tasks.language import LANGUAGE_TASKS
 
 PAIRS = [
@@ -71,9 +72,8 @@ def test_generated_conversations_ask_for_each_of_the_same_requests_in_turn() -> 
     for number, example in zip(("1st", "2nd", "3rd") * 2, examples, strict=True):
         requests = [message["content"] for message in example.prompt if message["role"] == "user"]  # type: ignore[index]
         wanted = requests[-1].partition(f" to the {number} (1 indexed) ")[2].partition(".")[0]
-        replies = [
-            example.prompt[2 * place + 1]["content"] for place, said in enumerate(requests) if said.endswith(wanted)
-        ]  # type: ignore[index]
+        places = [2 * place + 1 for place, said in enumerate(requests) if said.endswith(wanted)]
+        replies = [example.prompt[place]["content"] for place in places]  # type: ignore[index]
         assert len({*replies}) == 3
         assert example.answers[0][10:] == replies[int(number[0]) - 1]
         assert len(requests) == 10
@@ -82,18 +82,13 @@ def test_generated_conversations_ask_for_each_of_the_same_requests_in_turn() -> 
 def test_shares_are_graded_as_published_and_judged_by_position() -> None:
     """A model that gives the last reply, without its first word, whichever is asked for."""
 
-    def last_reply(_: int, __: str, body: dict[str, Any]) -> Any:
-        question = body["messages"][-1]["content"]
-        asked = question.split(" (1 indexed) ")[1].partition(".")[0]
-        said = [
-            reply["content"]
-            for request, reply in zip(body["messages"], body["messages"][1:], strict=False)
-            if request["content"].endswith(asked)
-        ]
-        return chat(question.split()[1] + said[-1].partition(" ")[2])
+    def last_reply(request: Any) -> str:
+        asked = request.text.split(" (1 indexed) ")[1].partition(".")[0]
+        contents = [message["content"] for message in request.prompt]
+        said = [reply for told, reply in pairwise(contents) if told.endswith(asked)]
+        return request.text.split()[1] + said[-1].partition(" ")[2]
 
-    with stand_in(last_reply) as server:
-        found = evaluate(ServerResponder(server.address, "m"), "mrcr(needles=3)", options=EvaluateOptions(count=20))
+    found = evaluate(Says(last_reply), "mrcr(needles=3)", options=EvaluateOptions(count=20))
     scores = found.tables["correct"]
     assert ((scores > 0) & (scores < 1)).all()
     assert scores[:, 2].mean() > 0.95 > scores[:, :2].mean()

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from posbias.tasks.language.readings import letter_in, number_in
-from posbias.tasks.language.rules import RULES
+from posbias.tasks.language import RULES
+
+letter_in = RULES.parse("choice(options=4)").read
+number_in = RULES.parse("number").read
 
 # fmt: off
 LETTER_FORMS = [
@@ -66,12 +68,12 @@ NO_NUMBER = [
 @pytest.mark.parametrize("letter", "ABCD")
 def test_a_letter_is_read_in_its_usual_forms(form: str, letter: str) -> None:
     text = form.replace("D is", "E is" if letter != "D" else "D is").replace("@", letter)
-    assert letter_in(text, "ABCD") == letter
+    assert letter_in(text) == letter
 
 
 @pytest.mark.parametrize("text", NO_LETTER)
 def test_what_names_no_letter_for_certain_is_unreadable(text: str) -> None:
-    assert letter_in(text, "ABCD") is None
+    assert letter_in(text) is None
 
 
 def test_no_form_of_a_number_gives_another() -> None:
@@ -89,17 +91,7 @@ AROUND = st.sampled_from(
     ["@", "**@**", "$@$", "`@`", "(@)", "[[@]]", "\\boxed{@}", "<answer>@</answer>", "#### @", '"@"']
 )
 BEHIND = st.sampled_from(
-    [
-        "",
-        ".",
-        "?",
-        "!",
-        ", I think",
-        " because it says so",
-        ", but not for certain",
-        "\n\nHowever, see below",
-        "\nand so on",
-    ]
+    ["", ".", "?", "!", ", I think", " because it says so", ", but not for certain", "\n\nHowever, so", "\nand so on"]
 )
 
 
@@ -114,7 +106,7 @@ def test_a_decorated_value_is_never_read_as_another(
 
     letter, number = data.draw(st.sampled_from("ABCD")), data.draw(st.decimals(-10_000, 10_000, places=2))
     spelled = data.draw(st.sampled_from([f"{number}", f"{number:,}", f"{number:f}".rstrip("0").rstrip(".")]))
-    assert letter_in(dressed(letter), "ABCD") in (letter, None)
+    assert letter_in(dressed(letter)) in (letter, None)
     assert number_in(dressed(spelled)) in (float(number), None)
 
 
@@ -127,14 +119,6 @@ def test_any_text_is_read_or_not(text: str) -> None:
 
 
 def test_a_long_text_is_read_in_no_time() -> None:
-    for text in (
-        " " * 50_000,
-        "1 " * 20_000,
-        "the " * 20_000,
-        "\n" * 50_000,
-        "A > " * 10_000,
-        "a" * 50_000,
-        "*_" * 25_000,
-    ):
+    for part in (" ", "1 ", "the ", "\n", "A > ", "a", "*_"):
         for rule in ("number", "choice", "verdict"):
-            RULES.parse(rule).readable("x" + text + "x")
+            RULES.parse(rule).readable("x" + part * (60_000 // len(part)) + "x")

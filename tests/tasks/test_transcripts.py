@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from conftest import save_byte_tokenizer
-from posbias import UsageError
+from conftest import json_lines, refused
 from posbias.tasks.language import Example, Items, encode
 from posbias.tasks.language.calls import read_messages
 
 TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
+FIRST = json.loads(Path(TRANSCRIPTS).read_text().split("\n")[0])
+ABOUT_TOOLS = {**FIRST, "messages": FIRST["messages"][:2], "moved": "search_help", "answer": "search_help"}
+"""The first one, in which a description of a tool moves."""
 NATIVE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} "
     "{{ c.function.arguments.order }}]{% endfor %}</>\n{% endfor %}<assistant>\n"
@@ -23,20 +24,20 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One token per byte, and a chat template that knows calls."""
-    directory = tmp_path_factory.mktemp("bytes")
-    save_byte_tokenizer(directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.chat_template = NATIVE
-    return tokenizer
+def tokenizer(byte_tokenizer: Any) -> Any:
+    """With a chat template that knows calls."""
+    return byte_tokenizer(NATIVE)
 
 
-def without_tools(path: Path, **changed: Any) -> str:
-    """The first example transcript without descriptions of tools, changed."""
-    record = {**json.loads(Path(TRANSCRIPTS).read_text().split("\n")[0]), **changed}
-    path.write_text(json.dumps({name: value for name, value in record.items() if name != "tools"}))
-    return str(path)
+@pytest.fixture
+def without_tools(tmp_path: Path) -> Any:
+    """Writes the first example transcript without descriptions of tools, changed."""
+
+    def written(**changed: Any) -> str:
+        record = {**FIRST, **changed}
+        return json_lines(tmp_path / "t.jsonl", {name: value for name, value in record.items() if name != "tools"})
+
+    return written
 
 
 def moved_text(example: Example, tokenizer: Any) -> str:
@@ -48,8 +49,8 @@ def check_pairs(messages: Any) -> None:
 
 
 @pytest.mark.parametrize("calls", ["native", "text"])
-def test_a_result_moves_with_its_call_over_the_places_of_calls(calls: str, tokenizer: Any, tmp_path: Path) -> None:
-    file = TRANSCRIPTS if calls == "text" else without_tools(tmp_path / "t.jsonl")
+def test_a_result_moves_with_its_call_over_the_places_of_calls(calls: str, tokenizer: Any, without_tools: Any) -> None:
+    file = TRANSCRIPTS if calls == "text" else without_tools()
     examples = list(Items(file=file, calls=calls).examples(tokenizer, count=1))
     assert [example.gold_position for example in examples] == [0, 1, 2, 3]
     for place, example in enumerate(examples):
@@ -76,36 +77,28 @@ def test_calls_as_text_take_turns_and_hold_descriptions(tokenizer: Any) -> None:
 
 
 def test_a_description_moves_among_the_tools(tokenizer: Any, tmp_path: Path) -> None:
-    record = json.loads(Path(TRANSCRIPTS).read_text().split("\n")[0])
-    record |= {"messages": record["messages"][:2], "moved": "search_help", "answer": "search_help"}
-    (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    examples = list(Items(file=str(tmp_path / "t.jsonl"), among="tools", calls="text").examples(tokenizer, count=1))
-    for place, example in enumerate(examples):
+    told_of = {"among": "tools", "calls": "text"}
+    file = json_lines(tmp_path / "t.jsonl", ABOUT_TOOLS)
+    for place, example in enumerate(Items(file=file, **told_of).examples(tokenizer, count=1)):
         names = ["get_order", "get_customer"]
         names.insert(place, "search_help")
         told = example.prompt[0]["content"]  # type: ignore[index]
         begins = [told.index(f'"name": "{name}"') for name in names]
         assert begins == sorted(begins)
-        assert json.loads(moved_text(example, tokenizer)) == record["tools"][1]
-    record["moved"] = "fly"
-    (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    with pytest.raises(
-        UsageError, match="field 'moved' must name one of the tools get_order, search_help, get_customer"
-    ):
-        list(Items(file=str(tmp_path / "t.jsonl"), among="tools", calls="text").examples(None, count=1))
+        assert json.loads(moved_text(example, tokenizer)) == FIRST["tools"][1]
+    json_lines(tmp_path / "t.jsonl", {**ABOUT_TOOLS, "moved": "fly"})
+    with refused("field 'moved' must name one of the tools get_order, search_help, get_customer"):
+        list(Items(file=file, **told_of).examples(None, count=1))
 
 
-def test_a_description_moves_among_native_tools(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_description_moves_among_native_tools(tokenizer: Any, byte_tokenizer: Any, tmp_path: Path) -> None:
     """Templates and servers take descriptions beside the messages; places are read off the rendered text."""
-    record = json.loads(Path(TRANSCRIPTS).read_text().split("\n")[0])
-    record |= {"messages": record["messages"][:2], "moved": "search_help", "answer": "search_help"}
-    record["tools"][2] = record["tools"][2]["function"]  # as some write them
-    (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    task = Items(file=str(tmp_path / "t.jsonl"), among="tools", rule="call")
-    with pytest.raises(UsageError, match=r"passes descriptions of tools over; items\(calls='text'\) writes them out"):
+    order, search, customer = FIRST["tools"]
+    record = {**ABOUT_TOOLS, "tools": [order, search, customer["function"]]}  # as some write them
+    task = Items(file=json_lines(tmp_path / "t.jsonl", record), among="tools", rule="call")
+    with refused("passes descriptions of tools over; items(calls='text') writes them out"):
         list(task.examples(tokenizer, count=1))
-    knows = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
-    knows.chat_template = "{% for tool in tools or [] %}[{{ tool | tojson }}]\n{% endfor %}" + NATIVE
+    knows = byte_tokenizer("{% for tool in tools or [] %}[{{ tool | tojson }}]\n{% endfor %}" + NATIVE)
     for place, example in enumerate(task.examples(knows, count=1)):
         text = encode(example.prompt, knows).text
         names = ["get_order", "get_customer"]
@@ -117,18 +110,18 @@ def test_a_description_moves_among_native_tools(tokenizer: Any, tmp_path: Path) 
     assert moved_text(both, knows).startswith('{"order": "7041"')
 
 
-def test_turns_move_whole_and_results_within_their_call(tokenizer: Any, tmp_path: Path) -> None:
+def test_turns_move_whole_and_results_within_their_call(tokenizer: Any, without_tools: Any) -> None:
     calls = [{**CALL, "id": name} for name in ("a", "b", "c")]
     results = [{"role": "tool", "tool_call_id": name, "content": f"result {name}"} for name in ("a", "b", "c")]
     messages = [USER, {**CALLED, "tool_calls": calls}, *results]
-    file = without_tools(tmp_path / "t.jsonl", messages=messages, moved="c")
+    file = without_tools(messages=messages, moved="c")
     examples = list(Items(file=file, among="results").examples(tokenizer, count=1))
     contents = [[message["content"][-1] for message in example.prompt[2:]] for example in examples]  # type: ignore[index]
     assert contents == [["c", "a", "b"], ["a", "c", "b"], ["a", "b", "c"]]
     for example in examples:
         check_pairs(example.prompt)
     turns = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]
-    file = without_tools(tmp_path / "t.jsonl", messages=turns, moved=2, question="Well?")
+    file = without_tools(messages=turns, moved=2, question="Well?")
     said = [
         "".join(message["content"][-1] for message in example.prompt)
         for example in Items(file=file, among="turns").examples(tokenizer, count=1)
@@ -137,25 +130,21 @@ def test_turns_move_whole_and_results_within_their_call(tokenizer: Any, tmp_path
     assert moved_text(next(Items(file=file, among="turns").examples(tokenizer, count=1)), tokenizer) == "assistant 1"
 
 
-def test_messages_of_one_text_are_told_apart(tokenizer: Any, tmp_path: Path) -> None:
+def test_messages_of_one_text_are_told_apart(tokenizer: Any, without_tools: Any) -> None:
     messages = [{"role": "user", "content": text} for text in ("yes", "yes yes", "yes", "yes?")]
-    file = without_tools(tmp_path / "t.jsonl", messages=messages, moved=2)
+    file = without_tools(messages=messages, moved=2)
     examples = list(Items(file=file).examples(tokenizer, count=1))
     begins = [example.gold_token for example in examples]
     texts = [encode(example.prompt, tokenizer).text for example in examples]
     assert begins == [len("<user>"), len("<user>yes</>\n<user>"), texts[2].rindex("yes</>")]
 
 
-def test_fillers_are_further_calls(tokenizer: Any, tmp_path: Path) -> None:
+def test_fillers_are_further_calls(tokenizer: Any, without_tools: Any, tmp_path: Path) -> None:
     filler = [
-        [
-            {**CALLED, "tool_calls": [{**CALL, "id": f"f{n}"}]},
-            {"role": "tool", "tool_call_id": f"f{n}", "content": f"box {n}"},
-        ]
-        for n in range(3)
+        [{**CALLED, "tool_calls": [{**CALL, "id": name}]}, {**RESULT, "tool_call_id": name, "content": f"box {name}"}]
+        for name in ("f0", "f1", "f2")
     ]
-    (tmp_path / "fillers.jsonl").write_text("\n".join(map(json.dumps, filler)))
-    task = Items(file=without_tools(tmp_path / "t.jsonl"), fillers=str(tmp_path / "fillers.jsonl"), filled=2)
+    task = Items(file=without_tools(), fillers=json_lines(tmp_path / "fillers.jsonl", *filler), filled=2)
     examples = list(task.examples(tokenizer, count=1))
     assert [example.gold_position for example in examples] == list(range(6))
     for example in examples:
@@ -189,24 +178,19 @@ def test_fillers_are_further_calls(tokenizer: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_transcripts_are_refused_in_one_line(messages: Any, complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        list(Items(file=without_tools(tmp_path / "t.jsonl", messages=messages)).examples(None, count=1))
-    assert complaint in str(caught.value)
-    assert "t.jsonl, line 1" in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_broken_transcripts_are_refused_in_one_line(messages: Any, complaint: str, without_tools: Any) -> None:
+    with refused(complaint, "t.jsonl, line 1"):
+        list(Items(file=without_tools(messages=messages)).examples(None, count=1))
 
 
-def test_a_message_that_cannot_be_moved_is_refused(tmp_path: Path) -> None:
-    file = without_tools(tmp_path / "t.jsonl", moved="call_1")
-    with pytest.raises(UsageError, match=r"field 'moved' must name one message, by its index \(0 ... 11\)"):
-        list(Items(file=file).examples(None, count=1))
-    with pytest.raises(UsageError, match="message 11 is the question; move another"):
-        list(Items(file=without_tools(tmp_path / "t.jsonl", moved=11)).examples(None, count=1))
+def test_a_message_that_cannot_be_moved_is_refused(without_tools: Any) -> None:
+    with refused("field 'moved' must name one message, by its index (0 ... 11)"):
+        list(Items(file=without_tools(moved="call_1")).examples(None, count=1))
+    with refused("message 11 is the question; move another"):
+        list(Items(file=without_tools(moved=11)).examples(None, count=1))
 
 
-def test_a_template_that_passes_calls_over_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    plain = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
-    plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(UsageError, match=r"template passes calls of tools over; items\(calls='text'\) writes them out"):
-        list(Items(file=without_tools(tmp_path / "t.jsonl")).examples(plain, count=1))
+def test_a_template_that_passes_calls_over_is_refused(byte_tokenizer: Any, without_tools: Any) -> None:
+    plain = byte_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with refused("template passes calls of tools over; items(calls='text') writes them out"):
+        list(Items(file=without_tools()).examples(plain, count=1))
