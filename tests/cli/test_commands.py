@@ -136,3 +136,16 @@ def test_what_a_command_does_not_take_is_one_line_and_leaves_nothing(posbias, lo
     assert message in refused.stderr
     assert len(without_notes(refused.stderr)) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_where_a_devices_memory_runs_out_the_line_says_what_to_do(posbias, monkeypatch):
+    def full(_sort):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nOf the allocated memory ...")
+
+    monkeypatch.setattr("posbias.cli.listing.registered_variants", full)
+    failed = posbias("list", "masks")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(
+        "posbias: unexpected RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB; try"
+    )
+    assert failed.stderr.count("\n") == 1

@@ -224,7 +224,7 @@ def test_what_memory_does_not_hold_is_halved_and_one_prompt_alone_is_refused(mon
 
     def full(tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         if len(tokens) > room:
-            raise torch.OutOfMemoryError
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return run(tokens, *rest, **named)
 
     monkeypatch.setattr(model, "logits", full)

@@ -1,6 +1,7 @@
 """Batches of prompts: kept whole, filled, halved, and refused where they cannot fit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from posbias import MeasureOptions, RunError, UsageError, measure
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.units import halving, passes_bytes, prompts_together
+from posbias.memory import available_bytes
 from posbias.prompts import Prompts
 from posbias.runs.engines import Local
 from tiny_families import VOCABULARY, shaken_model
@@ -64,13 +66,24 @@ def test_batches_fill_an_accelerator_and_fit_into_its_memory(monkeypatch):
         MeasureOptions(together=0)
 
 
-def test_a_batch_is_halved_where_memory_runs_out_and_layers_are_computed_again_at_last():
+FULL = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "mps": RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.07 GiB)."),
+    "cpu": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ..."
+    ),
+}
+"""What torch raises where a device's memory has run out."""
+
+
+@pytest.mark.parametrize("device", FULL)
+def test_a_batch_is_halved_where_memory_runs_out_and_layers_are_computed_again_at_last(device):
     tried = []
 
     def run(together):
         tried.append(together)
         if together > fitting:
-            raise torch.OutOfMemoryError("none left")
+            raise FULL[device]
         return f"{together} at once"
 
     fitting = 3
@@ -86,3 +99,16 @@ def test_what_a_processor_cannot_hold_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr("posbias.memory.available_bytes", lambda: 10_000)
     with pytest.raises(UsageError, match=r"passes over 12 positions take \d+ KB, and 10 KB of memory are free; try"):
         measure(shaken_model("llama"), PROMPTS, kinds="probability")
+
+
+@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="only Linux has control groups")
+def test_the_limit_of_a_control_group_binds(tmp_path, monkeypatch):
+    for folder, limit, used, files in (
+        (tmp_path, "memory.max", "memory.current", "inactive_file"),
+        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        folder.mkdir(exist_ok=True)
+        for name, text in ((limit, "5000\n"), (used, "4000\n"), ("memory.stat", f"anon 7\n{files} 300\n")):
+            (folder / name).write_text(text)
+    monkeypatch.setattr("posbias.memory.CGROUPS", tmp_path)
+    assert available_bytes() == 1300

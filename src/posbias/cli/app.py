@@ -151,6 +151,8 @@ def main() -> None:
         if os.environ.get("POSBIAS_DEBUG"):
             raise
         first_line = next(iter(str(error).splitlines()), "")
+        if "memory" in first_line:  # of a device, whose library raises an error of its own
+            first_line = f"{first_line.rstrip('.')}; try a shorter --length, --dtype bfloat16 or another --device"
         fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", FAILED)
     else:
         if code == INTERRUPTED:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from jaxtyping import Int64
 
 from posbias.errors import RunError
@@ -229,18 +230,13 @@ def halving(run: Callable[[int], Result], together: int, *, at_last: Callable[[]
     Raises:
         RunError: nothing fits.
     """
-    while True:
+    attempts: list[Callable[[], Result]] = [partial(run, together >> n) for n in range(together.bit_length())]
+    for attempt in [*attempts, *([at_last] if at_last else [])]:
         try:
-            return run(together)
-        except torch.OutOfMemoryError:
-            if together == 1:
-                break
-            together //= 2
-    try:
-        if at_last is not None:
-            return at_last()
-    except torch.OutOfMemoryError:
-        pass
+            return attempt()
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):  # it knows the words of every device
+                raise
     raise RunError(
         "the memory of the device does not hold the passes of one prompt; try --checkpointing, fewer positions, "
         "--dtype bfloat16, or another --device"

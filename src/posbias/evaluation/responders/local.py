@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -224,15 +225,17 @@ class LocalResponder(Responder):
                 if generate:
                     self._continue(batch, whole=at_once == 0)
             return
-        except torch.OutOfMemoryError:
+        except RunError:
+            if len(portion) == 1:
+                raise
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
             if len(portion) == 1:
                 raise RunError(
                     "the memory of the device does not hold one prompt; try fewer tokens, --dtype bfloat16, or another "
                     "--device"
                 ) from None
-        except RunError:
-            if len(portion) == 1:
-                raise
         for each in portion:
             each.kept = []
         middle = len(portion) // 2
