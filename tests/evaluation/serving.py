@@ -16,15 +16,23 @@ from urllib.request import urlopen
 
 import uvicorn
 
+from posbias import EvaluateOptions, ServerResponder, evaluate
+from posbias.evaluation.evaluation import Evaluation
+from posbias.evaluation.responders import Reply as Answered
+from posbias.evaluation.responders import Request, ServerOptions
+
 Reply = tuple[int, dict[str, str], Any]
 """Status, headers, and the JSON or the bytes of the body."""
+Answer = Callable[[int, str, dict[str, Any]], Reply] | Reply
+"""What is answered to a request with its number, path and body, or to all."""
+ONE_BY_ONE = ServerOptions(retries=1, timeout=5.0, concurrency=1)
 
 
 class StandIn:
-    """Counts what it is asked; `answer(index, path, body)` decides each reply."""
+    """Counts what it is asked; `answer` decides each reply."""
 
-    def __init__(self, answer: Callable[[int, str, dict[str, Any]], Reply]) -> None:
-        self.answer = answer
+    def __init__(self, answer: Answer) -> None:
+        self.answer: Any = answer
         self.asked: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
         self.headers: list[dict[str, str]] = []
@@ -32,9 +40,13 @@ class StandIn:
         self.most_together = 0
         self.address = ""
 
+    def reply(self, index: int, path: str, body: dict[str, Any]) -> Reply:
+        reply: Reply = self.answer(index, path, body) if callable(self.answer) else self.answer
+        return reply
+
 
 @contextmanager
-def stand_in(answer: Callable[[int, str, dict[str, Any]], Reply]) -> Iterator[StandIn]:
+def stand_in(answer: Answer) -> Iterator[StandIn]:
     """The stand-in under uvicorn, in a thread of its own."""
     state = StandIn(answer)
 
@@ -49,7 +61,7 @@ def stand_in(answer: Callable[[int, str, dict[str, Any]], Reply]) -> Iterator[St
         state.headers.append(headers)
         state.together += 1
         state.most_together = max(state.most_together, state.together)
-        status, own, content = await asyncio.to_thread(state.answer, index, scope["path"], state.asked[index])
+        status, own, content = await asyncio.to_thread(state.reply, index, scope["path"], state.asked[index])
         state.together -= 1
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
         named = {"Content-Length": str(len(raw)), **own}
@@ -83,9 +95,29 @@ def stand_in(answer: Callable[[int, str, dict[str, Any]], Reply]) -> Iterator[St
         loop.close()
 
 
-def chat(text: str | None, *, prompt_tokens: int = 10, tokens: int = 2) -> Reply:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+def chat(content: Any, finish: str | None = "stop", *, prompt_tokens: Any = 10, tokens: Any = 2, **said: Any) -> Reply:
+    """An answer in a conversation; `said` are further fields of its message."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **said}, "finish_reason": finish}
     return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}}
+
+
+def echo(tokens: list[str], logprobs: list[Any], listed: list[Any] | None = None) -> Reply:
+    """A repeated prompt with its log-probabilities, and one more token that was generated."""
+    told = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": listed}
+    choice = {"text": "".join(tokens), "logprobs": told, "finish_reason": "length"}
+    return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": len(tokens) - 1, "completion_tokens": 1}}
+
+
+def evaluated(answer: Answer, task: Any, asked: ServerOptions = ONE_BY_ONE, **options: Any) -> Evaluation:
+    """What is found of a server that answers so."""
+    with stand_in(answer) as server:
+        return evaluate(ServerResponder(server.address, "m", asked), task, options=EvaluateOptions(**options))
+
+
+def replied(answer: Answer, *requests: Request, asked: ServerOptions = ONE_BY_ONE, **how: Any) -> list[Answered]:
+    """What is read of a server that answers so."""
+    with stand_in(answer) as server:
+        return ServerResponder(server.address, "m", asked).respond(requests, **how)
 
 
 class TransformersServer:

@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken
 
 import posbias as pb
-from evaluation.serving import Reply, chat, stand_in
+from conftest import json_lines
+from evaluation.replies import encoded, ending_of
+from evaluation.serving import ONE_BY_ONE, chat, echo, evaluated, replied, stand_in
 from posbias import EvaluateOptions, ServerResponder, evaluate
-from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import MARKED, UNFINISHED
-from posbias.evaluation.responders.encoding import EncodedRequest, Ending
 from posbias.results.result import report_of
-from posbias.tasks.language.rules import RULES
+from posbias.tasks.language import RULES
 
-FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC", "count": 2}}\n</tool_call>'
 ARGUMENTS = '{"zone": "UTC", "count": 2}'
 FORMS = {
@@ -56,12 +54,6 @@ UNREAD = {
 }
 
 
-def evaluated(reply: Any, task: str, *, count: int = 2, **options: Any) -> Evaluation:
-    with stand_in(lambda *_: reply if isinstance(reply, tuple) else chat(reply)) as server:
-        responder = ServerResponder(server.address, "m", FAST)
-        return evaluate(responder, task, options=EvaluateOptions(count=count, score=False, **options))
-
-
 @pytest.fixture
 def tools(tmp_path: Path) -> Any:
     """The task of calling the tool that moves among two, with the right arguments."""
@@ -72,23 +64,26 @@ def tools(tmp_path: Path) -> Any:
     def task(answer: Any = None) -> str:
         answer = answer or {"name": "get_time", "arguments": json.loads(ARGUMENTS)}
         asked = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": described}
-        file = tmp_path / "tools.jsonl"
-        file.write_text(2 * (json.dumps({**asked, "moved": "get_time", "answer": answer}) + "\n"))
-        return f"items(file={str(file)!r}, among='tools', rule='call')"
+        file = json_lines(tmp_path / "tools.jsonl", *2 * [{**asked, "moved": "get_time", "answer": answer}])
+        return f"items(file={file!r}, among='tools', rule='call')"
 
     return task
 
 
+def asked(reply: Any, task: str) -> Any:
+    return evaluated(reply, task, count=2, score=False)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_is_read_in_the_form_of_its_family(form: str, tools: Any) -> None:
-    assert (evaluated(FORMS[form], tools()).tables["correct"] == 1).all()
+    assert (asked(chat(FORMS[form]), tools()).tables["correct"] == 1).all()
     other = {"name": "get_time", "arguments": {"zone": "UTC", "count": 3}}
-    assert (evaluated(FORMS[form], tools(other)).tables["correct"] == 0).all()
+    assert (asked(chat(FORMS[form]), tools(other)).tables["correct"] == 0).all()
 
 
 @pytest.mark.parametrize("mark", UNREAD)
 def test_a_form_that_is_not_read_is_named(mark: str, tools: Any) -> None:
-    result = evaluated(UNREAD[mark], tools())
+    result = asked(chat(UNREAD[mark]), tools())
     assert (result.tables["correct"] == 0).all()
     (said,) = [line for line in report_of(result.record).caveats if "nothing in them can be judged" in line]
     assert said.startswith("4 of 4 answers count as wrong")
@@ -96,37 +91,32 @@ def test_a_form_that_is_not_read_is_named(mark: str, tools: Any) -> None:
 
 
 def test_a_call_that_the_prompt_does_not_offer_is_said(tools: Any) -> None:
-    page = report_of(evaluated(CALL.replace("get_time", "get_weather"), tools()).record)
+    page = report_of(asked(chat(CALL.replace("get_time", "get_weather")), tools()).record)
     assert page.notices == [
         "In 2 of 2 samples (number 0, 1) an answer calls a tool that the prompt does not offer ('get_weather' 4 times):"
         " it counts as wrong."
     ]
     for offered in (CALL, CALL.replace("get_time", "get_user"), "I would look at the clock."):
-        assert report_of(evaluated(offered, tools()).record).notices == []
+        assert report_of(asked(chat(offered), tools()).record).notices == []
 
 
-@pytest.mark.parametrize("given", [{"arguments": text} for text in ("{}", "", " ", None, {})] + [{}])
-def test_a_call_without_arguments_is_one(given: dict[str, Any], tools: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        *(({"arguments": text}, "get_time") for text in ("{}", "", " ", None, {})),
+        ({}, "get_time"),
+        ({"arguments": json.loads(ARGUMENTS)}, None),
+    ],
+)
+def test_arguments_may_be_missing_or_an_object(given: dict[str, Any], answer: Any, tools: Any, tmp_path: Path) -> None:
     """Of a server, and in a transcript; further fields of its function do not matter."""
     call = {"id": "c1", "type": "function", "function": {"name": "get_time", **given, "parsed_arguments": None}}
-    status, headers, body = chat(None)
-    body["choices"][0]["message"]["tool_calls"] = [call]
-    assert (evaluated((status, headers, body), tools("get_time")).tables["correct"] == 1).all()
-    for calls in ("native", "text"):
-        sent = transcript(tmp_path, call, calls=calls)
-        if calls == "native":
-            assert sent[1]["tool_calls"][0]["function"] == {"name": "get_time", "arguments": "{}"}
-        else:
-            assert sent[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-
-
-def test_arguments_may_be_an_object(tools: Any, tmp_path: Path) -> None:
-    given = {"name": "get_time", "arguments": json.loads(ARGUMENTS)}
-    status, headers, body = chat(None)
-    body["choices"][0]["message"]["tool_calls"] = [{"id": "c1", "type": "function", "function": given}]
-    assert (evaluated((status, headers, body), tools()).tables["correct"] == 1).all()
-    sent = transcript(tmp_path, {"id": "c1", "type": "function", "function": given})
-    assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == given["arguments"]
+    assert (asked(chat(None, tool_calls=[call]), tools(answer)).tables["correct"] == 1).all()
+    meant = {} if answer else given["arguments"]
+    sent = transcript(tmp_path, call)[1]["tool_calls"][0]["function"]
+    assert (sent["name"], json.loads(sent["arguments"])) == ("get_time", meant)
+    told = json.dumps({"name": "get_time", "arguments": meant})
+    assert transcript(tmp_path, call, calls="text")[1]["content"] == f"<tool_call>\n{told}\n</tool_call>"
 
 
 def transcript(path: Path, call: Any, *, calls: str = "native", **beside: Any) -> list[Any]:
@@ -139,11 +129,11 @@ def transcript(path: Path, call: Any, *, calls: str = "native", **beside: Any) -
     ]
     asked = [{"role": "user", "content": text} for text in ("Time and user, please.", "What time is it?")]
     messages = [asked[0], called[0], results[0], called[1], results[1], asked[1]]
-    (path / "agent.jsonl").write_text(json.dumps({"messages": messages, "moved": "c1", "answer": "noon"}))
-    with stand_in(lambda *_: chat("noon")) as server:
-        task = f"items(file={str(path / 'agent.jsonl')!r}, calls={calls!r})"
+    file = json_lines(path / "agent.jsonl", {"messages": messages, "moved": "c1", "answer": "noon"})
+    with stand_in(chat("noon")) as server:
         options = EvaluateOptions(count=1, score=False)
-        result = evaluate(ServerResponder(server.address, "m", FAST), task, options=options)
+        responder = ServerResponder(server.address, "m", ONE_BY_ONE)
+        result = evaluate(responder, f"items(file={file!r}, calls={calls!r})", options=options)
     assert (result.tables["correct"] == 1).all()
     sent: list[Any] = server.asked[0]["messages"]
     return sent
@@ -167,9 +157,8 @@ def test_thoughts_in_a_transcript_are_passed_on(
     call = {"type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     sent = transcript(tmp_path, call, calls=calls, **given)
     assert [message.get("reasoning_content") for message in sent if message["role"] == "assistant"] == 2 * [passed_on]
-    assert {name for message in sent for name in message} <= {
-        *("role", "content", "tool_calls", "tool_call_id", "reasoning_content"),
-    }
+    allowed = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content"}
+    assert {name for message in sent for name in message} <= allowed
     hidden = "encrypted" in str(given) and passed_on is None
     assert ("its thoughts are encrypted, and left out" in capsys.readouterr().err) == hidden
 
@@ -186,11 +175,10 @@ def test_thoughts_that_a_chat_template_leaves_out_are_noticed(told: str, long_ll
         {"role": "assistant", "content": "In Oslo."},
         {"role": "user", "content": "Where is Ann?"},
     ]
-    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages, "moved": 1, "answer": "Rome"}))
+    file = json_lines(tmp_path / "talk.jsonl", {"messages": messages, "moved": 1, "answer": "Rome"})
     model = pb.load_model(long_llama)
     model.tokenizer.chat_template = SPOKEN.replace("THOUGHTS", told)
-    task = f"items(file={str(tmp_path / 'talk.jsonl')!r})"
-    result = evaluate(model, task, options=EvaluateOptions(count=1, score=False, max_tokens=1))
+    result = evaluate(model, f"items(file={file!r})", options=EvaluateOptions(count=1, score=False, max_tokens=1))
     said = "In 1 of 1 samples (number 0) the model's chat template leaves out thoughts of earlier answers"
     assert any(line.startswith(said) for line in report_of(result.record).notices) == (not told)
 
@@ -201,10 +189,8 @@ def test_thoughts_that_a_chat_template_leaves_out_are_noticed(told: str, long_ll
      (("10", "3"), False), ((True, [3]), False)],
 )  # fmt: skip
 def test_odd_token_counts_cost_no_answer(counts: Any, counted: bool, tools: Any) -> None:
-    status, headers, body = chat(CALL)
-    body["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
-    with stand_in(lambda *_: (status, headers, body)) as server:
-        responder = ServerResponder(server.address, "m", FAST)
+    with stand_in(chat(CALL, prompt_tokens=counts[0], tokens=counts[1])) as server:
+        responder = ServerResponder(server.address, "m", ONE_BY_ONE)
         result = evaluate(responder, tools(), options=EvaluateOptions(count=2, score=False))
     assert (result.tables["correct"] == 1).all()
     assert len(server.asked) == 2, "no prompt is asked twice"
@@ -215,32 +201,17 @@ def test_odd_token_counts_cost_no_answer(counts: Any, counted: bool, tools: Any)
 def test_impossible_alternatives_cost_no_score(impossible: Any) -> None:
     """Python's JSON writes what JSON lacks; the alternative is none of those that are more probable."""
 
-    def answer(_: int, __: str, body: dict[str, Any]) -> Reply:
-        tokens = ["Town", " is", " Oslo", "!"]
-        listed = [None, {" is": -0.5, "zz": impossible}, {" Rome": -0.2, "zz": impossible}, {"!": -0.1}]
-        told = {"tokens": tokens, "token_logprobs": [None, impossible, -0.5, -0.1], "top_logprobs": listed}
-        return 200, {}, {"choices": [{"text": "", "logprobs": told}], "usage": {"completion_tokens": 1}}
-
-    with stand_in(answer) as server:
-        options = ServerOptions(kind="text", retries=0)
-        (reply,) = ServerResponder(server.address, "m", options).respond(
-            [Request("Town is", answer=" Oslo")], generate=False, score=True
-        )
-    assert reply.score is not None
+    listed = [None, {" is": -0.5, "zz": impossible}, {" Rome": -0.2, "zz": impossible}, {"!": -0.1}]
+    answer = echo(["Town", " is", " Oslo", "!"], [None, impossible, -0.5, -0.1], listed)
+    text = ServerOptions(kind="text", retries=0)
+    (reply,) = replied(answer, Request("Town is", answer=" Oslo"), asked=text, generate=False, score=True)
     assert (reply.score.logprob, reply.score.ranks) == (-0.5, (2,))
 
 
-def local_ending(directory: Path, marks: tuple[str, ...]) -> Ending:
-    tokenizer = pb.load_model(directory).tokenizer
-    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark) for mark in marks]})
-    return Ending(tokenizer, set())
-
-
-def answered(ending: Ending, text: str, *, prompt: str = "<u>q<a>") -> Any:
-    asked = Request(({"role": "user", "content": "q"},), max_tokens=500)
-    read = ending.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+def answered(ending: Any, text: str) -> Any:
+    request = Request(({"role": "user", "content": "q"},), max_tokens=500)
     tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ending.response(tokens, EncodedRequest(asked, np.array(read), np.array([], dtype=np.int64)))
+    return ending.response(tokens, encoded(ending, request, "<u>q<a>"))
 
 
 @pytest.mark.parametrize(
@@ -250,14 +221,14 @@ def test_a_local_models_call_is_read_though_its_marks_are_special_tokens(form: s
     marks = ("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
              "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|channel|>", "<|message|>", "<|call|>", "<|start|>",
              "<|constrain|>", "<|python_start|>", "<|python_end|>")  # fmt: skip
-    text = answered(local_ending(long_llama, marks), FORMS[form]).text
+    text = answered(ending_of(long_llama, *marks), FORMS[form]).text
     right = json.dumps({"name": "get_time", "arguments": json.loads(ARGUMENTS)})
     assert RULES.parse("call").right(text, [right]) == 1
 
 
 def test_a_tokenizers_own_response_template_tells_calls_and_thoughts(long_llama: Path) -> None:
     """Marks that posbias does not know, described by what came with the model."""
-    ending = local_ending(long_llama, ("<end>",))
+    ending = ending_of(long_llama, "<end>")
     ending.tokenizer.response_template = {
         "defaults": {"role": "assistant"},
         "start_anchor": "<a>",

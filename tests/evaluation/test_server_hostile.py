@@ -63,9 +63,8 @@ def test_a_connection_that_is_never_accepted_is_given_up() -> None:
             waiting = filling.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listening.getsockname())
-        responder = ServerResponder(
-            f"http://127.0.0.1:{listening.getsockname()[1]}", "m", replace(OPTIONS, timeout=SHORT)
-        )
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        responder = ServerResponder(address, "m", replace(OPTIONS, timeout=SHORT))
         assert "no connection within 0.15 s" in str(outcome(responder, kind="chat"))
 
 
@@ -97,7 +96,7 @@ def test_an_interruption_cuts_off_what_is_under_way() -> None:
     ],
 )
 def test_a_damaged_cached_answer_is_asked_again(damage: bytes, tmp_path: Path) -> None:
-    with stand_in(lambda *_: chat("fresh")) as server:
+    with stand_in(chat("fresh")) as server:
         for asked in (1, 2):
             responder = ServerResponder(server.address, "m", replace(OPTIONS, cache=tmp_path))
             assert generated(responder, [Request("q")])[0].text == "fresh"

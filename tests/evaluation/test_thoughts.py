@@ -1,33 +1,28 @@
 """Thoughts are told from answers: by marks, by servers, by templates that open them; an answer in thoughts is none."""
 
-import json
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import AddedToken
 
 import posbias as pb
-from evaluation.replies import generated
-from evaluation.serving import Reply, chat, stand_in
-from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
+from conftest import refused
+from evaluation.replies import encoded, ending_of, generated
+from evaluation.serving import ONE_BY_ONE, Reply, chat, evaluated, stand_in
+from posbias import LocalResponder, RunError, ServerResponder, UsageError
 from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
-from posbias.evaluation.responders.encoding import EncodedRequest, Ending
 from posbias.mitigation.fits import answer_logprob
 from posbias.mitigation.methods.temperature import Temperature
 from posbias.mitigation.teaching import encoded_answers
-from posbias.prompts.tokens import with_template_options
 from posbias.results.page import html_of
 from posbias.results.result import report_of
 from posbias.tasks.language import Documents
 
-FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)
 THINKING = (
     "{% for m in messages %}<u>{{ m.content }}{% endfor %}<a>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
@@ -88,9 +83,7 @@ def test_the_answer_stands_outside_of_the_marks(text: str, answer: str, thinking
     ("text", "answer", "thinking"),
     [("Paris?</think>Rome", "Rome", MARKED), ("Paris", "", UNFINISHED), ("<think>Paris?</think>Rome", "Rome", MARKED)],
 )
-def test_behind_a_prompt_that_opens_thoughts_only_a_closing_mark_ends_them(
-    text: str, answer: str, thinking: str
-) -> None:
+def test_behind_a_prompt_that_opens_thoughts_only_a_closing_mark_ends_them(text: str, answer: str, thinking: str):
     told = told_apart(text, opened=True)
     assert (told.answer, told.thinking) == (answer, thinking)
 
@@ -115,9 +108,6 @@ def test_a_pattern_of_ones_own_holds_the_answer_and_all_else_is_thoughts() -> No
     pattern = r"(?s)Here is my response:\s*(.*)"
     assert told_apart("Here is my thought: Paris. Here is my response: Rome", pattern=pattern).answer == "Rome"
     assert told_apart("Here is my thought: Paris", pattern=pattern).thinking == UNFINISHED
-    for wrong in ("(", "no group", ""):
-        with pytest.raises(UsageError, match="evaluate: answer_pattern"):
-            EvaluateOptions(answer_pattern=wrong)
 
 
 def test_stop_texts_count_behind_thoughts_and_blank_lines_only() -> None:
@@ -128,114 +118,94 @@ def test_stop_texts_count_behind_thoughts_and_blank_lines_only() -> None:
         assert told_apart(fenced).cut(("\n",)).answer.strip().endswith("Town"), "a fence is no line of an answer"
 
 
-def special_marks(model: Any) -> Any:
-    """Its tokenizer with marks that are special tokens, as those of Magistral are."""
-    tokenizer = with_template_options(model.tokenizer, None)
-    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark) for mark in ("[THINK]", "[/THINK]")]})
-    return tokenizer
-
-
-@pytest.fixture
-def ending(long_llama: Path) -> Ending:
-    tokenizer = special_marks(pb.load_model(long_llama))
-    return Ending(tokenizer, {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
-
-
-def started(prompt: str = "q", *, stop: tuple[str, ...] = ("\n",), thinks: bool = False) -> EncodedRequest:
-    request = Request(prompt, max_tokens=500, stop=stop)
-    return EncodedRequest(request, np.array([5]), np.array([], dtype=np.int64), thinks=thinks)
-
-
-def test_a_local_model_goes_on_until_the_answer_behind_its_thoughts_ends(ending: Ending) -> None:
-    text = "[THINK]It may be\nParis.[/THINK]\nRome\nmore"
-    tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
-    reached = [n for n in range(1, len(tokens) + 1) if ending.reached(tokens[:n], started())]
+def test_a_local_model_goes_on_until_the_answer_behind_its_thoughts_ends(long_llama: Path) -> None:
+    ending = ending_of(long_llama, "[THINK]", "[/THINK]")
+    started = encoded(ending, Request("q", max_tokens=500, stop=("\n",)))
+    tokens = ending.tokenizer("[THINK]It may be\nParis.[/THINK]\nRome\nmore", add_special_tokens=False)["input_ids"]
+    reached = [n for n in range(1, len(tokens) + 1) if ending.reached(tokens[:n], started)]
     end = next(n for n in range(1, len(tokens) + 1) if ending.tokenizer.decode(tokens[:n]).endswith("Rome\n"))
     assert reached[0] == end
-    response = ending.response(tokens[:end], started())
+    response = ending.response(tokens[:end], started)
     assert (response.text, response.thoughts, response.thinking) == ("\nRome", "It may be\nParis.", MARKED)
     assert response.finish == "stop"
     plain = ending.tokenizer("Rome", add_special_tokens=False)["input_ids"]
-    assert ending.response(plain, started(thinks=True)).thinking == UNFINISHED
+    assert ending.response(plain, replace(started, thinks=True)).thinking == UNFINISHED
 
 
-def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_it_is_told_not_to(
-    long_llama: Path,
-) -> None:
-    def tokenizer() -> Any:
-        found = pb.load_model(long_llama).tokenizer
-        found.chat_template = THINKING
-        return found
+@pytest.fixture
+def opening(long_llama: Path) -> Any:
+    """Loads the model with a chat template that opens thoughts."""
 
-    network = pb.load_model(long_llama).network
+    def loaded(**how: Any) -> Any:
+        model = pb.load_model(long_llama)
+        model.tokenizer.chat_template = THINKING
+        return pb.load_model(model.network, model.tokenizer, **how)
+
+    return loaded
+
+
+def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_it_is_told_not_to(opening: Any) -> None:
     request = Request(({"role": "user", "content": "q"},), answer="x", max_tokens=2)
-    thinking = LocalResponder(pb.load_model(network, tokenizer()))
+    thinking = LocalResponder(opening())
     (reply,) = thinking.respond([request], generate=True, score=True)
     assert reply.score is None
-    assert reply.response is not None
     assert reply.response.thinking == UNFINISHED
     assert "end where the model's thoughts begin" in thinking.describe()["no_scores_because"]
     example = next(Documents(documents=2, chat=True).examples(thinking.tokenizer, count=1))
-    with pytest.raises(UsageError, match="no influence on the answer: the prompts end where the model's thoughts"):
+    with refused("no influence on the answer: the prompts end where the model's thoughts"):
         encoded_prompt(example, thinking.tokenizer)
-    with pytest.raises(UsageError, match="fit: the prompts end where the model's thoughts"):
-        encoded_answers(thinking.model, [example])  # type: ignore[arg-type]  # a model of transformers
-    with pytest.raises(RunError, match="fit: the prompts end where the model's thoughts"):
-        answer_logprob(thinking.model, Temperature(), [example])  # type: ignore[arg-type]
-    told = pb.load_model(network, tokenizer(), template_options={"enable_thinking": False})
+    with refused("fit: the prompts end where the model's thoughts"):
+        encoded_answers(thinking.model, [example])
+    with refused("fit: the prompts end where the model's thoughts", error=RunError):
+        answer_logprob(thinking.model, Temperature(), [example])
+    told = opening(template_options={"enable_thinking": False})
     assert told.describe()["template_options"] == {"enable_thinking": False}
     (reply,) = LocalResponder(told).respond([request], generate=True, score=True)
     assert reply.score is not None
-    assert reply.response is not None
     assert reply.response.thinking is None
-    with pytest.raises(UsageError, match="'enable_thinkin' does nothing: the model's chat template does not name it"):
-        pb.load_model(network, tokenizer(), template_options={"enable_thinkin": False})
-    for wrong in ({"messages": []}, {"no name": 1}, {"enable_thinking": float("nan")}):
-        with pytest.raises(UsageError, match="template option"):
-            pb.load_model(network, tokenizer(), template_options=wrong)
+    for wrong, complaint in (
+        ({"enable_thinkin": False}, "'enable_thinkin' does nothing: the model's chat template does not name it"),
+        ({"messages": []}, "template option"),
+        ({"no name": 1}, "template option"),
+        ({"enable_thinking": float("nan")}, "template option"),
+    ):
+        with refused(complaint):
+            opening(template_options=wrong)
 
 
-def test_a_server_whose_template_opens_thoughts_is_known_by_its_tokenizer(long_llama: Path) -> None:
-    tokenizer = pb.load_model(long_llama).tokenizer
-    tokenizer.chat_template = THINKING
-    with stand_in(lambda index, *_: said("Is it Rome?", "length" if index else "stop")) as server:
-        responder = ServerResponder(server.address, "m", FAST, tokenizer=tokenizer)
+def test_a_server_whose_template_opens_thoughts_is_known_by_its_tokenizer(opening: Any) -> None:
+    tokenizer = opening().tokenizer
+    with stand_in(lambda index, *_: chat("Is it Rome?", "length" if index else "stop")) as server:
+        responder = ServerResponder(server.address, "m", ONE_BY_ONE, tokenizer=tokenizer)
         found = generated(responder, [Request("q1"), Request("q2")])
-        told = ServerResponder(
-            server.address, "m", replace(FAST, template_options={"enable_thinking": False}), tokenizer=tokenizer
-        )
-        (answer,) = generated(told, [Request("q3")])
+        options = replace(ONE_BY_ONE, template_options={"enable_thinking": False})
+        (answer,) = generated(ServerResponder(server.address, "m", options, tokenizer=tokenizer), [Request("q3")])
     # The first may be what a server left that took the thoughts out; the second was cut off before they ended.
     assert [(each.text, each.thinking) for each in found] == [("Is it Rome?", None), ("", UNFINISHED)]
     assert (answer.text, answer.thinking) == ("Is it Rome?", None)
 
 
-def said(content: Any, finish: str = "stop", **message: Any) -> Reply:
-    status, headers, body = chat("")
-    body["choices"][0] |= {"message": {"content": content, **message}, "finish_reason": finish}
-    return status, headers, body
-
-
 @pytest.mark.parametrize(
     ("reply", "text", "thoughts", "thinking"),
     [
-        (said("<think>\nParis?\n</think>\n\nRome\nand more"), "\n\nRome", "\nParis?\n", MARKED),
-        (said("Rome", reasoning_content="Paris?"), "Rome", "Paris?", MARKED),
-        (said("Rome", reasoning="Paris?", reasoning_content=None), "Rome", "Paris?", MARKED),
-        (said(None, "length", reasoning_content="Paris"), "", "Paris", UNFINISHED),
-        (said("", "stop", reasoning="Paris"), "", "Paris", UNFINISHED),
-        (said([{"type": "thinking", "thinking": [{"text": "Paris?"}]}, {"type": "text", "text": "Rome"}]),
+        (chat("<think>\nParis?\n</think>\n\nRome\nand more"), "\n\nRome", "\nParis?\n", MARKED),
+        (chat("Rome", reasoning_content="Paris?"), "Rome", "Paris?", MARKED),
+        (chat("Rome", reasoning="Paris?", reasoning_content=None), "Rome", "Paris?", MARKED),
+        (chat(None, "length", reasoning_content="Paris"), "", "Paris", UNFINISHED),
+        (chat("", "stop", reasoning="Paris"), "", "Paris", UNFINISHED),
+        (chat([{"type": "thinking", "thinking": [{"text": "Paris?"}]}, {"type": "text", "text": "Rome"}]),
          "Rome", "Paris?", MARKED),
-        (said([{"type": "thinking", "thinking": "Paris"}], "length"), "", "Paris", UNFINISHED),
-        (said("\n\nRome"), "\n\nRome", None, None),
-        (said(None), "", None, None),
+        (chat([{"type": "thinking", "thinking": "Paris"}], "length"), "", "Paris", UNFINISHED),
+        (chat("\n\nRome"), "\n\nRome", None, None),
+        (chat(None), "", None, None),
+        (chat([{"type": "text", "text": "to "}, {"type": "output_text", "text": "all"}]), "to all", None, None),
     ],
 )  # fmt: skip
 def test_what_a_chat_server_says_is_told_from_its_thoughts(
     reply: Reply, text: str, thoughts: str | None, thinking: str | None, tmp_path: Path
 ) -> None:
-    options = replace(FAST, cache=tmp_path, template_options={"enable_thinking": False})
-    with stand_in(lambda *_: reply) as server:
+    options = replace(ONE_BY_ONE, cache=tmp_path, template_options={"enable_thinking": False})
+    with stand_in(reply) as server:
         found = [generated(ServerResponder(server.address, "m", options), [Request("q", stop=("\n",))]) for _ in "12"]
     assert found[0] == found[1], "the cache gives what the server gave"
     (response,) = found[0]
@@ -251,7 +221,7 @@ def test_a_text_server_that_stops_before_the_answer_is_asked_without_the_stop_te
         return 200, {}, {"choices": [{"text": text, "finish_reason": "stop"}]}
 
     with stand_in(answer) as server:
-        responder = ServerResponder(server.address, "m", replace(FAST, kind="text"))
+        responder = ServerResponder(server.address, "m", replace(ONE_BY_ONE, kind="text"))
         (response,) = generated(responder, [Request("q", stop=("\n",))])
     assert (response.text, response.finish) == ("\n\nRome", "stop")
     assert [("stop" in body) for body in server.asked] == [True, False]
@@ -263,7 +233,7 @@ def test_template_options_of_a_server_are_refused_where_they_would_do_nothing() 
             ServerOptions(template_options={"enable_thinking": False}, **wrong)  # type: ignore[arg-type]
 
 
-def of_documents(say: Any, **options: Any) -> Evaluation:
+def of_documents(say: Any) -> Evaluation:
     """What a chat server says of two documents, of which one holds the town that is asked for."""
 
     def answer(index: int, _path: str, body: dict[str, Any]) -> Reply:
@@ -272,56 +242,44 @@ def of_documents(say: Any, **options: Any) -> Evaluation:
         right = prompt.split(f"{person} was born in ")[1].split(" and")[0]
         return say(index, right)
 
-    with stand_in(answer) as server:
-        responder = ServerResponder(server.address, "m", FAST)
-        return evaluate(responder, Documents(documents=2), options=EvaluateOptions(count=8, **options))
+    return evaluated(answer, Documents(documents=2), count=8)
 
 
 def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() -> None:
-    right = of_documents(lambda _, town: said(f"<think>\nThe user asks.\n</think>\n\n{town}"))
+    right = of_documents(lambda _, town: chat(f"<think>\nThe user asks.\n</think>\n\n{town}"))
     assert right.tables["correct"].mean() == 1.0
-    within = of_documents(lambda _, town: said(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
+    within = of_documents(lambda _, town: chat(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
     assert within.tables["correct"].mean() == 0.0
     record = within.record
     assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unjudged"]) == (16, {})
     assert report_of(record).notices[-1] == "16 of 16 answers came with thoughts, which were taken out."
 
 
-@pytest.mark.parametrize(("many", "withheld"), [(False, False), (True, True)])
-def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_share_decide_nothing(
-    many: bool, withheld: bool, tmp_path: Path
-) -> None:
-    found = of_documents(lambda index, town: said(f"<think>{town}" if index in (0, many) else town, "length"))
-    record = found.record
-    assert record.scalars["reading"]["unjudged"] == {"unfinished": 1 + many}
-    assert found.tables["correct"].sum() == 15 - many
-    assert ("accuracy" in record.scalars["curves"]) is not withheld
-    page = report_of(record)
-    wrong = f"{1 + many} of 16 answers count as wrong because nothing in them can be judged: {1 + many} still within"
-    assert wrong in unescape(html_of(page))
-    assert page.verdict[0].startswith("No conclusion from the generated answers: 2 of 16") is withheld
-    if withheld:
-        with pytest.raises(UsageError, match="the run has no 'accuracy'"):
-            pb.place([1.0, 0.5], found, options=pb.PlaceOptions(by="accuracy"))
+def test_an_answer_that_never_came_out_of_thoughts_is_wrong_and_shown() -> None:
+    found = of_documents(lambda index, town: chat(f"<think>{town}" if index == 0 else town, "length"))
+    assert found.reading.unjudged == {"unfinished": 1}
+    assert found.tables["correct"].sum() == 15
+    assert not found.withheld
+    wrong = "1 of 16 answers count as wrong because nothing in them can be judged: 1 still within"
+    assert wrong in unescape(html_of(report_of(found.record)))
 
 
 def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any() -> None:
     """A server that shows no rendered prompt, whose template opens thoughts."""
 
     def say(index: int, town: str) -> Reply:
-        return said(f"Is it {town}?", "length") if index < 3 else said(f"It is.\n</think>\n\n{town}")
+        return chat(f"Is it {town}?", "length") if index < 3 else chat(f"It is.\n</think>\n\n{town}")
 
     found = of_documents(say)
     assert found.tables["correct"].sum() == 13
     assert found.reading.unjudged == {"unfinished": 3}
-    cut = of_documents(lambda index, town: said(f"It is {town}", "length" if index < 3 else "stop"))
+    cut = of_documents(lambda index, town: chat(f"It is {town}", "length" if index < 3 else "stop"))
     assert (cut.tables["correct"].sum(), cut.reading.unjudged) == (16, {}), "nothing gives thoughts away"
     odd = of_documents(
-        lambda index, town: said(f"</think> {town}" if index == 9 else town, "length" if index else "stop")
+        lambda index, town: chat(f"</think> {town}" if index == 9 else town, "length" if index else "stop")
     )
-    assert (odd.tables["correct"].sum(), odd.reading.unjudged) == (16, {}), (
-        "one stray mark does not speak of the others"
-    )
+    assert odd.tables["correct"].sum() == 16, "one stray mark does not speak of the others"
+    assert odd.reading.unjudged == {}
 
 
 def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
@@ -329,22 +287,18 @@ def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
 
     def answer(_index: int, _path: str, body: dict[str, Any]) -> Reply:
         asked.append(body["max_tokens"])
-        return said("x")
+        return chat("x")
 
-    with stand_in(answer) as server:
-        responder = ServerResponder(server.address, "m", FAST)
-        options = EvaluateOptions(count=1, max_tokens=20, thinking_tokens=1000, answer_pattern="^(.*)$")
-        found = evaluate(responder, Documents(documents=2), options=options)
+    options = {"max_tokens": 20, "thinking_tokens": 1000, "answer_pattern": "^(.*)$"}
+    found = evaluated(answer, Documents(documents=2), count=1, **options)
     assert set(asked) == {1020}
-    resolved = found.record.resolved
-    assert (resolved["max_tokens"], resolved["thinking_tokens"], resolved["answer_pattern"]) == (20, 1000, "^(.*)$")
-    json.dumps(resolved)
+    assert options.items() <= found.record.resolved.items()
 
 
-def test_a_message_whose_content_is_left_out_is_an_empty_answer(tmp_path: Path) -> None:
+def test_a_message_whose_content_is_left_out_is_an_empty_answer() -> None:
     """As some servers answer if the tokens ended within thoughts; requesting it again would give the same."""
     left_out = {"choices": [{"finish_reason": "length", "message": {"role": "assistant"}}]}
-    with stand_in(lambda *_: (200, {}, left_out)) as server:
-        response = generated(ServerResponder(server.address, "m", FAST), [Request("q")])[0]
+    with stand_in((200, {}, left_out)) as server:
+        response = generated(ServerResponder(server.address, "m", ONE_BY_ONE), [Request("q")])[0]
     assert (response.text, response.finish) == ("", "length")
     assert len(server.asked) == 1

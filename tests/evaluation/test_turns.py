@@ -1,11 +1,11 @@
 """Rules at turn N: a model that forgets after some turns is found out, and the place of the rule that mends it."""
 
 import json
-import re
 
 import pytest
 
 import posbias as pb
+from conftest import json_lines, refused
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions
 from posbias.errors import RunError, UsageError
@@ -80,10 +80,9 @@ def test_replies_to_rules_that_are_left_out_withhold_nothing(rules):
             content["choices"][0]["finish_reason"] = "length"
         return status, headers, content
 
+    task = "rules(file='rules.yaml', placements=['system', 'last'])"
     with stand_in(never_ends) as server:
-        found = ask(
-            server, "rules(file='rules.yaml', placements=['system', 'last'])", turns=(2,), count=24, threshold=0.7
-        )
+        found = ask(server, task, turns=(2,), count=24, threshold=0.7)
     assert found.verdict[0].startswith("Kept through turn 2: ")
 
 
@@ -107,10 +106,8 @@ def test_replies_are_made_once_and_a_run_goes_on_where_it_ended(rules, tmp_path)
 
 def test_the_replies_of_a_transcript_stand_for_the_models(rules, tmp_path):
     turns = [{"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")]
-    lines = [
-        json.dumps({"messages": [{"role": "system", "content": f"Number {number}."}, *turns]}) for number in range(8)
-    ]
-    (tmp_path / "talks.jsonl").write_text("\n".join(lines))
+    systems = [{"role": "system", "content": f"Number {number}."} for number in range(8)]
+    json_lines(tmp_path / "talks.jsonl", *({"messages": [system, *turns]} for system in systems))
     task = "rules(file='rules.yaml', conversations='talks.jsonl', replies='transcript', placements=['system', 'both'])"
     with stand_in(forgetful(1)) as server:
         found = ask(server, task, turns=(1, 3), count=16)
@@ -136,7 +133,7 @@ def test_the_replies_of_a_transcript_stand_for_the_models(rules, tmp_path):
 )
 def test_what_cannot_be_judged_is_refused_in_one_line(text, task, turns, message, rules):
     rules.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with refused(message):
         asked(1, task, turns=turns, count=2)
 
 
@@ -151,9 +148,8 @@ def test_other_uses_of_the_task_are_refused(rules):
 
 def test_a_model_that_keeps_no_rule_when_told_is_not_judged(rules):
     rules.write_text(f'- {{say: "{NEVER}", check: "contains(text=\'zzz\')"}}')
-    with pytest.raises(
-        RunError, match="none of 1 rules is kept by half of the replies even when it has just been told"
-    ):
+    none = "none of 1 rules is kept by half of the replies even when it has just been told"
+    with refused(none, error=RunError):
         asked(9, "rules(file='rules.yaml')", turns=(1, 2), count=4)
 
 
