@@ -19,14 +19,22 @@ class Says(Responder):
         self.say, self.name = say, name
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        return [self._reply(self.say(request)) for request in requests]
-
-    def _reply(self, said: Any) -> Reply:
-        response = Response(said, "stop") if isinstance(said, str) else said
-        return response if isinstance(response, Reply) else Reply(response, None)
+        replies = [whole_reply(self.say(request)) for request in requests]
+        return [Reply(reply.response if generate else None, reply.score if score else None) for reply in replies]
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "says", "model": {"source": self.name}}
+
+
+def whole_reply(said: Any) -> Reply:
+    response = Response(said, "stop") if isinstance(said, str) else said
+    return response if isinstance(response, Reply) else Reply(response, None)
+
+
+def place_of(request: Request) -> int:
+    """Where the answer stands among the passages; 0 without any."""
+    texts = [request.text[slice(*span)] for span in request.passages]
+    return [str(request.answer).strip() in text for text in texts].index(True) if texts else 0
 
 
 def generated(responder: Responder, requests: Sequence[Request]) -> list[Response]:

@@ -6,36 +6,25 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import EvaluateOptions, UsageError, evaluate
+from conftest import refused
+from evaluation.replies import Says, place_of
+from posbias import EvaluateOptions, evaluate
 from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.curve import contrast_of, paired_difference
-from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.evaluation.evaluation import OUTPUTS_FILE
 from posbias.results.page import html_of
+from posbias.results.records import ARRAYS_FILE, RECORD_FILE
 from posbias.results.result import report_of
+from posbias.runs.running import LOCK_FILE
 
 TASK = "key_value(pairs=3)"
 
 
-class Chance(Responder):
-    """Right at every position with its probability, in samples that its seed draws."""
-
-    def __init__(self, name, curve, seed=0):
-        self.name, self.curve, self.generator = name, curve, np.random.default_rng(seed)
-
-    def respond(self, requests, *, generate=True, score=False):
-        return [Reply(Response(self._text(request), "stop"), None) for request in requests]
-
-    def _text(self, request):
-        values = [line.split(": ")[1].strip('",}') for line in request.prompt.split("\n") if '": "' in line]
-        place = values.index(request.answer.strip())
-        return request.answer if self.generator.random() < self.curve[place] else "unknown"
-
-    def describe(self):
-        return {"kind": "chance", "model": {"source": self.name}}
-
-
 def evaluated(name, curve, *, count=60, positions="all", seed=0):
-    return evaluate(Chance(name, curve), TASK, options=EvaluateOptions(count=count, positions=positions, seed=seed))
+    """Right at every position with its probability, in samples that a seed draws."""
+    generator = np.random.default_rng(seed)
+    chance = Says(lambda each: each.answer if generator.random() < curve[place_of(each)] else "unknown", name)
+    return evaluate(chance, TASK, options=EvaluateOptions(count=count, positions=positions, seed=seed))
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +53,22 @@ def test_what_differs_is_paired_and_corrected_over_all(runs, tmp_path):
     assert "evaluations compared" in html_of(report_of(result))
 
 
-class Known(Chance):
+def losing(name, better):
     """Right in every third sample at the first position, and nowhere else; or nowhere at all."""
+    samples = {}
 
-    def __init__(self, name, better):
-        super().__init__(name, (0.0,) * 3)
-        self.better, self.samples = better, {}
+    def say(request):
+        number = samples.setdefault(request.group, len(samples))
+        return request.answer if better and place_of(request) == 0 and number % 3 == 0 else "unknown"
 
-    def _text(self, request):
-        number = self.samples.setdefault(request.group, len(self.samples))
-        place = [request.answer.strip() in request.text[slice(*span)] for span in request.passages].index(True)
-        return request.answer if self.better and place == 0 and number % 3 == 0 else "unknown"
+    return Says(say, name)
 
 
 @pytest.mark.parametrize(("count", "differs"), [(16, False), (60, True)])
 def test_a_difference_that_rare_losses_could_undo_is_none(count, differs):
     """Of losses in one sample of ten, 16 samples lack all in 18 % of runs."""
     asked = EvaluateOptions(count=count)
-    base, better = (evaluate(Known(name, name == "b"), TASK, options=asked) for name in "ab")
+    base, better = (evaluate(losing(name, name == "b"), TASK, options=asked) for name in "ab")
     (_, found) = pb.compare(base, better).compared
     assert contrast_of(better.tables["correct"] - base.tables["correct"] + 0.0, np.ones(3) / 3).p < 0.05 / 3
     assert (found.p["mean"] < 0.05) is differs
@@ -107,15 +94,42 @@ def test_the_samples_and_positions_that_all_have_are_compared(runs):
 
 
 def test_other_samples_and_single_runs_are_refused(runs, tmp_path):
-    with pytest.raises(UsageError, match="evaluations with another seed cannot be paired: 0 and 1"):
+    with refused("evaluations with another seed cannot be paired: 0 and 1"):
         compare_evaluations([runs[0], evaluated("other", (1, 1, 1), seed=1)])
-    other = evaluate(Chance("pairs", (1, 1)), "key_value(pairs=2)", options=EvaluateOptions(count=6))
-    with pytest.raises(UsageError, match="evaluations with another task cannot be paired"):
+    other = evaluate(Says(lambda _: "unknown"), "key_value(pairs=2)", options=EvaluateOptions(count=6))
+    with refused("evaluations with another task cannot be paired"):
         compare_evaluations([runs[0], other])
-    unjudged = replace(runs[0], curves={})
-    with pytest.raises(UsageError, match=r"better: .* has accuracy; base: .* has none, no answer could"):
-        compare_evaluations([runs[1], unjudged])
-    with pytest.raises(UsageError, match="needs at least 2 evaluations, got 1"):
+    with refused("better: ", " has accuracy; base: ", " has none, no answer could"):
+        compare_evaluations([runs[1], replace(runs[0], curves={})])
+    with refused("needs at least 2 evaluations, got 1"):
         compare_evaluations(runs[:1])
-    with pytest.raises(UsageError, match="a run of evaluate is compared to another one, without theory"):
+    with refused("a run of evaluate is compared to another one, without theory"):
         pb.compare(runs[0], runs[1], options=pb.CompareOptions(kind="jacobian"))
+
+
+def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama, tmp_path):
+    model = pb.load_model(long_llama)
+    options = EvaluateOptions(count=7, max_tokens=2, directory=tmp_path)
+    result = evaluate([model, pb.LocalResponder(model)], "key_value(pairs=4)", options=options)
+    assert len(result.compared) == len(result.evaluations) == 2
+    plain, again = result.evaluations.values()
+    assert (plain.tables["logprob"] == again.tables["logprob"]).all()
+    alone = evaluate(model, "key_value(pairs=4)", options=EvaluateOptions(count=7, max_tokens=2))
+    assert (plain.tables["logprob"] == alone.tables["logprob"]).all()
+    own = {LOCK_FILE, ARRAYS_FILE, RECORD_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {*result.evaluations} | own
+    for name in result.evaluations:
+        assert {path.name for path in (tmp_path / name).iterdir()} == {ARRAYS_FILE, RECORD_FILE, OUTPUTS_FILE}
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "complaint"),
+    [
+        (["nowhere"], {}, "give at least 2 subjects"),
+        ([], {}, "give at least 2 subjects"),
+        (["nowhere", "there"], {"lengths": [64]}, "lengths and orders take one subject, got nowhere, there"),
+    ],
+)
+def test_wrong_lists_are_refused_before_a_model_is_loaded(subject, options, complaint: str):
+    with refused(complaint):
+        evaluate(subject, "key_value(pairs=3)", options=EvaluateOptions(**options))

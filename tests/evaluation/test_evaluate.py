@@ -6,45 +6,38 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from evaluation.replies import Says, place_of
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import write_outputs
 from posbias.evaluation.page import statements_of, tables_of
-from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
+from posbias.evaluation.responders import AnswerScore, Reply, Response, as_responder
 from posbias.results.page import html_of
 from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 
 
-class Oracle(Responder):
+class Oracle(Says):
     """Knows every answer whose place lies in `known`, and gives up after `patience` requests."""
 
     def __init__(self, known=(), patience=None, scores=True):
+        super().__init__(self.told, "oracle")
         self.known, self.patience, self.scores = set(known), patience, scores
         self.asked = []
 
-    def respond(self, requests, *, generate=True, score=False):
-        return [self._reply(request, generate, score) for request in requests]
-
-    def _reply(self, request, generate, score):
+    def told(self, request):
         if self.patience is not None and len(self.asked) >= self.patience:
             raise RunError("the server went away")
         self.asked.append(request)
-        place = self._place(request)
-        right = place in self.known
-        text = f"It is {request.answer} ." if right and request.answer else "unknown"
-        told = AnswerScore((-0.5 - place, -1.0), (1 + place, 1)) if score and self.scores else None
-        return Reply(Response(text, "stop", prompt_tokens=100 + place) if generate else None, told)
-
-    def _place(self, request):
-        """Where the answer stands among the pairs."""
-        values = [line.split(": ")[1].strip('",}') for line in request.prompt.split("\n") if '": "' in line]
-        return values.index(request.answer.strip())
-
-    def describe(self):
-        return {"kind": "oracle", "model": {"source": "oracle"}, **self.counts()}
+        place = place_of(request)
+        text = f"It is {request.answer} ." if place in self.known else "unknown"
+        told = AnswerScore((-0.5 - place, -1.0), (1 + place, 1)) if self.scores else None
+        return Reply(Response(text, "stop", prompt_tokens=100 + place), told)
 
     def counts(self):
         return {"tokens_processed": len(self.asked), "cost": len(self.asked) / 4}
+
+    def describe(self):
+        return {**super().describe(), **self.counts()}
 
 
 TASK = "key_value(pairs=5)"
@@ -144,6 +137,8 @@ def test_without_scores_or_without_texts_the_other_measures_stand_alone():
     assert np.isnan(forced.tables["correct"]).all()
     with pytest.raises(UsageError, match="nothing to do"):
         EvaluateOptions(generate=False, score=False)
+    with pytest.raises(RunError, match="no answer could be scored"):
+        evaluate(Oracle(scores=False), TASK, options=EvaluateOptions(count=2, generate=False))
 
 
 def test_the_record_holds_the_tables_and_places_passages(tmp_path):
@@ -184,16 +179,9 @@ def test_the_report_says_what_the_curves_say():
     assert "1.000 [0.676, 1.000]" in page
 
 
-class Mute(Oracle):
-    """Has no pairs to look into."""
-
-    def _place(self, request):
-        return 0
-
-
 def test_closed_book_has_one_position():
     task = "documents(documents=4, setting='closed_book')"
-    found = evaluate(Mute(known=(0,)), task, options=EvaluateOptions(count=3))
+    found = evaluate(Oracle(known=(0,)), task, options=EvaluateOptions(count=3))
     assert found.positions == (0,)
     assert found.outputs[0]["position"] is None
     assert found.outputs[0]["condition"] == "closed_book"
@@ -214,18 +202,12 @@ def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
 
 
 def test_of_samples_that_are_partly_too_long_the_answered_ones_are_counted(long_model):
-    responder, task, options = (
-        LocalResponder(long_model),
-        "documents(documents=2)",
-        EvaluateOptions(count=3, max_tokens=2),
-    )
-    lengths = evaluate(responder, task, options=options).tables["prompt_tokens"].max(axis=1)
+    responder, task = LocalResponder(long_model), "documents(documents=2)"
+    whole = evaluate(responder, task, options=EvaluateOptions(count=3, max_tokens=2))
+    lengths = whole.tables["prompt_tokens"].max(axis=1)
     responder.max_positions = int(lengths.max()) + 40
-    found = evaluate(
-        responder,
-        task,
-        options=EvaluateOptions(count=3, max_tokens=40 + int(lengths.max() - lengths.min()), score=False),
-    )
+    longest = 40 + int(lengths.max() - lengths.min())
+    found = evaluate(responder, task, options=EvaluateOptions(count=3, max_tokens=longest, score=False))
     lost = int((lengths > lengths.min()).sum())
     assert 0 < lost < 3
     assert found.skipped == {0: lost, 1: lost}
@@ -242,8 +224,8 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
     class Listing(Oracle):
         """Knows no rank beyond the third, as servers that list the most probable tokens."""
 
-        def _reply(self, request, generate, score):
-            reply = super()._reply(request, generate, score)
+        def told(self, request):
+            reply = super().told(request)
             ranks = tuple(rank if rank <= 3 else None for rank in reply.score.ranks)
             return Reply(reply.response, AnswerScore(reply.score.logprobs, ranks))
 
@@ -251,11 +233,6 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
     assert list(found.curves) == ["accuracy", "logprob"]
     with pytest.raises(UsageError, match="it has: accuracy, logprob"):
         pb.place([1.0, 0.5], found, options=pb.PlaceOptions(by="reciprocal_rank"))
-
-
-def test_a_responder_without_scores_that_shall_not_generate_is_refused():
-    with pytest.raises(RunError, match="no answer could be scored"):
-        evaluate(Oracle(scores=False), TASK, options=EvaluateOptions(count=2, generate=False))
 
 
 def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
@@ -273,10 +250,3 @@ def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
     assert found.tables["logprob"][1, 2] == pytest.approx(expected, abs=1e-4)
     assert found.tables["gold_token"][1, 2] == example.gold_token
     assert example.gold_position == 2
-
-
-def test_wrong_tasks_and_positions_are_refused():
-    with pytest.raises(UsageError, match="unknown task 'key_values'"):
-        evaluate(Oracle(), "key_values")
-    with pytest.raises(UsageError, match=r"positions must be whole numbers 0 \.\.\. 4, got 5"):
-        evaluate(Oracle(), TASK, options=EvaluateOptions(positions=(0, 5)))

@@ -1,15 +1,14 @@
 """Verdicts on orders and on rules at turns, simulated: what is not there is said in at most 5 % of runs, and what is
 there is found."""
 
-import json
-
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 import posbias as pb
+from conftest import json_lines
+from evaluation.replies import Says
 from posbias import EvaluateOptions
-from posbias.evaluation.responders import Reply, Responder, Response
 
 pytestmark = pytest.mark.slow
 RUNS = 300
@@ -17,19 +16,10 @@ MOST_FALSE = binom.ppf(0.99, RUNS, 0.05)
 """False verdicts that 99 % of simulations with a rate of 5 % stay below."""
 
 
-class Drawn(Responder):
+def drawn(chance, right, wrong, seed):
     """Gives an answer with a probability that a prompt decides, and otherwise another."""
-
-    def __init__(self, chance, right, wrong, seed):
-        self.chance, self.texts, self.generator = chance, (wrong, right), np.random.default_rng(seed)
-
-    def respond(self, requests, *, generate=True, score=False):
-        draws = self.generator.random(len(requests))
-        told = [draw < self.chance(request) for draw, request in zip(draws, requests, strict=True)]
-        return [Reply(Response(self.texts[int(right)], "stop"), None) for right in told]
-
-    def describe(self):
-        return {"kind": "drawn", "model": {"source": "drawn"}}
+    generator = np.random.default_rng(seed)
+    return Says(lambda request: right if generator.random() < chance(request) else wrong)
 
 
 def shares(seed, n, mean):
@@ -38,12 +28,10 @@ def shares(seed, n, mean):
 
 
 def orders(tmp_path, gain, seed):
-    path = tmp_path / "retrieved.jsonl"
-    if not path.exists():
-        texts = [[{"text": f"passage {rank}", "is_gold": rank == 1} for rank in range(4)]] * 40
-        path.write_text(
-            "\n".join(json.dumps({"question": "q", "answers": ["yes"], "documents": each}) for each in texts)
-        )
+    documents = [{"text": f"passage {rank}", "is_gold": rank == 1} for rank in range(4)]
+    file = json_lines(
+        tmp_path / "retrieved.jsonl", *40 * [{"question": "q", "answers": ["yes"], "documents": documents}]
+    )
     chances = shares(seed, 40, 0.5)
 
     def chance(request):
@@ -51,7 +39,7 @@ def orders(tmp_path, gain, seed):
         return chances[int(request.group.rpartition("-")[2])] + turned * gain
 
     options = EvaluateOptions(count=40, orders=("given", "ends", "reversed", "question_first"))
-    return pb.evaluate(Drawn(chance, "yes", "no", seed), f"documents(file={str(path)!r})", options=options)
+    return pb.evaluate(drawn(chance, "yes", "no", seed), f"documents(file={file!r})", options=options)
 
 
 def test_orders_that_are_alike_are_told_apart_in_few_runs_and_others_in_most(tmp_path):
@@ -71,14 +59,13 @@ def turns(tmp_path, kept, placed, seed):
         asked = [message["content"] for message in request.prompt if message["role"] == "user"]
         if len(asked) == 1:
             return 1.0
-        conversation = names.setdefault(
-            asked[0].removesuffix("\n\nRule one.").removesuffix("\n\nRule two."), len(names)
-        )
+        begin = asked[0].removesuffix("\n\nRule one.").removesuffix("\n\nRule two.")
+        conversation = names.setdefault(begin, len(names))
         return chances[conversation % 20] + placed * ("Rule" in asked[-1])
 
     options = EvaluateOptions(count=40, turns=(2, 3), threshold=0.8, score=False)
     task = f"rules(file={str(rules)!r}, placements=['system', 'last'])"
-    return pb.evaluate(Drawn(chance, "yes", "No", seed), task, options=options).verdict
+    return pb.evaluate(drawn(chance, "yes", "No", seed), task, options=options).verdict
 
 
 def test_rules_are_lost_and_mended_in_the_verdict_as_in_truth(tmp_path):

@@ -1,7 +1,5 @@
 """Judges that prefer the better response, a slot, or nothing are told apart by their verdicts in both orders."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,64 +7,53 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import EvaluateOptions, UsageError, evaluate
+from conftest import json_lines, refused
+from evaluation.replies import Says
+from evaluation.serving import chat, evaluated
+from posbias import EvaluateOptions, evaluate
 from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.page import statements_of
 from posbias.evaluation.reading import judge_verdicts
-from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.responders.base import told_apart
+from posbias.evaluation.responders import Response
 from posbias.results.page import html_of
 from posbias.results.result import report_of
-from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
-from posbias.tasks.language.readings import TIE, verdict_of
-from posbias.tasks.language.rules import RULES
+from posbias.tasks.language import LANGUAGE_TASKS, RULES, Pairwise
 
 LINE = {"question": "q", "response_A": "good", "response_B": "bad", "label": "A>B", "pair_id": "1"}
 
 
-class Judge(Responder):
-    """Says what `say` makes of the text of Response A."""
-
-    def __init__(self, say: Any) -> None:
-        self.say = say
-
-    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
-        texts = [self.say(request.text[slice(*request.passages[0])]) for request in requests]
-        return [Reply(Response(text, "stop"), None) for text in texts]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "judge", "model": {"source": "judge"}}
+def judged(say: Any, task: Any, count: int = 16) -> Any:
+    """What a judge comes to that says what `say` makes of the text of Response A."""
+    judge = Says(lambda request: say(request.text[slice(*request.passages[0])]), "judge")
+    return evaluate(judge, task, options=EvaluateOptions(count=count, score=False))
 
 
-def written(path: Path, lines: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
+def knows(first: str) -> str:
+    return "A" if first == "good" else "B"
 
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> str:
     swapped = {**LINE, "response_A": "bad", "response_B": "good", "label": "B>A"}
-    return written(tmp_path / "judge.jsonl", 8 * [LINE, swapped])
+    return json_lines(tmp_path / "judge.jsonl", *8 * [LINE, swapped])
 
 
 @pytest.mark.parametrize(
     ("say", "accuracy", "flips", "first", "leaning"),
     [
-        (lambda first: " A" if first == "good" else " B", 1.0, 0.0, 0.5, "no preference for a slot is established"),
+        (lambda first: f" {knows(first)}", 1.0, 0.0, 0.5, "no preference for a slot is established"),
+        # Half of its sentences begin with the article A.
+        (lambda first: f"A careful comparison with the text shows that Response {knows(first)} is better.",
+         1.0, 0.0, 0.5, "no preference for a slot is established"),
         (lambda _: "Response A.", 0.5, 1.0, 1.0, "the first slot is preferred"),
         (lambda _: "**B** since", 0.5, 1.0, 0.0, "the second slot is preferred"),
     ],
-)
+)  # fmt: skip
 def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: float, first: float, leaning: str) -> None:
-    found = evaluate(Judge(say), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
-    verdicts = found.verdicts
-    assert verdicts is not None
-    assert [rate.value for rate in (verdicts.accuracy, verdicts.flip_rate, verdicts.first_pick)] == [
-        accuracy,
-        flips,
-        first,
-    ]
-    for rate in (verdicts.accuracy, verdicts.flip_rate, verdicts.first_pick):
+    found = judged(say, Pairwise(file=pairs))
+    rates = (found.verdicts.accuracy, found.verdicts.flip_rate, found.verdicts.first_pick)
+    assert [rate.value for rate in rates] == [accuracy, flips, first]
+    for rate in rates:
         assert rate.known
         assert 0 <= rate.low <= rate.value <= rate.high <= 1
     record = found.record
@@ -76,18 +63,12 @@ def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: flo
 
 
 def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_nothing(pairs: str) -> None:
-    found = evaluate(Judge(lambda _: "Both."), Pairwise(file=pairs), options=EvaluateOptions(count=6, score=False))
+    found = judged(lambda _: "Both.", Pairwise(file=pairs), 6)
     verdicts = found.verdicts
-    assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
     assert not verdicts.first_pick.known
     record = found.record
-    assert record.scalars["reading"] == {
-        "answers": 12,
-        "unjudged": {"unread": 12},
-        "thought": 0,
-        "right": 0.0,
-    }
+    assert record.scalars["reading"] == {"answers": 12, "unjudged": {"unread": 12}, "thought": 0, "right": 0.0}
     assert record.scalars["measures"] == []
     page = report_of(record)
     assert page.verdict[0].startswith(
@@ -97,21 +78,17 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
     assert "12 of 12 answers count as wrong because nothing in them can be judged: 12 without" in html_of(page)
 
 
-@pytest.mark.parametrize(("unread", "withheld"), [(3, False), (4, True)])
-def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withheld: bool) -> None:
-    said = iter(["?"] * unread + ["Response B"] * 32)
-    found = evaluate(Judge(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
-    record = found.record
-    assert (record.scalars["reading"]["unjudged"], bool(found.withheld)) == ({"unread": unread}, withheld)
-    assert ("accuracy" in record.scalars["curves"]) is not withheld
-    assert any("the second slot is preferred" in text for text in statements_of(found)) is not withheld
+def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str) -> None:
+    said = iter(["?"] * 3 + ["Response B"] * 32)
+    found = judged(lambda _: next(said), Pairwise(file=pairs))
+    assert (found.reading.unjudged, found.withheld) == ({"unread": 3}, "")
+    assert any("the second slot is preferred" in text for text in statements_of(found))
 
 
 def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
     say = {"good": "[[C]]", "bad": "Response B is better."}
-    found = evaluate(Judge(say.get), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
+    found = judged(say.get, Pairwise(file=pairs))
     verdicts = found.verdicts
-    assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
     assert verdicts.n_both == 0, "no pair has a response named in both orders"
     assert not found.withheld
@@ -123,9 +100,9 @@ def test_pairs_of_one_group_count_as_one_sample(tmp_path: Path) -> None:
     lines = [{**(LINE if number % 2 else hard), "group": number} for number in range(12)]
 
     def found(lines: list[dict[str, Any]]) -> Any:
-        task = Pairwise(file=written(tmp_path / f"{len(lines)}.jsonl", lines))
+        task = Pairwise(file=json_lines(tmp_path / f"{len(lines)}.jsonl", *lines))
         say = {"good": "A", "bad": "B", "fine": "A", "poor": "A"}
-        return evaluate(Judge(say.get), task, options=EvaluateOptions(count=len(lines), score=False)).verdicts
+        return judged(say.get, task, len(lines)).verdicts
 
     one, five = found(lines), found([line for line in lines for _ in range(5)])
     for rate in ("accuracy", "flip_rate", "first_pick"):
@@ -133,20 +110,8 @@ def test_pairs_of_one_group_count_as_one_sample(tmp_path: Path) -> None:
     assert (five.n_both, five.accuracy.value) == (60, 0.75)
     apart = found([{**line, "group": None} for line in lines for _ in range(5)])
     assert apart.accuracy.high - apart.accuracy.low < 0.6 * (five.accuracy.high - five.accuracy.low)
-    with pytest.raises(UsageError, match=r"field 'group.str': Input should be a valid string, got \[\]"):
+    with refused("field 'group.str': Input should be a valid string, got []"):
         found([{**LINE, "group": []}])
-
-
-def test_a_right_judge_that_writes_prose_is_right(pairs: str) -> None:
-    """Half of its sentences begin with the article A."""
-
-    def say(first: str) -> str:
-        best = "A" if first == "good" else "B"
-        return f"A careful comparison with the text shows that Response {best} is better."
-
-    verdicts = evaluate(Judge(say), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False)).verdicts
-    assert verdicts is not None
-    assert (verdicts.accuracy.value, verdicts.flip_rate.value, verdicts.first_pick.value) == (1.0, 0.0, 0.5)
 
 
 def test_rates_of_a_table() -> None:
@@ -173,15 +138,15 @@ def test_rates_of_a_table() -> None:
         ("A is weak, so my verdict is [[B]]", "B"),
         ("[[B]] is wrong; [[A]]", "A"),
         ("[[ b ]]", "B"),
-        ("[[C]]", TIE),
+        ("[[C]]", "tie"),
         ("[[A>>B]]", "A"),
         ("[[B>A]]", "B"),
-        ("[[A=B]]", TIE),
+        ("[[A=B]]", "tie"),
         ("\\boxed{\\text{B}}", "B"),
         ("Both are fine.\n<answer>B</answer>", "B"),
         ('{"winner": "B", "reason": "A is vague"}', "B"),
-        ("It's a tie.", TIE),
-        ("Verdict: tie", TIE),
+        ("It's a tie.", "tie"),
+        ("Verdict: tie", "tie"),
         ("Verdict: A > B", "A"),
         ("A careful comparison shows that Response B is better.", "B"),
         ("A or B? I choose B.", "B"),
@@ -227,45 +192,36 @@ def test_rates_of_a_table() -> None:
     ],
 )
 def test_verdicts_are_read_from_anchored_forms(text: str, verdict: str | None) -> None:
-    assert verdict_of(text) == verdict
+    assert RULES.parse("verdict").read(text) == verdict
 
 
 def test_a_continued_prompt_is_read_with_the_sentence_that_it_ends_in(pairs: str) -> None:
-    class Continuing(Judge):
-        def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
-            replies = super().respond(requests, generate=generate, score=score)
-            return [Reply(replace(reply.response, continues=True), None) for reply in replies if reply.response]
-
     said = iter([" A. The second", "\n B because", " A careful comparison", " A or B"])
-    found = evaluate(Continuing(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=2))
+    judge = Says(lambda _: Response(next(said), "stop", continues=True))
+    found = evaluate(judge, Pairwise(file=pairs), options=EvaluateOptions(count=2))
     assert found.tables["first_pick"].tolist() == [[1.0, 0.0], pytest.approx([np.nan, np.nan], nan_ok=True)]
 
 
 def test_a_pattern_of_ones_own_is_the_only_form() -> None:
-    said = {"Winner: B, not [[A]]": 0.0, "Winner: B. Winner: A": 1.0, "Winner: A. Winner: tie": None, "[[A]]": None}
-    answers = {text: told_apart(text, pattern="Winner: (A|B|tie)").answer for text in said}
-    assert {text: Pairwise().noted(answer)["first_pick"] for text, answer in answers.items()} == said
-    assert Pairwise().noted(answers["Winner: A. Winner: tie"])["tie"] == 1.0
+    said = {"Winner: B, not [[A]]": 0.0, "Winner: B. Winner: A": 1.0, "Winner: A. Winner: tie": np.nan, "[[A]]": np.nan}
+    asked = {"count": 2, "score": False, "answer_pattern": "Winner: (A|B|tie)"}
+    found = evaluated(lambda index, *_: chat([*said][index]), "pairwise()", **asked)
+    assert found.tables["first_pick"].ravel().tolist() == pytest.approx([*said.values()], nan_ok=True)
+    assert found.tables["tie"].ravel().tolist() == pytest.approx([0, 0, 1, np.nan], nan_ok=True)
 
 
 @pytest.mark.parametrize(
     ("pattern", "complaint"),
     [
-        ("(A", "is not a regular expression: missing \\)"),
+        ("(A", "is not a regular expression: missing )"),
         ("A|B", "has 0 groups in brackets; allowed: 1"),
         ("(A)(B)", "has 2 groups in brackets; allowed: 1"),
         ("", "must be a regular expression of 1 to 500 characters, got ''"),
     ],
 )
 def test_wrong_patterns_are_refused_before_anything_is_asked(pattern: Any, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with refused("evaluate: answer_pattern", complaint):
         EvaluateOptions(answer_pattern=pattern)
-
-
-def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbias.tasks.language.readings.PATTERN_SECONDS", 0.05)
-    with pytest.raises(UsageError, match=r"takes longer than 0\.05 s on \d+ characters"):
-        RULES.parse("regex").right("1," * 30, ["(?:.*?,){11}(P)"])
 
 
 def test_generated_pairs_hold_their_answer_and_change_places() -> None:
@@ -290,36 +246,25 @@ def test_generated_pairs_hold_their_answer_and_change_places() -> None:
     ],
 )
 def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Pairwise(file=written(tmp_path / "judge.jsonl", [{**LINE, **change}])).examples(None, count=1)
-    assert complaint in str(caught.value)
-    assert str(caught.value).endswith("; its fields: question, response_A, response_B, label, group")
+    with refused(complaint, "; its fields: question, response_A, response_B, label, group"):
+        Pairwise(file=json_lines(tmp_path / "judge.jsonl", {**LINE, **change})).examples(None, count=1)
 
 
 def test_prompts_of_ones_own(tmp_path: Path) -> None:
-    path = written(tmp_path / "judge.jsonl", [LINE])
+    path = json_lines(tmp_path / "judge.jsonl", LINE)
     template = tmp_path / "prompt.txt"
     template.write_text("Judge by brevity. {question}\n{responses}\nBest:")
     task = LANGUAGE_TASKS.parse(f"pairwise(file={path!r}, template={str(template)!r}, chat=True)")
     prompts = [example.text for example in task.examples(None, count=1)]
     assert prompts[1] == "Judge by brevity. q\nResponse A:\nbad\n\nResponse B:\ngood\nBest:"
-    with pytest.raises(UsageError, match=r"rubric left posbias after 0\.1\.0: criteria stand in a prompt of one's own"):
-        LANGUAGE_TASKS.parse("pairwise(rubric='brevity')")
 
 
 def test_judges_and_their_prompts_are_compared_by_question_and_corrected(tmp_path: Path) -> None:
-    def judged(say: Any, task: str) -> Any:
-        return evaluate(Judge(say), task, options=EvaluateOptions(count=30, score=False))
-
-    def knows(first: str) -> str:
-        return "A" if first == "good" else "B"
-
-    path = written(tmp_path / "judge.jsonl", 30 * [LINE])
-    template = written(tmp_path / "prompt.txt", [])
-    Path(template).write_text("The good one. {question}\n{responses}\nBest:")
-    plain, told = (f"pairwise(file={path!r}{words})" for words in ("", f", template={template!r}"))
-    biased = judged(lambda _: "A", plain)
-    result = compare_evaluations([biased, judged(knows, told), judged(lambda _: "A", plain)])
+    path, template = json_lines(tmp_path / "judge.jsonl", *30 * [LINE]), tmp_path / "prompt.txt"
+    template.write_text("The good one. {question}\n{responses}\nBest:")
+    plain, told = (f"pairwise(file={path!r}{words})" for words in ("", f", template={str(template)!r}"))
+    biased = judged(lambda _: "A", plain, 30)
+    result = compare_evaluations([biased, judged(knows, told, 30), judged(lambda _: "A", plain, 30)])
     first, right, same = result.compared
     assert first.changes == {}
     assert right.changes["mean"].value.value == 0.5
@@ -328,5 +273,5 @@ def test_judges_and_their_prompts_are_compared_by_question_and_corrected(tmp_pat
     assert "template=" in right.name
     again = pb.load_record(result.save(tmp_path / "run"))
     assert again.compared == result.compared
-    with pytest.raises(UsageError, match="another task cannot be paired"):
-        compare_evaluations([biased, judged(knows, "pairwise()")])
+    with refused("another task cannot be paired"):
+        compare_evaluations([biased, judged(knows, "pairwise()", 30)])

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from conftest import Run
-from evaluation.serving import Reply, chat, stand_in
-from posbias import EvaluateOptions, MitigateOptions, ServerResponder, UsageError, evaluate, mitigate
+from conftest import Run, json_lines, refused
+from evaluation.replies import Says
+from evaluation.serving import Reply, chat, evaluated, stand_in
+from posbias import EvaluateOptions, MitigateOptions, ServerResponder, evaluate, mitigate
 from posbias.evaluation.comparison import compare_evaluations
 from posbias.evaluation.curve import independent
 from posbias.evaluation.page import statements_of
-from posbias.evaluation.responders import Reply as Answered
-from posbias.evaluation.responders import Responder, Response, ServerOptions
+from posbias.evaluation.responders import Response, ServerOptions
 from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -23,22 +23,13 @@ TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
 
 
 def written(path: Path, count: int, **beside: Any) -> str:
-    records = [
-        {"units": ["Tom owns a van.", f"Ann owns {n} boats.", "Ida owns a bike."], "moved": 1, "answer": n, **beside}
-        for n in range(count)
-    ]
-    path.write_text("\n".join(json.dumps({**record, "question": "How many boats?"}) for record in records))
-    return str(path)
+    units = [["Tom owns a van.", f"Ann owns {n} boats.", "Ida owns a bike."] for n in range(count)]
+    asked = {"moved": 1, "question": "How many boats?", **beside}
+    return json_lines(path, *({"units": each, "answer": n, **asked} for n, each in enumerate(units)))
 
 
-class ReadsTheFirstUnit(Responder):
-    """Right if the moved unit stands first."""
-
-    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Answered]:
-        return [Answered(Response(request.text.split("\n")[0][4:], "stop"), None) for request in requests]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "first", "model": {"source": "first"}}
+READS_THE_FIRST_UNIT = Says(lambda request: request.text.split("\n")[0][4:])
+"""Right if the moved unit stands first."""
 
 
 def test_a_server_gets_transcripts_as_they_are() -> None:
@@ -85,14 +76,12 @@ def test_entries_of_ones_own_are_put_through_a_models_chat_template(
     pair = {"question": "q", "response_A": "x", "response_B": "y", "label": "A>B", "pair_id": "1"}
     rows = {"documents": {"question": "q", "answers": ["x"], "ctxs": passages}}
     rows["pairwise"] = {**pair, "original_id": "1", "source": "s", "response_model": "m"}  # as JudgeBench has them
-    for name, row in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text(2 * f"{json.dumps(row)}\n")
-    text = [(f"file={str(tmp_path / f'{name}.jsonl')!r}", name) for name in rows]
+    text = [(f"file={json_lines(tmp_path / f'{name}.jsonl', row, row)!r}", name) for name, row in rows.items()]
     text += [(f"file={file!r}, template={str(template)!r}", "items"), ("pairs=3", "key_value")]
     for parameters, name in text:
         assert "chat=True" not in asked(parameters, name)[0]
         assert "chat=True" in asked(f"{parameters}, chat=True", name)[0]
-    (tmp_path / "pairwise.jsonl").write_text(2 * f"{json.dumps(pair)}\n")
+    json_lines(tmp_path / "pairwise.jsonl", pair, pair)
     assert "chat=True" in asked(*text[1])[0]
 
 
@@ -101,7 +90,7 @@ def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
     lines = [{**json.loads(line), "group": n // 2} for n, line in enumerate(Path(grouped).read_text().splitlines())]
     Path(grouped).write_text("\n\n" + "\n".join(map(json.dumps, lines)))
     options = EvaluateOptions(count=12, score=False)
-    result = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, rule='contains')", options=options)
+    result = evaluate(READS_THE_FIRST_UNIT, f"items(file={grouped!r}, rule='contains')", options=options)
     assert result.tables["correct"].shape == (12, 3)
     assert result.measures["accuracy"].shape == (6, 3)
     assert result.curves["accuracy"].n_samples == 6
@@ -109,9 +98,9 @@ def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
     told = [[row[name] for name in ("file", "line", "question", "judged", "correct")] for row in result.outputs[3:5]]
     assert told == [["own.jsonl", 4, "How many boats?", "contains", right] for right in (1.0, 0.0)]
     task = f"items(file={grouped!r}, rule='contains')"
-    fewer = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(count=8, score=False))
+    fewer = evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(count=8, score=False))
     assert compare_evaluations([result, result]).n_samples == 6
-    with pytest.raises(UsageError, match="samples form groups are compared if they have as many samples"):
+    with refused("samples form groups are compared if they have as many samples"):
         compare_evaluations([result, fewer])
 
 
@@ -126,19 +115,18 @@ def test_own_code_runs_only_if_it_is_permitted(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text("def half(text, answers):\n    return 0.5\n")
     rule = f'python(function="{tmp_path}/judge.py:half")'
     task, options = f"items(file={written(tmp_path / 'own.jsonl', 2)!r}, rule={rule!r})", {"count": 2, "score": False}
-    with pytest.raises(UsageError, match=r"code of one's own, .*judge.py:half', which allow_code=True"):
-        evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options))
-    result = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options, allow_code=True))
+    with refused("code of one's own, ", "judge.py:half', which allow_code=True"):
+        evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(**options))
+    result = evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(**options, allow_code=True))
     assert (result.tables["correct"] == 0.5).all()
 
 
 def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tmp_path: Path) -> None:
-    file, fillers = written(tmp_path / "own.jsonl", 2), tmp_path / "fillers.jsonl"
-    fillers.write_text("\n".join(json.dumps(f"Page {page} is blank.") for page in range(60)))
-    task = f"items(file={file!r}, fillers={str(fillers)!r}, depths=2)"
-    done = posbias(
-        *("evaluate", long_llama, "--task", task, "--count", 2, "--lengths", "200,400", "--max-tokens", 2, "--json")
-    )
+    file = written(tmp_path / "own.jsonl", 2)
+    fillers = json_lines(tmp_path / "fillers.jsonl", *(f"Page {page} is blank." for page in range(60)))
+    task = f"items(file={file!r}, fillers={fillers!r}, depths=2)"
+    flags = ["--count", 2, "--lengths", "200,400", "--max-tokens", 2, "--json"]
+    done = posbias("evaluate", long_llama, "--task", task, *flags)
     assert done.returncode == 0, done.stderr
     levels = json.loads(done.stdout)["scalars"]["levels"]
     assert [level["length"] for level in levels] == [200, 400]
@@ -154,48 +142,35 @@ def test_the_place_of_a_tool_among_twenty_may_decide_whether_it_is_called(tmp_pa
         "moved": "open_7",
         "answer": {"name": "open_7", "arguments": {"how": "wide"}},
     }
-    (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(record)] * 6))
 
     def answer(_index: int, _path: str, body: dict[str, Any]) -> Any:
         listed = [tool["function"]["name"] for tool in body["tools"]]
         assert [message["role"] for message in body["messages"]] == ["user"]
         called = "open_7" if listed.index("open_7") < 10 else listed[0]
         function = {"name": called, "arguments": '{"how": "wide"}'}
-        message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
-        return 200, {}, {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+        return chat(None, "tool_calls", tool_calls=[{"id": "c", "function": function}])
 
-    with stand_in(answer) as server:
-        task = f"items(file={str(tmp_path / 't.jsonl')!r}, among='tools', rule='call')"
-        options = EvaluateOptions(count=6, positions="0,9,10,19", score=False)
-        result = evaluate(ServerResponder(server.address, "m"), task, options=options)
-        text = ServerResponder(server.address, "m", ServerOptions(kind="text"))
-        with pytest.raises(UsageError, match="takes prompts as text, got a conversation"):
-            evaluate(text, task, options=options)
+    task = f"items(file={json_lines(tmp_path / 't.jsonl', *[record] * 6)!r}, among='tools', rule='call')"
+    options: dict[str, Any] = {"count": 6, "positions": "0,9,10,19", "score": False}
+    result = evaluated(answer, task, **options)
+    with refused("takes prompts as text, got a conversation"):
+        evaluated(answer, task, ServerOptions(kind="text"), **options)
     assert result.tables["correct"].mean(axis=0).tolist() == [1, 1, 0, 0]
     assert result.unjudged == ()
     assert result.cut_off == 0
     assert result.outputs[0]["text"] == '<tool_call>\n{"name": "open_7", "arguments": {"how": "wide"}}\n</tool_call>'
 
 
-class Curt(Responder):
-    """Is too short for the first unit's prompts, empty for the second's, and names no number for the third's."""
-
-    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Answered]:
-        replies = []
-        for request in requests:
-            place = next(slot for slot, line in enumerate(request.text.split("\n")) if "Ann" in line)
-            skipped = "9 tokens; the model takes 8" if place == 0 else None
-            text, finish = (["", " ", "several"][place], ["skipped", "stop", "stop"][place])
-            replies.append(Answered(Response(text, finish, skipped=skipped), None))
-        return replies
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "curt", "model": {"source": "curt"}}
-
-
 def test_every_answer_that_cannot_be_judged_has_its_reason(tmp_path: Path) -> None:
+    """Too long for the first unit's prompts, empty for the second's, and no number for the third's."""
+
+    def curt(request: Any) -> Response:
+        place = next(slot for slot, line in enumerate(request.text.split("\n")) if "Ann" in line)
+        skipped = "9 tokens; the model takes 8" if place == 0 else None
+        return Response(["", " ", "several"][place], ["skipped", "stop", "stop"][place], skipped=skipped)
+
     task = f"items(file={written(tmp_path / 'own.jsonl', 2)!r}, rule='number')"
-    result = evaluate(Curt(), task, options=EvaluateOptions(count=2, score=False))
+    result = evaluate(Says(curt), task, options=EvaluateOptions(count=2, score=False))
     assert [(entry.sample, entry.position, entry.reason) for entry in result.unjudged] == [
         (sample, place, reason)
         for sample in ("0-0", "0-1")
@@ -209,16 +184,9 @@ def test_every_answer_that_cannot_be_judged_has_its_reason(tmp_path: Path) -> No
 
 
 def passages(path: Path, *counts: int) -> str:
-    lines = [
-        {
-            "question": f"q{line}",
-            "answers": [str(line)],
-            "documents": [{"text": f"{line} is {place}", "is_gold": place == 1} for place in range(count)],
-        }
-        for line, count in enumerate(counts)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
+    told = [[{"text": f"{n} is {place}", "is_gold": place == 1} for place in range(m)] for n, m in enumerate(counts)]
+    lines = [{"question": f"q{n}", "answers": [str(n)], "documents": each} for n, each in enumerate(told)]
+    return json_lines(path, *lines)
 
 
 def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -226,17 +194,17 @@ def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
     before any model is opened."""
     path = passages(tmp_path / "own.jsonl", 6, 5, *[6] * 16)
     task = f"documents(file={path!r})"
-    found = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(score=False))
+    found = evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(score=False))
     assert (found.count, found.n_items, found.task) == (18, 5, "documents(documents=5, file='own.jsonl')")
-    assert evaluate(ReadsTheFirstUnit(), "documents", options=EvaluateOptions(score=False, positions=[0])).count == 50
-    with pytest.raises(UsageError, match="holds 18 examples; 19 asked"):
+    assert evaluate(READS_THE_FIRST_UNIT, "documents", options=EvaluateOptions(score=False, positions=[0])).count == 50
+    with refused("holds 18 examples; 19 asked"):
         evaluate("no/such/model", task, options=EvaluateOptions(count=19))
-    with pytest.raises(UsageError, match="line 2 has 5 documents; 6 were asked"):
+    with refused("line 2 has 5 documents; 6 were asked"):
         evaluate("no/such/model", f"documents(documents=6, file={path!r})")
     settings = MitigateOptions().following(LANGUAGE_TASKS.parse(task))
     assert (settings.calibration, settings.evaluation.count) == (6, 12)
-    with pytest.raises(UsageError, match="holds 18 examples; 22 asked"):
+    with refused("holds 18 examples; 22 asked"):
         mitigate("no/such/model", task, options=MitigateOptions(evaluation=EvaluateOptions(count=16)))
-    Path(path).write_text(json.dumps({"question": "q", "answers": ["a"]}))
-    with pytest.raises(UsageError, match="line 1: need one of the fields 'documents' and, as published, 'ctxs'"):
+    json_lines(Path(path), {"question": "q", "answers": ["a"]})
+    with refused("line 1: need one of the fields 'documents' and, as published, 'ctxs'"):
         evaluate("no/such/model", task)

@@ -1,6 +1,7 @@
 """Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out samples."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from behaviour_runs import measured
-from posbias import PlaceOptions, UsageError, place
+from conftest import refused
+from posbias import PlaceOptions, place
 from posbias.evaluation.finished_page import placement_report
 from posbias.evaluation.place import (
     BEST_FIRST,
@@ -49,16 +51,12 @@ def test_sorting_passages_and_slots_alike_is_best_among_all_orders(pairs):
     assert falling @ curve[slots] == pytest.approx(best, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("n_slots", [1, 2, 3, 6, 7])
-def test_every_usual_order_uses_every_slot_once(name, n_slots):
-    assert sorted(REFERENCES[name](n_slots)) == list(range(n_slots))
-
-
-def test_usual_orders_are_what_their_names_say():
+def test_usual_orders_are_what_their_names_say_and_use_every_slot_once():
     assert REFERENCES["best_first"](4).tolist() == [0, 1, 2, 3]
     assert REFERENCES["reversed"](4).tolist() == [3, 2, 1, 0]
     assert REFERENCES["ends"](5).tolist() == [0, 4, 1, 3, 2]
+    for name, n_slots in itertools.product(REFERENCES, (1, 2, 3, 6, 7)):
+        assert sorted(REFERENCES[name](n_slots)) == list(range(n_slots)), name
 
 
 def test_slots_are_the_measured_positions_where_all_were_measured_and_lie_between_them_elsewhere():
@@ -204,7 +202,7 @@ def test_few_samples_never_raise():
     [
         ([], "one of them above 0"),
         ([0.0, 0.0], "one of them above 0"),
-        ([0.5, -1.0], r"turn logits into probabilities first\), one of them above 0; got \[-1.0\]"),
+        ([0.5, -1.0], "turn logits into probabilities first), one of them above 0; got [-1.0]"),
         ([float("nan")], "relevance must be a list, each a finite number"),
         ([float("inf"), 1], "relevance must be a list, each a finite number"),
         (["high"], "relevance must be a list, each a finite number"),
@@ -212,23 +210,22 @@ def test_few_samples_never_raise():
     ],
 )
 def test_wrong_relevances_are_refused(relevance, complaint):
-    with pytest.raises(UsageError, match=complaint):
+    with refused(complaint):
         place(relevance, use(U_SHAPE, 20))
 
 
 def test_curves_that_cannot_carry_an_order_are_refused():
-    with pytest.raises(UsageError, match="got 5 and 5"):
-        place(RELEVANCE, use(U_SHAPE, 5))
-    with pytest.raises(UsageError, match="got 1 and 9"):
-        place(RELEVANCE, measured(np.ones((9, 1))))
     skipped = drawn(U_SHAPE, 9)
     skipped[:4, 2] = np.nan
-    with pytest.raises(UsageError, match="got 5 and 5"):
-        place(RELEVANCE, measured(skipped))
+    for scores, got in (
+        (drawn(U_SHAPE, 5), "got 5 and 5"),
+        (np.ones((9, 1)), "got 1 and 9"),
+        (skipped, "got 5 and 5"),
+    ):
+        with refused(got):
+            place(RELEVANCE, measured(scores))
 
 
 def test_the_record_is_plain_and_the_seed_decides():
-    import json
-
     first, again = (place(RELEVANCE, use(U_SHAPE, 30), options=PlaceOptions(seed=3)).record for _ in range(2))
     assert json.dumps(first.scalars) == json.dumps(again.scalars)

@@ -6,9 +6,11 @@ import json
 import pytest
 
 import posbias as pb
+from conftest import json_lines
+from evaluation.replies import Says
 from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.levels import Requirement
-from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
+from posbias.evaluation.responders import AnswerScore, Reply, Response
 from posbias.evaluation.responders.base import REFUSED, UNFINISHED
 
 TASK = "key_value(pairs=4)"
@@ -16,27 +18,19 @@ RIGHT = ("{}", "stop")
 SPREAD, MEAN = Requirement.parse("spread<=0.5"), Requirement.parse("mean>=0.1")
 
 
-class Ending(Responder):
+class Ending(Says):
     """Gives each answer one of several texts with its ending, in turn; `{}` stands for the right answer."""
 
     def __init__(self, *texts):
-        self.texts, self.turns = texts, itertools.cycle(texts)
+        turns = itertools.cycle(texts)
+        super().__init__(lambda request: ended(*next(turns), request.answer), f"ending-{len(texts)}")
 
-    def respond(self, requests, *, generate=True, score=False):
-        said = itertools.islice(self.turns, len(requests))
-        right = [str(request.answer).strip() for request in requests]
-        return [
-            Reply(self._response(text.format(answer), end), None)
-            for (text, end), answer in zip(said, right, strict=True)
-        ]
 
-    def _response(self, text, end):
-        if end == REFUSED:
-            return Response("", end, skipped="content filter")
-        return Response(text, end, thinking=UNFINISHED if text == "thinking" else None)
-
-    def describe(self):
-        return {"kind": "ending", "model": {"source": f"ending-{len(self.texts)}"}}
+def ended(text, end, answer):
+    if end == REFUSED:
+        return Response("", end, skipped="content filter")
+    said = text.format(str(answer).strip())
+    return Response(said, end, thinking=UNFINISHED if text == "thinking" else None)
 
 
 def evaluated(*texts, count=6, **how):
@@ -99,18 +93,10 @@ def test_answers_cut_before_the_line_that_is_right_are_no_flat_curve():
     ],
 )
 def test_what_is_cut_off_follows_what_the_rule_reads(rule, text, cut, tmp_path):
-    answer = "[0-9]+" if rule == "regex" else 5
+    answer = {"regex": "[0-9]+", "call": "other"}.get(rule, 5)
     record = {"units": ["Tom has 5 boats.", "Ann has none."], "moved": 0, "question": "How many?", "answer": answer}
-    if rule == "call":
-        record["answer"] = "other"
-    (tmp_path / "own.jsonl").write_text(json.dumps(record) + "\n")
-    task = f"items(file={str(tmp_path / 'own.jsonl')!r}, rule={rule!r})"
-
-    class Says(Ending):
-        def respond(self, requests, *, generate=True, score=False):
-            return [Reply(Response(text, "length"), None) for _ in requests]
-
-    found = evaluate(Says(), task, options=EvaluateOptions(count=1, score=False))
+    task = f"items(file={json_lines(tmp_path / 'own.jsonl', record)!r}, rule={rule!r})"
+    found = evaluate(Says(lambda _: Response(text, "length")), task, options=EvaluateOptions(count=1, score=False))
     assert [entry.reason for entry in found.unjudged] == (["cut_off"] * 2 if cut else [])
 
 
@@ -139,16 +125,15 @@ def test_a_finished_run_takes_another_requirement(tmp_path):
 
 
 def test_an_order_by_another_measure_than_accuracy_says_why():
-    class Scoring(Ending):
-        def respond(self, requests, *, generate=True, score=False):
-            scores = [AnswerScore((-0.1 - number % 2,), (1,)) for number, _ in enumerate(requests)]
-            return [Reply(one.response, told) for one, told in zip(super().respond(requests), scores, strict=True)]
+    def scoring(text):
+        logprobs = itertools.cycle((-0.1, -1.1))
+        return Says(lambda request: Reply(ended(text, "stop", request.answer), AnswerScore((next(logprobs),), (1,))))
 
     why = "By probability, since accuracy decides nothing: 16 of 16 answers cannot be judged"
-    placed = pb.place([0.9, 0.1], evaluated_by(Scoring(("", "stop"))))
+    placed = pb.place([0.9, 0.1], evaluated_by(scoring("")))
     assert placed.measure == "logprob"
     assert [line for line in placed.verdict if line.startswith("By ")] == [f"{why}, more than 10%: 16 empty."]
-    for run, by in ((Scoring(("", "stop")), "logprob"), (Scoring(RIGHT), None)):
+    for run, by in ((scoring(""), "logprob"), (scoring("{}"), None)):
         placed = pb.place([0.9, 0.1], evaluated_by(run), options=pb.PlaceOptions(by=by))
         assert why not in " ".join(placed.verdict)
 
@@ -158,9 +143,6 @@ def evaluated_by(responder):
 
 
 def test_answers_that_are_not_generated_are_not_counted():
-    class Scores(Ending):
-        def respond(self, requests, *, generate=True, score=False):
-            return [Reply(None, AnswerScore((-1.0,), (1,))) for _ in requests]
-
-    found = evaluate(Scores(), TASK, options=EvaluateOptions(count=6, generate=False))
+    scores = Says(lambda _: Reply(None, AnswerScore((-1.0,), (1,))))
+    found = evaluate(scores, TASK, options=EvaluateOptions(count=6, generate=False))
     assert (found.reading.answers, found.reading.unjudged, found.withheld) == (0, {}, "")

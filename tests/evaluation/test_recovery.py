@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from evaluation.serving import chat, stand_in
-from posbias import EvaluateOptions, RunError, UsageError, evaluate
+from conftest import refused
+from evaluation.replies import Says
+from evaluation.serving import chat, echo, evaluated, stand_in
+from posbias import EvaluateOptions, RunError, evaluate
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.recovery import ALONE, BARE, gains_of, recovery_less, recovery_of
-from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, ServerOptions
+from posbias.evaluation.responders import AnswerScore, Reply, Response, ServerOptions
 from posbias.results.page import html_of
 from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -19,28 +21,20 @@ TASK = "key_value(pairs=4)"
 ASKED = EvaluateOptions(count=40, positions="all", recovery=True)
 
 
-class Planted(Responder):
+def planted(name, *shares, alone=8.0):
     """Always wrong; the asked pair alone gains 8 nats or so, and among others the planted share of that."""
 
-    def __init__(self, name, *shares, alone=8.0):
-        self.name, self.shares, self.alone = name, shares, alone
-
-    def respond(self, requests, *, generate=True, score=False):
-        said = Response("unknown", "stop") if generate else None
-        return [Reply(said, AnswerScore((self._logprob(request),), (9,))) for request in requests]
-
-    def _logprob(self, request):
-        size = self.alone + int(request.group.split("-")[1]) % 5 - 2
+    def say(request):
+        size = alone + int(request.group.split("-")[1]) % 5 - 2
         values = re.findall(r'": "(.*?)"', request.prompt)
-        share = self.shares[values.index(request.answer.strip())] if len(values) > 1 else float(len(values))
-        return -20.0 + size * share
+        share = shares[values.index(request.answer.strip())] if len(values) > 1 else float(len(values))
+        return Reply(Response("unknown", "stop"), AnswerScore((-20.0 + size * share,), (9,)))
 
-    def describe(self):
-        return {"kind": "planted", "model": {"source": self.name}}
+    return Says(say, name)
 
 
 def test_planted_shares_are_found_and_a_bound_holds_at_the_worst_position(tmp_path):
-    found = evaluate(Planted("model", 1.0, 0.3, 0.6, 0.9), TASK, options=ASKED)
+    found = evaluate(planted("model", 1.0, 0.3, 0.6, 0.9), TASK, options=ASKED)
     assert [each.value for each in found.recovery.by_position] == pytest.approx([1.0, 0.3, 0.6, 0.9])
     assert found.recovery.gain.value == pytest.approx(8)
     assert found.recovery.worst.low < 0.3 < found.recovery.worst.high + 1e-9
@@ -58,19 +52,17 @@ def test_planted_shares_are_found_and_a_bound_holds_at_the_worst_position(tmp_pa
 
 def test_two_subjects_that_are_always_wrong_are_told_apart(tmp_path):
     options = EvaluateOptions(count=40, positions="all", recovery=True, directory=tmp_path)
-    found = evaluate([Planted("base", 1, 0.9, 0.9, 1), Planted("four bits", 1, 0.5, 0.7, 1)], TASK, options=options)
+    found = evaluate([planted("base", 1, 0.9, 0.9, 1), planted("four bits", 1, 0.5, 0.7, 1)], TASK, options=options)
     same, less = found.verdict[0], found.verdict[-1]
     assert same.startswith("No difference between four bits and base is established: mean accuracy +0.000")
     assert less.startswith("Recovery, mean over positions: four bits keeps less of it than base (-0.150 [-0.")
     (_, entry) = found.compared
     assert [each.value for each in entry.recovery] == pytest.approx([-0.15, 0, -0.4, -0.2, 0])
     assert pb.load_record(tmp_path).compared == found.compared
-    few = evaluate(
-        [Planted("a", 1, 1, 1, 1), Planted("b", 1, 1, 0.7, 1)], TASK, options=EvaluateOptions(count=12, recovery=True)
-    )
-    assert few.verdict[-1].startswith(
-        "Recovery, mean over positions: no difference is established to a (-0.075 [-0.075, +0."
-    )
+    alike = [planted("a", 1, 1, 1, 1), planted("b", 1, 1, 0.7, 1)]
+    few = evaluate(alike, TASK, options=EvaluateOptions(count=12, recovery=True))
+    none = "Recovery, mean over positions: no difference is established to a (-0.075 [-0.075, +0."
+    assert few.verdict[-1].startswith(none)
 
 
 def test_neither_a_bound_nor_a_difference_is_passed_by_luck():
@@ -89,12 +81,11 @@ def test_neither_a_bound_nor_a_difference_is_passed_by_luck():
 
 
 def test_each_length_has_its_recovery_and_the_lowest_must_meet_a_bound(long_model):
-    planted = Planted("model", *np.linspace(1, 0.2, 40))
-    planted.tokenizer = long_model.tokenizer
-    options = EvaluateOptions(
-        count=40, positions="spread(3)", lengths=(500, 1000), recovery=True, require=Requirement.parse("recovery>=0.8")
-    )
-    found = evaluate(planted, "key_value", options=options)
+    reader = planted("model", *np.linspace(1, 0.2, 40))
+    reader.tokenizer = long_model.tokenizer
+    asked = {"lengths": (500, 1000), "positions": "spread(3)", "require": "recovery>=0.8"}
+    options = EvaluateOptions(count=40, recovery=True, **asked)
+    found = evaluate(reader, "key_value", options=options)
     short, long = (level.recovery.worst.value for level in found.levels)
     assert short > long
     assert (found.requirement.met, found.requirement.value) == (False, long)
@@ -125,25 +116,22 @@ def test_the_passage_stands_alone_or_is_missing_in_the_same_words(long_model, tm
         ("mrcr", {}, "mrcr: recovery needs the moved item alone"),
         ("rules", {}, "rules: recovery needs the moved item alone"),
         (TASK, {"score": False}, "recovery is of the right answer's log-probability, and score=False takes none"),
-        (TASK, {"require": "recovery<=0.8"}, r"require recovery<=0.8: allowed: recovery>= and a number in 0 ... 1"),
+        (TASK, {"require": "recovery<=0.8"}, "require recovery<=0.8: allowed: recovery>= and a number in 0 ... 1"),
         (TASK, {"require": "recovery>=0.8", "recovery": False}, "recovery is measured by evaluate, with recovery=True"),
     ],
 )
 def test_what_has_no_recovery_is_refused(task, options, message):
-    asked = {"count": 6, "recovery": True, **options}
-    if "require" in asked:
-        asked["require"] = Requirement.parse(asked["require"])
-    with pytest.raises(UsageError, match=message):
-        evaluate(Planted("model", 1, 1, 1, 1), task, options=EvaluateOptions(**asked))
+    with refused(message):
+        evaluate(
+            planted("model", 1, 1, 1, 1), task, options=EvaluateOptions(**{"count": 6, "recovery": True, **options})
+        )
 
 
 def test_where_the_passage_alone_does_not_help_nothing_is_concluded():
-    options = EvaluateOptions(count=20, recovery=True, require=Requirement.parse("recovery>=0"))
-    found = evaluate(Planted("model", 1, 1, 1, 1, alone=0.1), TASK, options=options)
-    assert (
-        found.verdict[-1]
-        == "Recovery is not defined: the passage alone does not help this model (0.10 [-0.58, 0.78] nats)."
-    )
+    options = EvaluateOptions(count=20, recovery=True, require="recovery>=0")
+    found = evaluate(planted("model", 1, 1, 1, 1, alone=0.1), TASK, options=options)
+    undefined = "Recovery is not defined: the passage alone does not help this model (0.10 [-0.58, 0.78] nats)."
+    assert found.verdict[-1] == undefined
     assert not found.requirement.met
     assert found.requirement.withheld.startswith("the passage alone does not help this model")
 
@@ -155,17 +143,14 @@ def test_a_text_server_that_repeats_log_probabilities_has_recovery_and_others_ar
             return 200, {}, {"choices": [{"text": "unknown", "finish_reason": "stop"}]}
         prompt, _, answer = body["prompt"].rpartition(" ")
         logprob = -20.0 + 10 * (len(values) == 1) + 5 * (len(values) > 1)
-        found = {"tokens": [prompt, f" {answer}", "."], "token_logprobs": [None, logprob, -1.0]}
-        choice = {"text": body["prompt"] + ".", "logprobs": found, "finish_reason": "length"}
-        return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+        return echo([prompt, f" {answer}", "."], [None, logprob, -1.0])
 
-    options = EvaluateOptions(count=6, positions=(0, 3), recovery=True)
-    with stand_in(echoed) as server:
-        found = evaluate(pb.ServerResponder(server.address, "m", ServerOptions(kind="text")), TASK, options=options)
-        assert [each.value for each in found.recovery.by_position] == [0.5, 0.5]
-    with stand_in(lambda *_: chat("unknown")) as server:
+    asked = {"count": 6, "positions": (0, 3), "recovery": True}
+    found = evaluated(echoed, TASK, ServerOptions(kind="text"), **asked)
+    assert [each.value for each in found.recovery.by_position] == [0.5, 0.5]
+    with stand_in(chat("unknown")) as server:
         with pytest.raises(
             RunError, match=r"recovery needs log-probabilities .*: a chat server does not repeat prompts"
         ):
-            evaluate(pb.ServerResponder(server.address, "m"), TASK, options=options)
+            evaluate(pb.ServerResponder(server.address, "m"), TASK, options=EvaluateOptions(**asked))
         assert server.asked == []

@@ -1,4 +1,4 @@
-"""Servers that refuse, stall, break off and talk nonsense; keys that never leave the header."""
+"""Servers that stall, break off and forget; what is asked once and kept, and what is read off a repeated prompt."""
 
 import json
 import subprocess

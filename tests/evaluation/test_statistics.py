@@ -161,11 +161,6 @@ def test_too_little_to_compare_is_refused(shape: tuple[int, int]) -> None:
         compare_to_best(np.ones(shape))
 
 
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(UsageError, match="infinite"):
-        position_means(np.array([[1.0, np.inf]]))
-
-
 def binary(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     chances = generator.beta(0.5, 0.5, size=shape[1])
     return (generator.random(shape) < chances).astype(np.float64)

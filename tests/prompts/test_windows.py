@@ -77,12 +77,6 @@ def test_equal_windows_are_drawn_once():
     assert len(list(drawer(groups, 5, seed=0).draw())) == 1
 
 
-def test_seeds_differ():
-    groups, _ = numbered([[[100_003]]])
-    first = [tuple(next(drawer(groups, 10, seed).draw())) for seed in range(8)]
-    assert len(set(first)) == 8
-
-
 def test_only_the_segments_needed_are_read(monkeypatch):
     groups, _ = numbered([[[100]] * 500])
     tried, read = drawer(groups, 10, seed=0), []
