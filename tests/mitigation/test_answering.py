@@ -3,14 +3,11 @@
 import pytest
 
 from evaluation.test_responders_local import ITEMS, tiny
-from mitigation.test_methods import RAGGED, spelled
+from mitigation.test_methods import ALONE, RAGGED, spelled
 from posbias import LocalResponder, UsageError
 from posbias.evaluation.responders import Request, local
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS
-
-ALONE = ["attention_calibration", "ms_poe", "pine"]
-"""Methods that take one list of passages for a whole batch."""
 
 
 def asked(*passages, question="t48 t40"):

@@ -11,24 +11,8 @@ from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
 from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, levels_of
 from posbias.evaluation.reading import Reading
-from posbias.mitigation.judging import (
-    APPLY,
-    EVENS,
-    GREW,
-    HARM,
-    NOTHING,
-    OPEN,
-    RAISES,
-    SHRANK,
-    STEADY,
-    ArmScores,
-    Judgement,
-    MeasureChoice,
-    SideEffect,
-    choose_measure,
-    judge,
-    settle,
-)
+from posbias.mitigation import judging
+from posbias.mitigation.judging import ArmScores, SideEffect, judge
 from posbias.mitigation.page import recommendation, warnings, words
 from posbias.mitigation.result import ArmResult, Effort
 from posbias.results.result import as_stored, from_stored
@@ -90,7 +74,7 @@ def test_changes_of_scores_of_0_and_1_by_hand():
     assert found.changes[FORMERLY_BEST].value.value == 0
     assert found.changes[WORST].p == pytest.approx(3 * 2 * 0.5**10)
     assert (found.before.worst.value, found.after.worst.value) == (0, 0.5)
-    assert found.verdict == APPLY
+    assert found.verdict == judging.APPLY
 
 
 @pytest.mark.parametrize(
@@ -119,7 +103,7 @@ def test_intervals_of_worst_position_and_spread_hold_the_truth(before, after):
 
 def test_harm_anywhere_forbids_what_helps_elsewhere():
     before, after = paired((0.9, 0.2, 0.5), (0.9, 0.7, 0.8))
-    assert one(before, after).verdict == APPLY
+    assert one(before, after).verdict == judging.APPLY
     nats = np.random.default_rng(1).normal(3, 0.1, 20)
 
     def with_text(change, tolerance):
@@ -127,15 +111,15 @@ def test_harm_anywhere_forbids_what_helps_elsewhere():
         text = SideEffect("ordinary text", nats, after_text, worse=1, tolerance=tolerance, unit="nats per token")
         return one(before, after, effects=(text,))
 
-    assert with_text(0.05, 0.02).verdict == HARM
+    assert with_text(0.05, 0.02).verdict == judging.HARM
     assert "ordinary text +0.05" in reasons_of(with_text(0.05, 0.02))[0]
-    assert with_text(0.01, 0.02).verdict == APPLY, "less than is accepted"
-    assert with_text(0.01, 0.0).verdict == HARM
-    assert with_text(-0.05, 0.0).verdict == APPLY, "text improves"
+    assert with_text(0.01, 0.02).verdict == judging.APPLY, "less than is accepted"
+    assert with_text(0.01, 0.0).verdict == judging.HARM
+    assert with_text(-0.05, 0.0).verdict == judging.APPLY, "text improves"
     short = SideEffect("oracle", np.ones(20), np.r_[np.zeros(9), np.ones(11)])
-    assert one(before, after, effects=(short,)).verdict == HARM
+    assert one(before, after, effects=(short,)).verdict == judging.HARM
     fallen = one(after, before)
-    assert fallen.verdict == HARM
+    assert fallen.verdict == judging.HARM
     assert reasons_of(fallen)[0].startswith("Harm: mean -0.")
     assert "worst position -" in reasons_of(fallen)[0]
 
@@ -148,7 +132,7 @@ def test_the_more_methods_the_more_each_must_show():
     assert alone.verdicts[0].gains[MEAN] < among.verdicts[0].gains[MEAN]
     assert alone.verdicts[0].changes[MEAN].needed < among.verdicts[0].changes[MEAN].needed
     assert alone.verdicts[0].unseen[MEAN] < among.verdicts[0].unseen[MEAN]
-    assert {verdict.verdict for verdict in among.verdicts[1:]} == {NOTHING}
+    assert {verdict.verdict for verdict in among.verdicts[1:]} == {judging.NOTHING}
     assert among.verdicts[1].changes[MEAN].needed is None, "nothing changed, so nothing is known of its spread"
 
 
@@ -169,7 +153,7 @@ def test_the_recommendation_names_the_best_and_warns_of_the_harmful():
 def test_a_method_that_changes_nothing_at_all_says_so():
     scores, _ = paired((-0.9, -1.2, -0.5), (0, 0, 0))
     found = one(scores, scores.copy())
-    assert found.verdict == NOTHING
+    assert found.verdict == judging.NOTHING
     assert reasons_of(found) == ["It changes no score of these 40 samples at all."]
     assert all(str(change.value.text("+.3f")) == "+0.000" for change in found.changes.values())
     answers = binary((0.9, 0.5), (0.9, 0.5), 1)[0]  # other samples might be answered otherwise
@@ -183,7 +167,7 @@ def test_samples_are_paired_and_too_few_decide_nothing():
     assert (found.n_samples, found.lost) == (8, 4)
     after[:7, 1] = np.nan
     few = one(before, after)
-    assert few.verdict == NOTHING
+    assert few.verdict == judging.NOTHING
     assert not few.changes
     assert "Only 5 samples" in reasons_of(few)[-1]
 
@@ -192,7 +176,7 @@ def test_a_single_position_is_mean_and_worst_at_once():
     before, after = binary((0.4,), (0.8,), 0)
     found = one(before, after)
     assert replace(found.changes[MEAN], needed=None) == found.changes[WORST]
-    assert found.verdict == APPLY
+    assert found.verdict == judging.APPLY
     assert not found.dependence
     assert found.changes[SPREAD].value.value == 0
     mean, worst = levels_of(after).mean, levels_of(after).worst
@@ -201,16 +185,16 @@ def test_a_single_position_is_mean_and_worst_at_once():
 
 def test_at_floor_and_ceiling_log_probabilities_decide():
     low, middle, logs = np.full((8, 3), 0.05), np.full((8, 3), 0.5), np.full((8, 3), -1.0)
-    assert choose_measure({"accuracy": middle, "logprob": logs}) == MeasureChoice("accuracy")
-    below = choose_measure({"accuracy": low, "logprob": logs})
+    assert judging.choose_measure({"accuracy": middle, "logprob": logs}) == judging.MeasureChoice("accuracy")
+    below = judging.choose_measure({"accuracy": low, "logprob": logs})
     assert (below.measure, below.level) == ("logprob", pytest.approx(0.05))
-    alone = choose_measure({"accuracy": 1 - low})
+    alone = judging.choose_measure({"accuracy": 1 - low})
     assert (alone.measure, alone.level) == ("accuracy", pytest.approx(0.95))
-    assert choose_measure({"logprob": logs}) == MeasureChoice("logprob")
+    assert judging.choose_measure({"logprob": logs}) == judging.MeasureChoice("logprob")
     assert "floor: 0.050 on average" in warnings(below, [ARM])[0]
     assert "ceiling: 0.950 on average" in warnings(alone, [ARM])[0]
     with pytest.raises(UsageError, match="nothing can be compared"):
-        choose_measure({})
+        judging.choose_measure({})
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -232,7 +216,7 @@ def test_a_gain_that_the_best_position_pays_for_evens_out():
     # Of a record: .90, .00, .00 to .35, .53, .60 was told "no harm is established".
     judgement = judge(answers(0.9, 0, 0), [ArmScores("windows", answers(0.35, 0.53, 0.6))], positions=(0, 4, 7))
     (found,) = judgement.verdicts
-    assert (found.verdict, found.dependence, found.formerly_best) == (EVENS, SHRANK, 0)
+    assert (found.verdict, found.dependence, found.formerly_best) == (judging.EVENS, judging.SHRANK, 0)
     assert words(found) == "evens out: the best position loses 0.55"
     assert found.harms[FORMERLY_BEST] < 0.001
     assert reasons_of(found)[1].startswith("Price: formerly best position (0) -0.550 [-0.")
@@ -244,22 +228,22 @@ def test_a_gain_that_the_best_position_pays_for_evens_out():
 def test_a_loss_of_the_best_position_that_evens_nothing_out_is_harm():
     judgement = judge(answers(0.6, 0.3, 0.3), [ArmScores("moved", answers(0.3, 0.9, 0.9))], positions=PLACES)
     (found,) = judgement.verdicts
-    assert (found.verdict, found.dependence, judgement.recommended) == (HARM, GREW, None)
+    assert (found.verdict, found.dependence, judgement.recommended) == (judging.HARM, judging.GREW, None)
     assert reasons_of(found)[0].startswith("Harm: formerly best position (0) -0.300")
 
 
 def test_a_rise_at_all_positions_alike_leaves_position_as_it_was():
     # Of a first trial: the spread rose from .33 to .67, and "Apply" was all that was said.
     same = one(answers(0.2, 0.5, 0.8), answers(0.35, 0.65, 0.95))
-    assert (same.verdict, same.dependence, same.lowered) == (RAISES, STEADY, 0)
+    assert (same.verdict, same.dependence, same.lowered) == (judging.RAISES, judging.STEADY, 0)
     assert words(same) == "raises all, position matters as before"
     assert reasons_of(same)[-1].startswith("The dependence on position is as before: best minus worst position goes")
     few = one(answers(0.3, 0.4, 0.5, count=20), answers(0.7, 0.8, 0.8, count=20))
-    assert (few.verdict, few.dependence) == (RAISES, OPEN)
+    assert (few.verdict, few.dependence) == (judging.RAISES, judging.OPEN)
     assert words(few) == "raises all, whether position matters less is not decided"
     unequal = judge(answers(0.1, 0.2, 0.43), [ArmScores("more", answers(0.33, 0.6, 1))], positions=PLACES)
     (found,) = unequal.verdicts
-    assert (found.verdict, found.dependence) == (RAISES, GREW)
+    assert (found.verdict, found.dependence) == (judging.RAISES, judging.GREW)
     assert words(found) == "raises all, position matters more"
     assert "The dependence on position grew" in recommendation(unequal)[-1]
     some = one(answers(0.5, 0.4, 0.3), answers(0.52, 0.38, 0.9))
@@ -270,6 +254,6 @@ def test_a_verdict_is_read_from_its_record_as_it_was():
     for after in (answers(0.35, 0.53, 0.6), answers(1, 0.1, 0.1), answers(0.9, 0, 0)):
         found = judge(answers(0.9, 0, 0), [ArmScores("method", after)], positions=PLACES)
         stored = json.loads(json.dumps(as_stored(found)))
-        read = from_stored(Judgement, stored)
+        read = from_stored(judging.Judgement, stored)
         assert as_stored(read) == stored
-        assert settle(read.verdicts, found.smallest)[0] == read.verdicts
+        assert judging.settle(read.verdicts, found.smallest)[0] == read.verdicts

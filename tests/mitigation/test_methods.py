@@ -13,6 +13,7 @@ import posbias as pb
 from posbias import UsageError, mitigated
 from posbias.mitigation.methods.applying import resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.models.hugging_face import INTERVENTION_MARK
 from tiny_families import SCALES, VOCABULARY, shaken_model, spelled
 
 POSITIONS = 14
@@ -21,7 +22,6 @@ FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
 INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
 ALONE = ["attention_calibration", "ms_poe", "pine"]
 """Methods that take one prompt at a time."""
-BATCHED = [name for name in INSIDE if name not in ALONE]
 RAGGED = [
     *INSIDE,
     f"key_bias(biases='gamma_key(alpha=3.0)', from_question=True, scales={SCALES})",
@@ -76,18 +76,30 @@ def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
     assert torch.equal(logits(model), before), "afterwards the model is what it was"
 
 
-@with_families(BATCHED)
-def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes(model, name):
-    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    both = torch.cat([token_ids(model), token_ids(model, 5)])
-    padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
-    shown = torch.cat([torch.zeros_like(both[:, :3]), torch.ones_like(both)], 1)
-    with mitigated(model, spelled(name, model), passages=SPANS), torch.no_grad():
-        cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
-        whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
-        filled = model.network.generate(padded, attention_mask=shown, **wanted)
-    assert torch.equal(cached, whole)
-    assert torch.equal(filled[:, 3:], cached)
+@torch.no_grad()
+@with_families(INSIDE)
+def test_generation_with_a_cache_is_one_pass_in_a_padded_batch_too(model, name):
+    alone = name in ALONE
+    ids = token_ids(model) if alone else torch.cat([token_ids(model), token_ids(model, 5)])
+    padded, shown = (torch.cat([torch.zeros_like(ids[:, :3]), kept], 1) for kept in (ids, torch.ones_like(ids)))
+    wanted = {"max_new_tokens": 6, "output_logits": True, **GENERATED}
+    with mitigated(model, spelled(name, model), passages=SPANS):
+        found = model.network.generate(ids, attention_mask=torch.ones_like(ids), **wanted)
+        whole = model.network(found.sequences).logits[:, POSITIONS - 1 : -1]
+        torch.testing.assert_close(torch.stack(found.logits, 1), whole.float(), **TURNED)
+        if not alone:
+            filled = model.network.generate(padded, attention_mask=shown, **wanted)
+            assert torch.equal(filled.sequences[:, 3:], found.sequences)
+
+
+@torch.no_grad()
+@with_families([name for name in INSIDE if name != "pine"])
+def test_a_prompt_that_is_read_in_two_calls_is_one_prompt(model, name):
+    ids = token_ids(model)
+    with mitigated(model, spelled(name, model), passages=SPANS):
+        cut = model.network(ids[:, :8], use_cache=True)  # amid the passages
+        rest = model.network(ids[:, 8:], past_key_values=cut.past_key_values).logits[:, -1]
+        torch.testing.assert_close(rest, model.network(ids).logits[:, -1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text"])
@@ -96,19 +108,9 @@ def test_methods_act_beside_linear_layers(family, name):
     model = shaken_model(family)
     for check in (
         test_strength_leads_from_the_model_as_it_is_to_the_method,
-        test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes,
+        test_generation_with_a_cache_is_one_pass_in_a_padded_batch_too,
     ):
         check(model, name)
-
-
-@pytest.mark.parametrize("name", ["attention_calibration", "pine", "positional_channel"])
-def test_methods_that_linear_layers_would_pass_by_are_refused(name):
-    model = shaken_model("qwen3_5_text")
-    with (
-        pytest.raises(UsageError, match=f"{name}: qwen3_5_text models have linear layers"),
-        mitigated(model, spelled(name), passages=SPANS),
-    ):
-        pass
 
 
 def ragged(model, side):
@@ -192,14 +194,18 @@ def test_prompts_may_take_turns_between_their_steps(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", RAGGED)
-def test_a_copy_of_an_installed_network_is_under_the_method_by_itself(name):
+def test_what_is_installed_stays_without_its_handle_and_a_copy_is_under_the_method_by_itself(name):
     model = shaken_model("llama")
     network = model.network
     prompt, other = (torch.arange(first, first + POSITIONS)[None] for first in (3, 9))
+    before = network(prompt, logits_to_keep=1).logits
     mitigated(network, spelled(name, model), passages=SPANS).install()
+    gc.collect()
     expected = network(prompt, logits_to_keep=1).logits
+    assert not torch.equal(expected, before)
     network(other)
     copied = copy.deepcopy(network)
+    assert copied.config == network.config
     assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
     network(other)
     assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
@@ -219,23 +225,6 @@ def test_the_first_token_is_weighed_against_learned_sinks_too(gamma):
     expected[..., 0] *= gamma
     total = 1 + (gamma - 1) * before[..., :1]  # the sink's share is what is missing in a row
     torch.testing.assert_close(after, expected / total, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("passages", "message"),
-    [
-        ([(8, 10), (2, 4)], r"passages must be in order, .* got \(2, 4\) behind 10"),
-        ([(10, 3)], r"passages must be in order, .* got \(10, 3\)"),
-        ([(-9, -4)], r"passages must be in order, .* got \(-9, -4\)"),
-    ],
-)
-@pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine", "attention_calibration"])
-def test_passages_that_are_none_are_refused_by_every_method(name, passages, message):
-    with (
-        pytest.raises(UsageError, match=f"{name}: {message}"),
-        mitigated(shaken_model("llama"), spelled(name), passages=passages),
-    ):
-        pass
 
 
 HALF_ERROR = 4.0
@@ -282,13 +271,14 @@ def test_keys_and_values_before_the_question_are_the_models_own_under_an_adapter
             assert not torch.equal(after[:, :, first:], before[:, :, first:])
 
 
-def test_a_bias_from_the_question_on_leaves_earlier_queries_alone():
-    model = shaken_model("llama")
-    before = logits(model)
-    with mitigated(model, "key_bias(biases='gamma_key(alpha=3.0)', from_question=True)", passages=SPANS):
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+@pytest.mark.parametrize("name", ["positional_channel", RAGGED[len(INSIDE)]])
+def test_from_the_question_on_queries_are_changed_and_earlier_ones_are_not(model, name):
+    before, first = logits(model), SPANS[-1][1]
+    with mitigated(model, spelled(name), passages=SPANS):
         after = logits(model)
-    torch.testing.assert_close(after[:, : SPANS[-1][1]], before[:, : SPANS[-1][1]], rtol=1e-9, atol=1e-9)
-    assert (after - before)[:, SPANS[-1][1] :].abs().amax(-1).min() > 0
+    torch.testing.assert_close(after[:, :first], before[:, :first], rtol=1e-6, atol=1e-6)
+    assert (after - before)[:, first:].abs().amax(-1).min() > 0
 
 
 def test_a_network_of_transformers_is_changed_in_place_and_stays_trainable():
@@ -308,16 +298,6 @@ def test_a_network_of_transformers_is_changed_in_place_and_stays_trainable():
         assert torch.equal(network(tokens).logits, before)
 
 
-def test_what_is_installed_stays_though_nobody_keeps_the_handle():
-    network = shaken_model("llama").network
-    tokens = torch.arange(3, 12)[None]
-    before = network(tokens).logits
-    mitigated(network, "temperature(scale=0.6)").install()
-    gc.collect()
-    assert not torch.equal(network(tokens).logits, before)
-    assert copy.deepcopy(network).config == network.config
-
-
 def test_influence_is_measured_under_a_method():
     model = shaken_model("llama")
     prompts = pb.load_prompts("synthetic", model, n_positions=12, count=2, seed=0)
@@ -328,27 +308,77 @@ def test_influence_is_measured_under_a_method():
     assert first[1] > first[0]
 
 
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [
-        ("ms_pole", "unknown mitigation"),
-        ("temperature(strength=1.5)", r"strength must be a number >= 0 and <= 1, got 1.5"),
-        ("initial_token(gamma=3.0)", r"^mitigation initial_token left posbias after 0.1.0: it helped in 2 of 9 places"),
-        ("temperature(scale=-1.0)", "scale must be a number > 0 and < 100"),
-        ("key_bias(biases='alibi')", "biases must be"),
-        ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
-        ("positional_channel(channel=3)", "needs the passages"),
-        ("positional_channel", "parameters of positional_channel: channel, factor, from_question, strength$"),
-        ("context_bias(values=[[1.0]], scales=[[0.0]])", "scales must be a list, each a list"),
-        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", "scales must be a list, each a list"),
-        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", "has 3 layers of 4 heads"),
-    ],
-)
-def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
-    model = shaken_model("llama")
-    with pytest.raises(UsageError, match=message) as caught, mitigated(model, spelling):
+REFUSED = [
+    ("llama", "ms_pole", (), "unknown mitigation"),
+    ("llama", "temperature(strength=1.5)", (), "strength must be a number >= 0 and <= 1, got 1.5"),
+    ("llama", "initial_token(gamma=3.0)", (), "^mitigation initial_token left posbias after 0.1.0: it helped in 2 of"),
+    ("llama", "temperature(scale=-1.0)", (), "scale must be a number > 0 and < 100"),
+    ("llama", "key_bias(biases='alibi')", (), "biases must be"),
+    ("llama", "key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", (), "needs the passages"),
+    ("llama", "positional_channel(channel=3)", (), "needs the passages"),
+    ("llama", spelled("attention_calibration"), (), "attention_calibration needs the passages"),
+    ("llama", "positional_channel", (), "parameters of positional_channel: channel, factor, from_question, strength$"),
+    ("llama", "context_bias(values=[[1.0]], scales=[[0.0]])", (), "scales must be a list, each a list"),
+    ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", (), "scales must be a list, each a list"),
+    ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", (), "has 3 layers of 4 heads"),
+    ("llama", "positional_channel(channel=32)", SPANS, "channel must lie in 0 ... 31, got 32"),
+    ("phi3", "positional_channel(channel=5)", SPANS, "phi3 makes queries, keys and values in one map"),
+    ("olmo2", "positional_channel(channel=5)", SPANS, "olmo2 normalises queries and keys over all heads"),
+    ("cohere-norms", "positional_channel(channel=5)", SPANS, "the layout of cohere models is not in the table"),
+    ("bloom", "positional_channel(channel=5)", SPANS, "bloom models do not let attention be replaced"),
+    ("llama", "attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
+    ("llama", "attention_calibration(temperature=0.0)", SPANS, "temperature must be a finite number > 0"),
+    ("llama", "attention_calibration(dummy=[99])", SPANS, "dummy must be a list, each a whole number >= 0 and < 50"),
+    ("glm", "ms_poe", SPANS, "the layout of glm models is not in the table"),
+    ("gpt2", "ms_poe", SPANS, "gpt2 models have no rotary positions"),
+    ("llama", "ms_poe(low=0.0)", SPANS, "low must be"),
+    ("llama", "ms_poe(low=2.0)", SPANS, "ms_poe: high must be a finite number >= 2.0, got 1.8"),
+    ("llama", "ms_poe(first_layer=9)", SPANS, "first_layer"),
+    ("llama", "repeat_prompt(times=3)", (), "argument 'times'; parameters of repeat_prompt: strength"),
+    ("llama", "self_consistency(draws=1)", (), "self_consistency: draws must be a whole number >= 2"),
+    ("llama", "self_consistency(seed=-1)", (), "seed must be a whole number >= 0"),
+    ("llama", "ordered(run='x')", (), "ordered left posbias after 0.1.0: it helped in none of 9 places"),
+    ("llama", "repeat_prompt(strength=2.0)", (), "strength must be a number >= 0"),
+    ("llama", "adapter(rank=0)", (), "adapter: rank must be a whole number >= 1"),
+    ("llama", "adapter(targets='q,w')", (), "targets must be among q, k, v, o, gate, up, down, mlp, all, got 'q,w'"),
+    ("llama", "adapter", (), "adapter: it is not fitted yet; give what fit returns, or the path of a recipe"),
+    ("llama", "adapter(weights='ab')", (), "adapter: its numbers lie beside its recipe; give what fit returns"),
+    *(
+        ("qwen3_5_text", spelled(name), SPANS, f"{name}: qwen3_5_text models have linear layers")
+        for name in ("attention_calibration", "pine", "positional_channel")
+    ),
+    *(
+        ("llama", spelled(name), passages, rf"{name}: passages must be in order, .* got {said}")
+        for name in (*ALONE, "context_bias")
+        for passages, said in (
+            ([(8, 10), (2, 4)], r"\(2, 4\) behind 10"),
+            ([(10, 3)], r"\(10, 3\)"),
+            ([(-9, -4)], r"\(-9, -4\)"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "spelling", "passages", "message"), REFUSED)
+def test_what_is_not_allowed_is_refused_in_one_line(family, spelling, passages, message):
+    model = shaken_model(family)
+    with pytest.raises(UsageError, match=message) as caught, mitigated(model, spelling, passages=passages):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_networks_that_are_compiled_are_refused():
+    """A graph knows no hooks: compiled before, or by `generate` itself for a static cache, on accelerators."""
+    network = shaken_model("llama", dtype=torch.float32).network
+    with pytest.raises(UsageError, match=r"runs without hooks; give it as before torch\.compile"):
+        mitigated(torch.compile(network, backend="eager"), "temperature")
+    for name in ("ms_poe", "context_bias", "key_bias", "positional_channel", RAGGED[len(INSIDE)]):
+        with (
+            mitigated(network, spelled(name), passages=SPANS),
+            pytest.raises(UsageError, match="static caches are not allowed under a method; dynamic ones are"),
+        ):
+            network.generate(torch.arange(3, 18)[None], max_new_tokens=2, cache_implementation="static", **GENERATED)
+    assert INTERVENTION_MARK not in vars(network)
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text"], indirect=True)

@@ -1,4 +1,4 @@
-"""Moved rotary positions beside a plain recomputation with the wanted distances, and in generation."""
+"""Moved rotary positions beside a plain recomputation with the wanted distances."""
 
 import importlib
 from functools import cache, partial
@@ -27,22 +27,6 @@ def logits_of(model, tokens):
 
 def under(model, method, strength=1.0):
     return mitigated(model, method, strength, passages=PASSAGES)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"])
-def test_generation_with_a_cache_is_generation_without(name):
-    model, tokens = model_of(name), token_ids()
-    before = logits_of(model, tokens)
-    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True}
-    with under(model, METHOD), torch.no_grad():
-        cached = model.network.generate(
-            tokens, attention_mask=torch.ones_like(tokens), return_dict_in_generate=True, **wanted
-        )
-        whole = logits_of(model, cached.sequences[:, :-1])[:, POSITIONS - 1 :]
-    stepped = torch.stack(cached.logits, 1)
-    torch.testing.assert_close(stepped.double(), whole, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(stepped[:, 0].double(), before[:, -1], atol=1e-2)
-    assert torch.equal(logits_of(model, tokens), before)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
@@ -127,33 +111,8 @@ def test_logits_are_those_of_the_wanted_distances(name, monkeypatch):
     assert not torch.allclose(logits_of(model, tokens).log_softmax(-1), expected, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("glm", "the layout of glm models is not in the table"),
-        ("gpt2", "gpt2 models have no rotary positions"),
-    ],
-)
-def test_other_layouts_are_refused_by_name(name, message):
-    with pytest.raises(UsageError, match=message), under(model_of(name), METHOD):
-        pass
-
-
 def test_frequencies_that_follow_the_length_are_refused():
     model = shaken_model("llama")
     model.network.model.rotary_emb.rope_type = "dynamic"
     with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHOD):
         pass
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "ms_poe(low=0.0)",
-        "ms_poe(low=2.0)",
-        "ms_poe(first_layer=9)",
-    ],
-)
-def test_wrong_values_are_refused(method):
-    with pytest.raises(UsageError, match=r"low|high|first_layer"):
-        under(model_of("llama"), method).__enter__()

@@ -152,22 +152,3 @@ def test_shuffles_are_refused_where_the_right_answer_depends_on_the_order() -> N
     around = answering_under(resolve_method("self_consistency", None), Biased())
     with pytest.raises(UsageError, match="the right answer depends on the order of these passages"):
         around.respond([Request("a b", passages=((0, 1), (2, 3)), fixed_order=True)])
-
-
-@pytest.mark.parametrize(
-    ("spelling", "complaint"),
-    [
-        ("repeat_prompt(times=3)", "unexpected keyword argument 'times'; parameters of repeat_prompt: strength"),
-        ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2"),
-        ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
-        (
-            "ordered(run='x')",
-            "ordered left posbias after 0.1.0: it helped in none of 9 places",
-        ),
-        ("repeat_prompt(strength=2.0)", "strength must be a number >= 0"),
-    ],
-)
-def test_wrong_parameters_are_refused(spelling: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint) as caught:
-        MITIGATIONS.parse(spelling)
-    assert "\n" not in str(caught.value)

@@ -9,17 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-import posbias
+import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
-from posbias import (
-    EvaluateOptions,
-    FitOptions,
-    LocalResponder,
-    MitigateOptions,
-    RunError,
-    UsageError,
-    load_model,
-)
 from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders import Response
@@ -27,13 +18,12 @@ from posbias.mitigation import run as running
 from posbias.mitigation.fitting import FITTED_TEXT, JUDGED_TEXT
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
-from posbias.mitigation.run import UNCHANGED, plan_trial
+from posbias.mitigation.run import UNCHANGED
 from posbias.prompts.sources import default_corpus
 from posbias.results.page import html_of
 from posbias.results.records import read_record
 from posbias.results.result import report_of
 from posbias.runs.parts import clear_parts
-from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
 CURVE = (0.8, 0.3, 0.7)
@@ -42,8 +32,8 @@ HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.
 
 def options(*methods, count=24, **further):
     evaluation = {name: further.pop(name) for name in ("resume", "positions", "generate") if name in further}
-    return MitigateOptions(
-        methods=list(methods), evaluation=EvaluateOptions(count=count, **evaluation), **{"calibration": 4, **further}
+    return pb.MitigateOptions(
+        methods=list(methods), evaluation=pb.EvaluateOptions(count=count, **evaluation), **{"calibration": 4, **further}
     )
 
 
@@ -79,9 +69,6 @@ def test_the_test_begins_after_the_calibration_samples(planted):
     lines = (directory / "arms" / "unchanged" / "outputs.jsonl").read_text().splitlines()
     asked = {json.loads(line)["sample"] for line in lines}
     assert asked == {f"0-{number}" for number in range(4, 28)}
-    plan = plan_trial(PlantedResponder(CURVE), LANGUAGE_TASKS.parse(TASK), options(IDLE))
-    assert [sample.name for sample in plan.calibration] == ["0-0", "0-1", "0-2", "0-3"]
-    assert {sample.name for sample in plan.test} == asked
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
@@ -92,11 +79,11 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
 
         def respond(self, requests, **how):
             if self.requests >= 5 * 16:
-                raise RunError("the server went away")
+                raise pb.RunError("the server went away")
             return super().respond(requests, **how)
 
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.3"))
-    with pytest.raises(RunError, match="went away"):
+    with pytest.raises(pb.RunError, match="went away"):
         trial_record(TASK, Failing(CURVE), given, directory=tmp_path)
     again = PlantedResponder(CURVE)
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.3"), resume=True)
@@ -105,14 +92,14 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
     assert record.scalars["judgement"] == whole.scalars["judgement"]
     idle = PlantedResponder(CURVE)
     assert trial_record(TASK, idle, given, directory=tmp_path).run_id == record.run_id
-    assert posbias.load_record(tmp_path).record.run_id == record.run_id
-    with pytest.raises(posbias.UsageError, match=r"evaluation.directory is not read"):
+    assert pb.load_record(tmp_path).record.run_id == record.run_id
+    with pytest.raises(pb.UsageError, match=r"evaluation.directory is not read"):
         replace(given, evaluation=replace(given.evaluation, directory=tmp_path))
     assert idle.requests == 0
 
 
 def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
-    responder = LocalResponder(load_model(str(long_llama)))
+    responder = pb.LocalResponder(pb.load_model(str(long_llama)))
     run_fit, fitted = running.run_fit, []
 
     def counted(fit, *given, **how):
@@ -120,18 +107,18 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
         return run_fit(fit, *given, **how)
 
     def asked(*methods, resume=True):
-        evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
-        kept = {"documents": 0, "short": False, "fitting": FitOptions(steps=1)}
-        given = MitigateOptions(list(methods), calibration=4, evaluation=evaluation, **kept)
+        evaluation = pb.EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
+        kept = {"documents": 0, "short": False, "fitting": pb.FitOptions(steps=1)}
+        given = pb.MitigateOptions(list(methods), calibration=4, evaluation=evaluation, **kept)
         return trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
 
     def killed(*_, **__):
-        raise RunError("killed")
+        raise pb.RunError("killed")
 
     monkeypatch.setattr(running, "run_fit", counted)
     with monkeypatch.context() as patched:
         patched.setattr(running, "answer", killed)
-        with pytest.raises(RunError, match="killed"):
+        with pytest.raises(pb.RunError, match="killed"):
             asked("temperature", "repeat_prompt", resume=False)
     record = asked("context_bias", "temperature")
     assert fitted == ["temperature", "context_bias"]
@@ -155,40 +142,23 @@ def test_a_record_with_what_is_no_longer_measured_is_read_and_shown():
     assert html_of(report)
 
 
-def test_calibration_and_test_must_not_overlap(tmp_path):
-    def line(*texts):
-        documents = [{"text": text, "is_gold": text == texts[0]} for text in texts]
-        return {"question": texts[0], "answers": [texts[0]], "documents": documents}
-
-    record, other = line("one", "two"), line("six", "ten")
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(map(json.dumps, [record, other, other, other, record])))
-    given = MitigateOptions(methods=[PlantedMethod()], calibration=1, evaluation=EvaluateOptions(count=4))
-    with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
-        trial_record(f"documents(documents=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
-    more = MitigateOptions(methods=[PlantedMethod()], calibration=3, evaluation=EvaluateOptions(count=9))
-    with pytest.raises(UsageError, match=r"holds 5 examples; 12 asked$"):
-        trial_record(f"documents(documents=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
-
-
-def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(tmp_path):
-    """The second time with other documents around the right one."""
-    lines = [
-        {
-            "question": f"q{n}",
-            "answers": [f"town{n}"],
-            "documents": [
-                {"text": f"Person {n} was born in town{n}, long ago", "is_gold": True},
-                *({"text": f"Nobody was born in place {row}.{m}", "is_gold": False} for m in range(2)),
-            ],
-        }
-        for row, n in enumerate([*range(8), 1])
-    ]
+@pytest.mark.parametrize("around", [(0, 1, 2, 3, 0), range(5)])
+def test_calibration_and_test_must_not_overlap(around, tmp_path):
+    """The first line stands there again as the last, with the same documents around the right one or with others."""
+    lines = []
+    for n, other in zip((0, 1, 2, 3, 0), around, strict=True):
+        gold = {"text": f"Person {n} was born in town{n}, long ago", "is_gold": True}
+        documents = [gold, {"text": f"Nobody was born in place {other}"}]
+        lines.append(json.dumps({"question": f"q{n}", "answers": [f"town{n}"], "documents": documents}))
     path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    given = MitigateOptions(methods=[PlantedMethod()], calibration=4, evaluation=EvaluateOptions(count=5))
-    with pytest.raises(UsageError, match="test sample 0-8 is calibration sample 0-1 again"):
-        trial_record(f"documents(documents=3, file={str(path)!r})", PlantedResponder((0.5,) * 3), given)
+    path.write_text("\n".join(lines))
+    for calibration, count, message in (
+        (1, 4, r"test sample 0-4 is calibration sample 0-0 again, but the two must not"),
+        (3, 9, r"holds 5 examples; 12 asked$"),
+    ):
+        given = options(PlantedMethod(), calibration=calibration, count=count)
+        with pytest.raises(pb.UsageError, match=message):
+            trial_record(f"documents(documents=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
 
 
 def test_bad_input_is_refused_in_one_line():
@@ -199,20 +169,20 @@ def test_bad_input_is_refused_in_one_line():
         ([IDLE, IDLE], "is given twice"),
         ([], "no method to try"),
     ):
-        with pytest.raises(UsageError, match=message):
-            trial_record(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
-    scored = EvaluateOptions(count=6, generate=False)
+        with pytest.raises(pb.UsageError, match=message):
+            trial_record(TASK, responder, pb.MitigateOptions(methods=methods, evaluation=pb.EvaluateOptions(count=6)))
+    scored = pb.EvaluateOptions(count=6, generate=False)
     for possible in ("worst>=-0.6", "spread<=0.2", "mean<=0"):
-        MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
+        pb.MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
 
 
 def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_llama, tmp_path, capsys):
-    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    responder = pb.LocalResponder(pb.load_model(str(long_llama)), LocalOptions())
     none = "temperature(scale=0.3, strength=0.0)"
-    given = MitigateOptions(
+    given = pb.MitigateOptions(
         methods=[none, "temperature", "repeat_prompt"],
         calibration=4,
-        evaluation=EvaluateOptions(count=6, positions=(0, 1), generate=False),
+        evaluation=pb.EvaluateOptions(count=6, positions=(0, 1), generate=False),
         documents=6,
         length=32,
     )
@@ -225,7 +195,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert "with 3 methods" in capsys.readouterr().err
     recipe = next((tmp_path / "arms").glob("temperature-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("temperature(scale=")
-    with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
+    with pytest.raises(pb.UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         trial_record("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
     assert responder.model.intervention is None
 
@@ -234,8 +204,8 @@ def test_fits_read_no_text_that_judges():
     judged, fitted = ({group.name for group in default_corpus(text[8:])} for text in (JUDGED_TEXT, FITTED_TEXT))
     assert judged.isdisjoint(fitted)
     assert len(judged) == 2
-    with pytest.raises(UsageError, match="fits read the default corpus, too; give a file, or leave it out"):
-        MitigateOptions(text="default#austen")
+    with pytest.raises(pb.UsageError, match="fits read the default corpus, too; give a file, or leave it out"):
+        pb.MitigateOptions(text="default#austen")
 
 
 def test_the_page_says_how_a_recommended_method_is_put_to_use(planted):
@@ -256,10 +226,10 @@ def test_the_page_says_how_a_recommended_method_is_put_to_use(planted):
 
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
-    fitting = FitOptions(steps=1)
+    fitting = pb.FitOptions(steps=1)
     given = options(count=2, calibration=6, generate=False, documents=1, fitting=fitting, positions=(0, 2))
     given = replace(given, methods="all", short=False)
-    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    responder = pb.LocalResponder(pb.load_model(str(long_llama)), LocalOptions())
     record = trial_record("key_value(pairs=3)", responder, given, directory=tmp_path)
     said = " was not tried: "
     left_out = {text.partition(said)[0] for text in record.scalars["left_out"] if said in text}
@@ -272,23 +242,35 @@ SINGLE = 800
 """Characters that only a repeated prompt exceeds."""
 
 
-class Silent(PlantedResponder):
-    """Answers prompts that stand there twice with nothing."""
+class Repeated(PlantedResponder):
+    """Answers every so many prompts that stand there twice otherwise."""
+
+    def __init__(self, curve, response, *, every=1):
+        super().__init__(curve)
+        self.response, self.every = response, every
 
     def respond(self, requests, *, generate=True, score=False):
         found = super().respond(requests, generate=generate, score=score)
         return [
-            replace(reply, response=replace(reply.response, text="")) if len(request.text) > SINGLE else reply
-            for request, reply in zip(requests, found, strict=True)
+            replace(reply, response=self.response) if len(request.text) > SINGLE and not number % self.every else reply
+            for number, (request, reply) in enumerate(zip(requests, found, strict=True))
         ]
 
 
 def test_a_method_under_which_answers_are_empty_is_named():
-    record = trial_record(TASK, Silent(CURVE), options("repeat_prompt", HELPFUL))
+    record = trial_record(TASK, Repeated(CURVE, Response("", "stop")), options("repeat_prompt", HELPFUL))
     empty = "120 of 120 answers cannot be judged, more than 10%: 120 empty"
     assert [caveat for caveat in report_of(record).caveats if "empty" in caveat] == [f"repeat_prompt: {empty}"]
     verdict = record.scalars["judgement"]["verdicts"][0]
     assert (verdict["verdict"], verdict["withheld"]) == (WITHHELD, f"with it, {empty}")
+
+
+def test_no_verdict_rests_on_answers_that_a_method_cuts_off_more_often():
+    """Less than a tenth, and yet what shows as harm."""
+    cut = Repeated((0.8, 0.8), Response("The value that", "length"), every=12)
+    (verdict,) = trial_record(TASK, cut, options("repeat_prompt", by="accuracy")).scalars["judgement"]["verdicts"]
+    assert verdict["verdict"] == WITHHELD
+    assert verdict["withheld"].startswith("0% of the answers were cut off without it, ")
 
 
 class Wordy(PlantedResponder):
@@ -325,8 +307,8 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     """A first trial: with 8 tokens .17 to .50, 'Apply', with 32 tokens nothing."""
 
     def tried(tokens, **how):
-        evaluation = EvaluateOptions(count=24, positions=(0, 2, 4), max_tokens=tokens)
-        given = MitigateOptions([Terse()], calibration=0, evaluation=evaluation, documents=0, short=False, **how)
+        evaluation = pb.EvaluateOptions(count=24, positions=(0, 2, 4), max_tokens=tokens)
+        given = pb.MitigateOptions([Terse()], calibration=0, evaluation=evaluation, documents=0, short=False, **how)
         return trial_record("key_value(pairs=5)", Wordy((0.6, 0.6)), given)
 
     enough = tried(32).scalars
@@ -354,25 +336,5 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
     assert (even["met"], even["low"], even["high"]) == (False, None, None), "by the answers it would be met"
     assert "cut off" in even["withheld"]
-    with pytest.raises(UsageError, match=r"by must be .*accuracy.*logprob.*, got 'starts'"):
+    with pytest.raises(pb.UsageError, match=r"by must be .*accuracy.*logprob.*, got 'starts'"):
         tried(32, by="starts")
-
-
-class Longer(PlantedResponder):
-    """Is cut off in every twelfth answer of prompts that stand there twice, and otherwise right."""
-
-    def respond(self, requests, *, generate=True, score=False):
-        found = super().respond(requests, generate=generate, score=score)
-        cut = Response("The value that", "length")
-        return [
-            replace(reply, response=cut) if len(request.text) > SINGLE and number % 12 == 0 else reply
-            for number, (request, reply) in enumerate(zip(requests, found, strict=True))
-        ]
-
-
-def test_no_verdict_rests_on_answers_that_a_method_cuts_off_more_often():
-    """Less than a tenth, and yet what shows as harm."""
-    record = trial_record(TASK, Longer((0.8, 0.8)), options("repeat_prompt", by="accuracy"))
-    (verdict,) = record.scalars["judgement"]["verdicts"]
-    assert verdict["verdict"] == WITHHELD
-    assert verdict["withheld"].startswith("0% of the answers were cut off without it, ")
