@@ -12,15 +12,12 @@ import shutil
 import struct
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
 """Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
-REFUSED_SECONDS, REFUSED_BYTES = 20, 100 << 20
-"""What a refusal may take at most."""
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "phi", "falcon-alibi", "opt", "qwen2-window")
@@ -83,27 +80,6 @@ def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
     done = [draw.choice(DAMAGE[path.suffix])(path, draw) for _ in range(draw.choice((1, 1, 2)))]
     whole = target / "w.gguf"
     return (whole if whole.exists() else target), f"{base.name}/{path.name}: {', '.join(done)}"
-
-
-def refused(source: Any, **arguments: Any) -> str:
-    """The one line that a source is refused with, soon and without memory."""
-    import pytest
-
-    from posbias import RunError, UsageError, load_model
-
-    tracemalloc.start()
-    began = time.process_time()
-    try:
-        with pytest.raises((UsageError, RunError)) as refusal:
-            load_model(source, **arguments)
-        assert tracemalloc.get_traced_memory()[1] < REFUSED_BYTES
-        # Of the processor: far above what it takes, far below what building would.
-        assert time.process_time() - began < REFUSED_SECONDS
-    finally:
-        tracemalloc.stop()
-    assert "\n" not in str(refusal.value)
-    assert len(str(refusal.value)) <= ALLOWED_CHARACTERS
-    return str(refusal.value)
 
 
 def outcome(source: str | Path) -> str:

@@ -1,7 +1,13 @@
 """The networks of published experiments as configurations, for any architecture of one head, to test on."""
 
+from typing import Any
+
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
+
+SHARED: dict[str, Any] = {"attention": "content", "values": "gaussian", "absolute": "added"}
+SHARED |= {"initialisation": "linear", "dtype": "float32"}
+ADDED = {True: "added", False: "none"}
 
 
 def retrieval_network(
@@ -21,21 +27,9 @@ def retrieval_network(
 
     Source: Wu et al. 2025 (arXiv 2502.01951), section 5 and appendix J, whose inputs are vectors.
     """
-    return ReferenceConfig(
-        architecture,
-        width=width,
-        vocabulary_size=None,
-        outputs=labels,
-        attention="content",
-        values="gaussian",
-        output_map=False,
-        residual="added" if residual else "none",
-        absolute="added",
-        readout="mlp",
-        readout_width=width,
-        initialisation="linear",
-        dtype="float32",
-    )
+    of_vectors: dict[str, Any] = {"vocabulary_size": None, "outputs": labels, "output_map": False}
+    readout: dict[str, Any] = {"readout": "mlp", "readout_width": width}
+    return ReferenceConfig(architecture, width=width, residual=ADDED[residual], **of_vectors, **readout, **SHARED)
 
 
 def copy_network(
@@ -52,15 +46,5 @@ def copy_network(
 
     Source: Liu 2026, "Sparse attention 7". Initialisation is not stated there; ours is that of PyTorch's linear layers.
     """
-    return ReferenceConfig(
-        architecture,
-        width=width,
-        vocabulary_size=vocabulary,
-        attention="content",
-        values="gaussian",
-        residual="added" if residual else "none",
-        mlp=mlp,
-        absolute="added",
-        initialisation="linear",
-        dtype="float32",
-    )
+    sizes: dict[str, Any] = {"width": width, "vocabulary_size": vocabulary}
+    return ReferenceConfig(architecture, residual=ADDED[residual], mlp=mlp, **sizes, **SHARED)

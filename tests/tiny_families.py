@@ -19,7 +19,7 @@ from posbias.models.networks import attention_of, random_network
 
 VOCABULARY = 50
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_LLAMA = {
+LLAMA = {
     **COMMON,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -40,7 +40,7 @@ _GRANITE = {
     "logits_scaling": 2.5,
 }
 _GPT2 = {**COMMON, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-_NEOX = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
+_NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
 _OPT = {**COMMON, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _OPT = {**_OPT, "word_embed_proj_dim": 32, "max_position_embeddings": 64}
 BLOOM = {**COMMON, "hidden_size": 32, "n_layer": 3, "n_head": 4}
@@ -56,12 +56,12 @@ def _of(name: str, *shared: dict[str, Any], **own: Any) -> Callable[[], Any]:
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "arcee": _of("Arcee", _LLAMA, mlp_bias=True),
+    "arcee": _of("Arcee", LLAMA, mlp_bias=True),
     "bloom": _of("Bloom", BLOOM),
     "bloom-6-heads": _of("Bloom", BLOOM, hidden_size=48, n_head=6),
-    "cwm": _of("Cwm", _LLAMA, _SLIDING, head_dim=16),
-    "exaone4": _of("Exaone4", _LLAMA, _SLIDING),
-    "exaone4-full": _of("Exaone4", _LLAMA, sliding_window=None, layer_types=["full_attention"] * 3),
+    "cwm": _of("Cwm", LLAMA, _SLIDING, head_dim=16),
+    "exaone4": _of("Exaone4", LLAMA, _SLIDING),
+    "exaone4-full": _of("Exaone4", LLAMA, sliding_window=None, layer_types=["full_attention"] * 3),
     "falcon": _of("Falcon", _FALCON),
     "falcon-alibi": _of("Falcon", _FALCON, alibi=True),
     "falcon-alibi-6-heads": _of(
@@ -72,55 +72,55 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "falcon-new-one-norm": _of(
         "Falcon", _FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
-    "gemma": _of("Gemma", _LLAMA, head_dim=16),
-    "gemma2": _of("Gemma2", _LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7, attn_logit_softcapping=1.5),
-    "gemma2-uncapped": _of("Gemma2", _LLAMA, head_dim=16, attn_logit_softcapping=None, final_logit_softcapping=None),
-    "gemma3_text": _of("Gemma3Text", _LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7),
+    "gemma": _of("Gemma", LLAMA, head_dim=16),
+    "gemma2": _of("Gemma2", LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7, attn_logit_softcapping=1.5),
+    "gemma2-uncapped": _of("Gemma2", LLAMA, head_dim=16, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3_text": _of("Gemma3Text", LLAMA, _SLIDING, head_dim=16, query_pre_attn_scalar=7),
     "gpt2": _of("GPT2", _GPT2),
     "gpt2-layer-scale": _of("GPT2", _GPT2, scale_attn_by_inverse_layer_idx=True),
     "gpt_neox": _of("GPTNeoX", _NEOX),
     "gpt_neox-sequential": _of("GPTNeoX", _NEOX, use_parallel_residual=False),
-    "granite": _of("Granite", _LLAMA, _GRANITE),
-    "llama": _of("Llama", _LLAMA),
-    "llama-biases": _of("Llama", _LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
-    "ministral": _of("Ministral", _LLAMA, _SLIDING, head_dim=8),
-    "mistral": _of("Mistral", _LLAMA, sliding_window=5),
-    "mistral-full": _of("Mistral", _LLAMA, sliding_window=None),
+    "granite": _of("Granite", LLAMA, _GRANITE),
+    "llama": _of("Llama", LLAMA),
+    "llama-biases": _of("Llama", LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
+    "ministral": _of("Ministral", LLAMA, _SLIDING, head_dim=8),
+    "mistral": _of("Mistral", LLAMA, sliding_window=5),
+    "mistral-full": _of("Mistral", LLAMA, sliding_window=None),
     "mpt": _of("Mpt", _MPT),
     "mpt-6-heads": _of("Mpt", _MPT, d_model=48, n_heads=6),
-    "nemotron": _of("Nemotron", _LLAMA, mlp_bias=True),
-    "olmo": _of("Olmo", _LLAMA),
-    "olmo3": _of("Olmo3", _LLAMA, _SLIDING),
-    "olmo2": _of("Olmo2", _LLAMA),
+    "nemotron": _of("Nemotron", LLAMA, mlp_bias=True),
+    "olmo": _of("Olmo", LLAMA),
+    "olmo3": _of("Olmo3", LLAMA, _SLIDING),
+    "olmo2": _of("Olmo2", LLAMA),
     "opt": _of("OPT", _OPT),
-    "phi": _of("Phi", _LLAMA),
-    "phi-norms": _of("Phi", _LLAMA, qk_layernorm=True),
-    "phi3": _of("Phi3", _LLAMA, partial_rotary_factor=0.5),
-    "phi3-window": _of("Phi3", _LLAMA, sliding_window=5),
-    "qwen2": _of("Qwen2", _LLAMA),
-    "qwen2-window": _of("Qwen2", _LLAMA, _WINDOW, max_window_layers=1),
-    "qwen3": _of("Qwen3", _LLAMA, head_dim=16),
-    "qwen3-window": _of("Qwen3", _LLAMA, _WINDOW, head_dim=16, layer_types=_ALTERNATING),
-    "seed_oss": _of("SeedOss", _LLAMA, head_dim=16),
-    "smollm3": _of("SmolLM3", _LLAMA, no_rope_layers=[1, 0, 1]),
-    "smollm3-window": _of("SmolLM3", _LLAMA, _WINDOW, no_rope_layers=[1, 0, 1]),
-    "starcoder2": _of("Starcoder2", _LLAMA),
-    "starcoder2-window": _of("Starcoder2", _LLAMA, sliding_window=5),
+    "phi": _of("Phi", LLAMA),
+    "phi-norms": _of("Phi", LLAMA, qk_layernorm=True),
+    "phi3": _of("Phi3", LLAMA, partial_rotary_factor=0.5),
+    "phi3-window": _of("Phi3", LLAMA, sliding_window=5),
+    "qwen2": _of("Qwen2", LLAMA),
+    "qwen2-window": _of("Qwen2", LLAMA, _WINDOW, max_window_layers=1),
+    "qwen3": _of("Qwen3", LLAMA, head_dim=16),
+    "qwen3-window": _of("Qwen3", LLAMA, _WINDOW, head_dim=16, layer_types=_ALTERNATING),
+    "seed_oss": _of("SeedOss", LLAMA, head_dim=16),
+    "smollm3": _of("SmolLM3", LLAMA, no_rope_layers=[1, 0, 1]),
+    "smollm3-window": _of("SmolLM3", LLAMA, _WINDOW, no_rope_layers=[1, 0, 1]),
+    "starcoder2": _of("Starcoder2", LLAMA),
+    "starcoder2-window": _of("Starcoder2", LLAMA, sliding_window=5),
 }
 
 MIXTURES: dict[str, Callable[[], Any]] = {
     "gpt_oss": _of(
         "GptOss",
-        _LLAMA,
+        LLAMA,
         _SLIDING,
         _LOCAL_EXPERTS,
         head_dim=16,
         swiglu_limit=0.8,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
-    "mixtral": _of("Mixtral", _LLAMA, _LOCAL_EXPERTS, sliding_window=5),
-    "olmoe": _of("Olmoe", _LLAMA, num_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": _of("Qwen3Moe", _LLAMA, _EXPERTS, head_dim=16, mlp_only_layers=[1]),
+    "mixtral": _of("Mixtral", LLAMA, _LOCAL_EXPERTS, sliding_window=5),
+    "olmoe": _of("Olmoe", LLAMA, num_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _of("Qwen3Moe", LLAMA, _EXPERTS, head_dim=16, mlp_only_layers=[1]),
 }
 """Families with experts for MLPs: everything about their attention is described."""
 
@@ -134,7 +134,7 @@ _DELTA = {
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
 _LATENT = {
-    **_LLAMA,
+    **LLAMA,
     **_ROUTED,
     "num_key_value_heads": 4,
     "kv_lora_rank": 10,
@@ -146,7 +146,7 @@ _LATENT = {
 }
 
 _NEMOTRON_H = {
-    **_LLAMA,
+    **LLAMA,
     "head_dim": 12,
     "mamba_num_heads": 4,
     "mamba_head_dim": 16,
@@ -163,21 +163,21 @@ _NEMOTRON_H_EXPERTS = {
 }
 
 OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
-    "glm4_moe": _of("Glm4Moe", _LLAMA, _ROUTED, head_dim=16, use_qk_norm=True),
-    "granitemoe": _of("GraniteMoe", _LLAMA, _GRANITE, _LOCAL_EXPERTS),
+    "glm4_moe": _of("Glm4Moe", LLAMA, _ROUTED, head_dim=16, use_qk_norm=True),
+    "granitemoe": _of("GraniteMoe", LLAMA, _GRANITE, _LOCAL_EXPERTS),
     # Jitter, so that several experts nearly win a choice.
-    "phimoe": _of("Phimoe", _LLAMA, _LOCAL_EXPERTS, attention_bias=True, sliding_window=5, router_jitter_noise=0.4),
-    "qwen2_moe": _of("Qwen2Moe", _LLAMA, _EXPERTS, shared_expert_intermediate_size=24),
+    "phimoe": _of("Phimoe", LLAMA, _LOCAL_EXPERTS, attention_bias=True, sliding_window=5, router_jitter_noise=0.4),
+    "qwen2_moe": _of("Qwen2Moe", LLAMA, _EXPERTS, shared_expert_intermediate_size=24),
 }
 """Families with shared experts, other routers or factors."""
 
 UNLISTED: dict[str, Callable[[], Any]] = {
-    "cohere": _of("Cohere", _LLAMA),
-    "cohere-norms": _of("Cohere", _LLAMA, use_qk_norm=True),
-    "cohere2": _of("Cohere2", _LLAMA, _SLIDING, head_dim=16),
-    "ernie4_5": _of("Ernie4_5", _LLAMA, use_bias=True),
-    "glm": _of("Glm", _LLAMA, head_dim=16, attention_bias=True),
-    "glm4": _of("Glm4", _LLAMA, head_dim=16, attention_bias=True),
+    "cohere": _of("Cohere", LLAMA),
+    "cohere-norms": _of("Cohere", LLAMA, use_qk_norm=True),
+    "cohere2": _of("Cohere2", LLAMA, _SLIDING, head_dim=16),
+    "ernie4_5": _of("Ernie4_5", LLAMA, use_bias=True),
+    "glm": _of("Glm", LLAMA, head_dim=16, attention_bias=True),
+    "glm4": _of("Glm4", LLAMA, head_dim=16, attention_bias=True),
     "gpt_neo": _of(
         "GPTNeo",
         COMMON,
@@ -188,14 +188,14 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         window_size=5,
         attention_types=[[["global", "local"], 1], [["local"], 1]],
     ),
-    "helium": _of("Helium", _LLAMA, head_dim=8),
-    "stablelm": _of("StableLm", _LLAMA, use_qkv_bias=True),
-    "stablelm-parallel": _of("StableLm", _LLAMA, use_parallel_residual=True),
-    "apertus": _of("Apertus", _LLAMA, head_dim=16),
+    "helium": _of("Helium", LLAMA, head_dim=8),
+    "stablelm": _of("StableLm", LLAMA, use_qkv_bias=True),
+    "stablelm-parallel": _of("StableLm", LLAMA, use_parallel_residual=True),
+    "apertus": _of("Apertus", LLAMA, head_dim=16),
     "codegen": _of("CodeGen", _GPTJ),
     "gemma4_text": _of(
         "Gemma4Text",
-        _LLAMA,
+        LLAMA,
         head_dim=8,
         global_head_dim=16,
         num_global_key_value_heads=1,
@@ -206,11 +206,11 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         use_bidirectional_attention="vision",
     ),
     "gptj": _of("GPTJ", _GPTJ),
-    "granite_swa": _of("GraniteSWA", _LLAMA, _SLIDING, _GRANITE, layer_rope_theta=[10000.0, 0.0, 500.0]),
+    "granite_swa": _of("GraniteSWA", LLAMA, _SLIDING, _GRANITE, layer_rope_theta=[10000.0, 0.0, 500.0]),
     "deepseek_v3": _of("DeepseekV3", _LATENT, q_lora_rank=12),
     "llama4_text": _of(
         "Llama4Text",
-        _LLAMA,
+        LLAMA,
         head_dim=8,
         intermediate_size_mlp=48,
         num_local_experts=4,
@@ -222,7 +222,7 @@ UNLISTED: dict[str, Callable[[], Any]] = {
     ),
     "mimo_v2_flash": _of(
         "MiMoV2Flash",
-        _LLAMA,
+        LLAMA,
         _SLIDING,
         num_key_value_heads=1,
         head_dim=16,
@@ -232,7 +232,7 @@ UNLISTED: dict[str, Callable[[], Any]] = {
     ),
     "falcon_h1": _of(
         "FalconH1",
-        _LLAMA,
+        LLAMA,
         _MAMBA2,
         mamba_d_head=8,
         mamba_d_ssm=32,
@@ -247,10 +247,10 @@ UNLISTED: dict[str, Callable[[], Any]] = {
     ),
     "nemotron_h": _of("NemotronH", _NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]),
     "nemotron_h-experts": _of("NemotronH", _NEMOTRON_H_EXPERTS, routed_scaling_factor=2.5),
-    "olmo_hybrid": _of("OlmoHybrid", _LLAMA, _DELTA),
+    "olmo_hybrid": _of("OlmoHybrid", LLAMA, _DELTA),
     "recurrent_gemma": _of(
         "RecurrentGemma",
-        _LLAMA,
+        LLAMA,
         num_key_value_heads=1,
         lru_width=32,
         attention_window_size=5,
@@ -264,10 +264,10 @@ UNLISTED: dict[str, Callable[[], Any]] = {
 """Models whose layout is not in the table: they run, are measured without mixing, and take adapters by name."""
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
-    "bamba": _of("Bamba", _LLAMA, _MAMBA2, attn_layer_indices=[1]),
+    "bamba": _of("Bamba", LLAMA, _MAMBA2, attn_layer_indices=[1]),
     "granitemoehybrid": _of(
         "GraniteMoeHybrid",
-        _LLAMA,
+        LLAMA,
         _GRANITE,
         _MAMBA2,
         _LOCAL_EXPERTS,
@@ -276,7 +276,7 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
     ),
     "jamba": _of(
         "Jamba",
-        _LLAMA,
+        LLAMA,
         num_experts=4,
         num_experts_per_tok=2,
         attn_layer_period=2,
@@ -286,15 +286,15 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         mamba_d_state=8,
         mamba_dt_rank=4,
     ),
-    "lfm2": _of("Lfm2", _LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
-    "qwen3_5_text": _of("Qwen3_5Text", _LLAMA, _DELTA, head_dim=16),
-    "qwen3_next": _of("Qwen3Next", _LLAMA, _DELTA, _EXPERTS, head_dim=16, shared_expert_intermediate_size=24),
+    "lfm2": _of("Lfm2", LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+    "qwen3_5_text": _of("Qwen3_5Text", LLAMA, _DELTA, head_dim=16),
+    "qwen3_next": _of("Qwen3Next", LLAMA, _DELTA, _EXPERTS, head_dim=16, shared_expert_intermediate_size=24),
 }
 """Families with linear layers, and attention in the middle one of three."""
 
 CLAMPED: dict[str, Callable[[], Any]] = {
     "mpt-clip": _of("Mpt", _MPT, attn_config={"clip_qkv": 0.5, "alibi": False}),
-    "olmo-clip": _of("Olmo", _LLAMA, clip_qkv=0.4),
+    "olmo-clip": _of("Olmo", LLAMA, clip_qkv=0.4),
 }
 """Models whose maps of attention are not read, since queries, keys and values are clamped."""
 
@@ -393,7 +393,7 @@ def spelled(name, model=None):
 
 
 _PER_LAYER = {
-    **_LLAMA,
+    **LLAMA,
     "num_hidden_layers": 2,
     "head_dim": 8,
     "vocab_size_per_layer_input": VOCABULARY,
@@ -419,10 +419,10 @@ _SWITCHES = {
     "original_max_position_embeddings": 24,
 }
 LONGROPE: dict[str, Callable[[], Any]] = {
-    "phi3-longrope": _of("Phi3", _LLAMA, rope_parameters=_SWITCHES, original_max_position_embeddings=24),
+    "phi3-longrope": _of("Phi3", LLAMA, rope_parameters=_SWITCHES, original_max_position_embeddings=24),
     "phimoe-longrope": _of(
         "Phimoe",
-        _LLAMA,
+        LLAMA,
         num_local_experts=4,
         rope_parameters={**_SWITCHES, "short_mscale": 1.0, "long_mscale": 1.4},
         original_max_position_embeddings=24,

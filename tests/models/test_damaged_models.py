@@ -42,14 +42,8 @@ def test_many_damaged_models(tmp_path: Path) -> None:
     said: dict[int, str] = {}
     found: dict[int, str] = {}
     for seed in range(0, MANY, AT_A_TIME):
-        command = [
-            sys.executable,
-            model_inputs.__file__,
-            str(bases),
-            str(tmp_path / "model"),
-            str(seed),
-            str(AT_A_TIME),
-        ]
+        numbers = map(str, (bases, tmp_path / "model", seed, AT_A_TIME))
+        command = [sys.executable, model_inputs.__file__, *numbers]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HARD_LIMIT, check=False)
         for line in done.stdout.splitlines():

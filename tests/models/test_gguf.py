@@ -11,20 +11,13 @@ from gguf import GGUFWriter
 from jaxtyping import Float
 from torch import Tensor
 
+import tiny_families
 from gguf_inputs import save_gguf
 from posbias import RunError, UsageError, load_model
 from posbias.models.networks import random_network
 
 POSITIONS = 60
-LLAMA = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
-}
+LLAMA = {**tiny_families.LLAMA, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
 
 
@@ -62,9 +55,7 @@ PUBLISHED = {
     "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=128),
     "gpt2": transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2),
     "gemma2": transformers.Gemma2Config(**LLAMA, head_dim=256, sliding_window=8),
-    "gemma3": transformers.Gemma3TextConfig(
-        **{**LLAMA, "num_hidden_layers": 7}, head_dim=256, sliding_window=8, pad_token_id=0
-    ),
+    "gemma3": transformers.Gemma3TextConfig(**{**LLAMA, "num_hidden_layers": 7}, head_dim=256, sliding_window=8),
 }
 """Small networks with the constants that published models of each architecture have."""
 

@@ -19,18 +19,16 @@ from posbias.models.networks import reinitialise
 from tiny_families import CONFIGS, MIXTURES, READS_TOKENS, shaken_model
 
 
-def test_it_measures_as_the_same_model_by_name(tiny_llama):
+def test_it_is_frozen_and_measures_as_the_same_model_by_name(tiny_llama):
     network = AutoModelForCausalLM.from_pretrained(tiny_llama).train()
-    model = pb.load_model(network, AutoTokenizer.from_pretrained(tiny_llama))
-    named = pb.load_model(tiny_llama)
+    model, named = pb.load_model(network, AutoTokenizer.from_pretrained(tiny_llama)), pb.load_model(tiny_llama)
     assert model.origin.source == named.origin.source == "tiny-llama"
     assert not network.training
     assert not any(parameter.requires_grad for parameter in network.parameters())
     one, other = (
         pb.measure(each, pb.load_prompts("default", each, n_positions=12, count=2)) for each in (model, named)
     )
-    for kind, profile in one.profiles.items():
-        np.testing.assert_array_equal(profile.influence, other.profiles[kind].influence)
+    np.testing.assert_equal(one.per_prompt, other.per_prompt)
     np.testing.assert_array_equal(one.mixing, other.mixing)
 
 
@@ -44,8 +42,8 @@ def test_an_audit_draws_it_anew_and_names_it_without_its_place(tiny_llama):
 
 
 def test_one_without_a_name_goes_by_its_class():
-    config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    assert pb.load_model(AutoModelForCausalLM.from_config(config)).origin.source == "LlamaForCausalLM"
+    network = AutoModelForCausalLM.from_config(CONFIGS["llama"]())
+    assert pb.load_model(network).origin.source == "LlamaForCausalLM"
 
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

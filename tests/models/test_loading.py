@@ -1,9 +1,9 @@
 """Loading: what is accepted, what is refused and how, and what a record is told."""
 
 import json
+import os
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,12 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_tokenizer
 from tiny_families import CONFIGS
 
-TINY = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-}
-
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     """A directory with a tiny Llama: configuration and safetensors, no tokenizer."""
     directory = tmp_path / "tiny-llama"
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(directory)
+    transformers.LlamaForCausalLM(CONFIGS["llama"]()).save_pretrained(directory)
     return directory
 
 
@@ -52,7 +43,7 @@ def test_a_directory_loads_its_weights_frozen(llama: Path) -> None:
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
     assert not model.network.training
     assert model.tokenizer is None
-    assert (model.width, model.vocabulary_size, model.max_positions) == (16, 40, 32)
+    assert (model.width, model.vocabulary_size, model.max_positions) == (32, 50, 64)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma3_text"])
@@ -115,7 +106,9 @@ def test_the_description_names_no_machine_path(llama: Path) -> None:
     assert description["weights_sha256"] != load_model(llama, init_seed=0).describe()["weights_sha256"]
 
 
-def test_local_directories_are_loaded_without_the_network(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_are_loaded_in_silence_and_without_the_network(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def refuse(*_arguments: Any, **_named: Any) -> None:
         raise AssertionError("the network was asked")
 
@@ -123,6 +116,7 @@ def test_local_directories_are_loaded_without_the_network(llama: Path, monkeypat
     monkeypatch.setattr(socket.socket, "connect", refuse)
     load_model(llama)
     load_model(llama, init_seed=1)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_seed_draws_all_weights_anew(llama: Path) -> None:
@@ -148,12 +142,6 @@ def test_a_configuration_alone_is_enough(llama: Path, form: str) -> None:
     assert torch.equal(weights_of(model), weights_of(load_model(f"config:{llama}", init_seed=0)))
     assert model.describe()["init_seed"] == 0
     assert model.describe()["source"] == ("config:tiny-llama" if form == "directory" else "config:config.json")
-
-
-def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load_model(llama)
-    load_model(llama, init_seed=0)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -199,53 +187,40 @@ def test_only_decoders(tmp_path: Path, config: Any, kind: str) -> None:
         load_model(tmp_path)
 
 
-def test_an_empty_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no readable config\.json"):
-        load_model(tmp_path)
-
-
-def test_a_broken_configuration(llama: Path) -> None:
-    (llama / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"'tiny-llama': configuration refused: Expecting property name"):
-        load_model(llama)
-
-
-def test_remote_code_is_refused(llama: Path) -> None:
-    (llama / "modeling_own.py").write_text("raise SystemExit('this code was run')")
-    edit_config(llama, model_type="own", auto_map={"AutoConfig": "modeling_own.Config"})
-    with pytest.raises(UsageError, match=r"needs its own code \(auto_map\), which is not run"):
-        load_model(llama)
-    edit_config(llama, model_type="own", auto_map=None)
-    with pytest.raises(UsageError, match="model_type 'own', unknown to transformers"):
-        load_model(llama)
-
-
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda weights: weights[UP][3, 4].fill_(torch.nan), rf"'{UP}' holds NaN or infinite"),
-        (lambda weights: weights[UP][3, 4].fill_(torch.inf), rf"'{UP}' holds NaN or infinite"),
-        (lambda weights: weights.pop(UP), rf"1 weights are not in its files, first '{UP}'"),
-        (lambda weights: weights["model.norm.weight"].fill_(3e38), ""),  # finite; their sum overflows
-    ],
-)
-def test_weights_that_are_missing_or_not_finite(llama: Path, change: Callable[[Any], Any], said: str) -> None:
-    weights = load_file(llama / "model.safetensors")
+def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(directory / "model.safetensors")
     change(weights)
-    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RunError, match=said) if said else nullcontext():
-        load_model(llama)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_truncated_file(llama: Path) -> None:
-    whole = (llama / "model.safetensors").read_bytes()
-    (llama / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises((RunError, UsageError), match="tiny-llama") as refusal:
+DAMAGED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda llama: (llama / "config.json").unlink(), r"has no readable config\.json"),
+    (lambda llama: (llama / "config.json").write_text("{"), "'tiny-llama': configuration refused: Expecting property"),
+    (lambda llama: edit_config(llama, model_type="own", auto_map={"AutoConfig": "modeling_own.Config"}),
+     r"needs its own code \(auto_map\), which is not run"),
+    (lambda llama: edit_config(llama, model_type="own"), "model_type 'own', unknown to transformers"),
+    (lambda llama: os.truncate(llama / "model.safetensors", 50_000), "tiny-llama"),
+    (lambda llama: edit_weights(llama, lambda weights: weights[UP][3, 4].fill_(torch.nan)), f"'{UP}' holds NaN or inf"),
+    (lambda llama: edit_weights(llama, lambda weights: weights[UP][3, 4].fill_(torch.inf)), f"'{UP}' holds NaN or inf"),
+    (lambda llama: edit_weights(llama, lambda weights: weights.pop(UP)), f"weights are not in its files, first '{UP}'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGED)
+def test_a_damaged_directory_is_refused_in_one_line(llama: Path, damage: Callable[[Path], object], said: str) -> None:
+    (llama / "modeling_own.py").write_text("raise SystemExit('this code was run')")
+    damage(llama)
+    with pytest.raises((RunError, UsageError), match=said) as refusal:
         load_model(llama)
     assert "\n" not in str(refusal.value)
+
+
+def test_weights_are_finite_though_their_sum_overflows(llama: Path) -> None:
+    edit_weights(llama, lambda weights: weights["model.norm.weight"].fill_(3e38))
+    load_model(llama)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +239,10 @@ def test_bad_arguments(llama: Path, arguments: dict[str, Any], message: str) -> 
 
 def test_a_model_shows_itself_in_a_line(llama: Path) -> None:
     model = load_model(llama, init_seed=3)
-    line = "tiny-llama: llama, 2 layers, 2 heads, width 16; float32 on cpu; up to 32 positions; drawn from seed 3"
+    line = "tiny-llama: llama, 3 layers, 4 heads, width 32; float32 on cpu; up to 64 positions; drawn from seed 3"
     assert repr(model) == f"HuggingFaceModel({line})"
     with intervened(model, "window(width=4)"):
         assert repr(model).endswith("drawn from seed 3; under window(width=4))")
-    other = load_model(transformers.BioGptForCausalLM(transformers.BioGptConfig(**TINY)))
+    config = transformers.BioGptConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    other = load_model(transformers.BioGptForCausalLM(config))
     assert repr(other).startswith("HuggingFaceModel(BioGptForCausalLM: biogpt, 2 layers, 2 heads, width 16; float32")

@@ -19,6 +19,7 @@ from posbias.models.loading import load_tokenizer
 from posbias.models.reference.config import draw_parameters
 from posbias.models.reference.network import save_reference
 from published_networks import copy_network
+from tiny_families import CONFIGS
 
 INDEX = "model.safetensors.index.json"
 
@@ -26,9 +27,7 @@ INDEX = "model.safetensors.index.json"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
-    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=32)
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    transformers.LlamaForCausalLM(CONFIGS["llama"]()).save_pretrained(directory)
     return directory
 
 
@@ -119,12 +118,12 @@ def test_pickled_files_beside_the_weights_are_not_opened(model: Path, whole: Pat
     shutil.copy(whole / "model.safetensors", model)
     for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin", "optimizer.pt", "vocab.pkl"):
         shutil.copy(model / "w.bin", model / name)
-    assert load_model(model).width == 16
+    assert load_model(model).width == 32
 
 
 def test_links_to_safetensors_elsewhere_are_what_the_hub_keeps(model: Path, whole: Path) -> None:
     (model / "model.safetensors").symlink_to(whole / "model.safetensors")
-    assert load_model(model).width == 16
+    assert load_model(model).width == 32
 
 
 @pytest.mark.parametrize("place", ["w.bin", "../../../w.safetensors", "x.safetensors"])

@@ -16,6 +16,7 @@ from posbias.models.model import ModelRequest
 from posbias.models.sources import absolute_source
 from posbias.models.weights import dispatched, first_not_finite, weights_sha256
 from posbias.prompts.prompts import Prompts
+from tiny_families import LLAMA
 
 
 @pytest.fixture
@@ -28,19 +29,11 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return has
 
 
-PROMPTS = Prompts(np.arange(24, dtype=np.int64).reshape(2, 12))
-CONFIG: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-}
+PROMPTS = Prompts(np.arange(3, 27, dtype=np.int64).reshape(2, 12))
 
 
 def saved(directory: Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**CONFIG, **changes}))
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 6, **changes}))
     network.to(dtype).save_pretrained(directory)
     return directory
 

@@ -1,22 +1,19 @@
 """Rotary angles that depend on the length of a pass."""
 
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import posbias as pb
 from posbias import UsageError
-from posbias.measurement.attention import working_precision
-from posbias.models.attention import KernelCall, watch_attention
-from posbias.models.attention_blocks import query_blocks, seen_layers, state_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import AngleLengths, stretched_positions
-from tiny_families import CONFIGS, LONGROPE, shaken_model
+from posbias.prompts import Prompts
+from tiny_families import CONFIGS, LLAMA, LONGROPE, shaken_model
 
-LLAMA = CONFIGS["llama"]().to_dict()
 BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 
 
@@ -43,21 +40,6 @@ def test_a_sort_of_layers_may_switch_alone() -> None:
     assert AngleLengths.of(network(config)).switches == (24,)
 
 
-@torch.no_grad()
-def last_attention(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
-    """Attention of the last position, averaged over all heads of all layers."""
-    total = torch.zeros(len(token_ids), dtype=torch.float64)
-    layers = seen_layers(model, n_positions=len(token_ids))
-
-    def receive(call: KernelCall) -> None:
-        last = next(query_blocks(state_of(call, working_precision(model)), block=1))
-        total[last.keys] += last.weights.mean((0, 1, 2)).double() / len(layers)
-
-    with watch_attention(model.network, receive):
-        model.last(model.embed(model.token_tensor([list(token_ids)])))
-    return total
-
-
 @pytest.mark.parametrize("n_positions", [20, 40])
 def test_seen_attention_has_the_angles_of_its_own_length(n_positions: int) -> None:
     model = shaken_model("phi3-longrope", implementation="eager")
@@ -65,8 +47,8 @@ def test_seen_attention_has_the_angles_of_its_own_length(n_positions: int) -> No
     for length in (40, n_positions):  # what ran before leaves nothing behind
         with torch.no_grad():
             weights = model.network(tokens[:, :length], output_attentions=True, use_cache=False).attentions
-    expected = torch.stack([layer[0, :, -1] for layer in weights]).mean((0, 1))
-    torch.testing.assert_close(last_attention(model, tokens[0].tolist()), expected)
+    expected = torch.stack([layer[0].mean(0) for layer in weights])
+    np.testing.assert_allclose(pb.attention(model, Prompts(tokens.numpy())).kernels, expected, atol=1e-6)
 
 
 def test_frequencies_that_the_last_pass_chose_are_not_read() -> None:
