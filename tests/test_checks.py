@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 from annotated_types import Ge, Lt
+from jaxtyping import TypeCheckError
 
 from posbias import RunError, UsageError
 from posbias.checks import Count, Natural, OneOf, Positive, checked, checked_value
 from posbias.registry import Registry, split_numbers
+from posbias.statistics import holm
 
 
 @pytest.mark.parametrize(("value", "read"), [(2, 2), (2**63 - 1, 2**63 - 1), (np.int64(2), 2)])
@@ -103,3 +105,11 @@ def test_a_long_message_is_cut(error: type[Exception]) -> None:
     assert told.endswith("]]): got [1, 2]; allowed are [3, 4]")
     assert len(told) < 500
     assert str(error(600 * "x")) == 600 * "x"
+
+
+def test_an_array_of_another_shape_or_sort_is_refused() -> None:
+    """Shapes of arrays are checked while tests run (`shape_checks.py`)."""
+    assert holm(np.ones(2)).tolist() == [1.0, 1.0]
+    for wrong in (np.ones((2, 2)), np.ones(2, dtype=int)):
+        with pytest.raises(TypeCheckError, match="parameters"):
+            holm(wrong)

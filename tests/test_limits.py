@@ -7,22 +7,8 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
+import posbias as pb
 from behaviour_runs import measured
-from posbias import (
-    AttentionOptions,
-    AuditOptions,
-    CompareOptions,
-    DecomposeOptions,
-    DesignOptions,
-    EvaluateOptions,
-    FitOptions,
-    MeasureOptions,
-    MitigateOptions,
-    TrainOptions,
-    UsageError,
-    design,
-    place,
-)
 from posbias.architecture import ENCODINGS, MASKS, Sinusoidal
 from posbias.checks import checked_value
 from posbias.cli.finished import scores_of
@@ -43,8 +29,9 @@ from posbias.training.members import OPTIMISERS, STOPPING, TrainingSchedule
 from posbias.training.study import Study
 
 MANY = 10**12
-OPTIONS = (AttentionOptions, AuditOptions, CompareOptions, DecomposeOptions, DesignOptions, EvaluateOptions, FitOptions)
-OPTIONS += (LocalOptions, MeasureOptions, MitigateOptions, ServerOptions, TrainOptions, TrainingSchedule)
+OPTIONS = (pb.AttentionOptions, pb.AuditOptions, pb.CompareOptions, pb.DecomposeOptions, pb.DesignOptions)
+OPTIONS += (pb.EvaluateOptions, pb.FitOptions, LocalOptions, pb.MeasureOptions, pb.MitigateOptions, ServerOptions)
+OPTIONS += (pb.TrainOptions, TrainingSchedule)
 REGISTRIES = (ENCODINGS, ENGINES, INTERVENTIONS, KINDS, LANGUAGE_TASKS, LEVELS, MASKS, MITIGATIONS, OPTIMISERS, OUTPUTS)
 REGISTRIES += (RULES, STOPPING, SYNTHETIC_TASKS, TARGETS, THEORIES)
 NO_COUNTS = {"seed", "init_seed", "position", "positions", "tokens", "target", "first_layer", "last_layer", "layers"}
@@ -70,7 +57,7 @@ def test_every_option_is_held_to_what_it_declares(name: str, hint: Any):
     hostile += [True, np.bool_(False)] if numbers and "bool" not in str(hint) else []
     hostile += [MANY] if numbers == {int} and name.rpartition(".")[2] not in NO_COUNTS else []
     for value in hostile:
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(pb.UsageError) as refused:
             checked_value(name, value, hint)
         (line,) = str(refused.value).splitlines()
         assert line.startswith(f"{name} must be ")
@@ -84,25 +71,25 @@ def test_every_option_is_held_to_what_it_declares(name: str, hint: Any):
     ],
 )
 def test_a_design_that_would_fill_memory_or_take_days_is_refused(options: dict[str, int], told: str):
-    with pytest.raises(UsageError, match=told):
-        design("u_shape(middle=4.0)", over="gamma_key", options=DesignOptions(**options))
+    with pytest.raises(pb.UsageError, match=told):
+        pb.design("u_shape(middle=4.0)", over="gamma_key", options=pb.DesignOptions(**options))
 
 
 def test_a_grid_of_more_members_than_can_be_trained_is_refused():
     points = {f"axis {number}": [(value, {}) for value in range(100)] for number in range(8)}
     study = Study("s", {}, {}, {}, TrainingSchedule(steps=1), points)
-    with pytest.raises(UsageError, match=r"study 's': the grid times the seeds: 10\^16 or more members; at most"):
+    with pytest.raises(pb.UsageError, match=r"study 's': the grid times the seeds: 10\^16 or more members; at most"):
         study.members()
 
 
 def test_positions_times_width_has_the_limit_of_an_array():
-    with pytest.raises(UsageError, match="positions x width: 1,000,000,000 cells"):
+    with pytest.raises(pb.UsageError, match="positions x width: 1,000,000,000 cells"):
         Sinusoidal(width=100_000).vectors_at(np.arange(10_000))
 
 
 def test_as_many_passages_as_resamples_would_fill_memory_with_are_refused():
-    with pytest.raises(UsageError, match="passages x resamples: 100,000,000 cells; at most"):
-        place([1.0] * 100_000, measured(np.ones((8, 3))))
+    with pytest.raises(pb.UsageError, match="passages x resamples: 100,000,000 cells; at most"):
+        pb.place([1.0] * 100_000, measured(np.ones((8, 3))))
 
 
 def test_a_file_of_too_many_scores_is_refused_at_the_first_beyond(tmp_path, monkeypatch: pytest.MonkeyPatch):
@@ -111,5 +98,5 @@ def test_a_file_of_too_many_scores_is_refused_at_the_first_beyond(tmp_path, monk
     path.write_text("0.5\n" * 3)
     assert scores_of(str(path)) == [0.5] * 3
     path.write_text("0.5\n" * 4 + "never read\n")
-    with pytest.raises(UsageError, match="what one file holds: 4 scores; at most 3 are allowed"):
+    with pytest.raises(pb.UsageError, match="what one file holds: 4 scores; at most 3 are allowed"):
         scores_of(str(path))

@@ -71,6 +71,9 @@ def test_every_output_agrees_with_the_dense_jacobian_of_its_mean(network, output
         "logit": dense(scores(lambda z: z), embeddings),
     }
     found = measured(network, output, MEASURED)
+    ones = dense(lambda x: hidden(x)[rows].mean(dim=0).sum(), embeddings)
+    (summed,) = measured(network, output, "jacobian(probe='ones')").values()
+    np.testing.assert_allclose(summed, ones, rtol=ROUND_OFF[network.width])
     for kind, norms in expected.items():
         np.testing.assert_allclose(found[kind], norms, rtol=ROUND_OFF[network.width], err_msg=kind)
 

@@ -67,16 +67,21 @@ class _Steep(torch.autograd.Function):
         return gradient * torch.inf
 
 
-def _steepen(model, path):
-    model.network.get_submodule(path).register_forward_hook(lambda _module, _inputs, output: _Steep.apply(output))
-    return model
-
-
-@pytest.mark.parametrize("kind", ["jacobian", "probability", "integrated_gradients(steps=2)"])
-def test_a_gradient_that_overflows_is_refused(build_llama, kind):
-    name = kind.split("(")[0]
-    with pytest.raises(RunError, match=f"{name}: the gradient on prompt 0 is not finite; in a wider type it may be"):
-        measure(_steepen(build_llama(), "model.layers.1.self_attn.o_proj"), PROMPTS, kinds=kind)
+@pytest.mark.parametrize(
+    ("kind", "layers", "named"),
+    [
+        ("jacobian", None, "jacobian"),
+        ("probability", None, "probability"),
+        ("integrated_gradients(steps=2)", None, "integrated_gradients"),
+        ("perturbation", (0, 1), "layer 1"),
+    ],
+)
+def test_a_gradient_that_overflows_is_refused_by_kind_or_layer(build_llama, kind, layers, named):
+    steep = build_llama()
+    path = "model.layers.1.self_attn.o_proj" if layers is None else "model.layers.1.mlp.down_proj"
+    steep.network.get_submodule(path).register_forward_hook(lambda _module, _inputs, output: _Steep.apply(output))
+    with pytest.raises(RunError, match=f"{named}: the gradient on prompt 0 is not finite; in a wider type it may be"):
+        measure(steep, PROMPTS, kinds=kind, options=MeasureOptions(layers=layers))
 
 
 def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama):
@@ -97,10 +102,3 @@ def test_an_output_that_overflows_names_its_layer(build_llama, kind):
     broken.network.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = torch.nan
     with pytest.raises(RunError, match=r"the output on prompt 0 is not finite, first in model\.layers\.1$"):
         measure(broken, PROMPTS, kinds=kind)
-
-
-def test_depth_names_the_layer(build_llama):
-    steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
-    options = MeasureOptions(layers=(0, 1))
-    with pytest.raises(RunError, match="layer 1: the gradient on prompt 0 is not finite"):
-        measure(steep, PROMPTS, kinds="perturbation", options=options)

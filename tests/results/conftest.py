@@ -118,10 +118,5 @@ def build_audit(*, model: str = "demo", count: int = 16, n_positions: int = N_PO
 
 
 @pytest.fixture
-def subjects() -> Callable[..., tuple[Subject, Subject]]:
-    return build_subjects
-
-
-@pytest.fixture
 def audit_record() -> Callable[..., Record]:
     return build_audit

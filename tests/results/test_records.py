@@ -20,7 +20,6 @@ from posbias.results.records import (
     FORMAT_VERSION,
     RECORD_FILE,
     commit_of,
-    portable,
     read_record,
 )
 from posbias.runs.running import LOCK_FILE, held, run_directory
@@ -46,22 +45,12 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path):
     assert loaded.scalars == {"value": 0.25, "unbounded": None, "count": 3, "pair": [1, 2]}
 
 
-def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
-    example(0.25).save(tmp_path / "run")
-    old_json = (tmp_path / "run" / RECORD_FILE).read_bytes()
-    example(0.5).save(tmp_path / "run", overwrite=True)
-    (tmp_path / "run" / RECORD_FILE).write_bytes(old_json)
-    loaded = read_record(tmp_path / "run")
-    assert loaded.scalars["value"] == 0.5
-    assert loaded.arrays["profile/influence"][0] == 0.5
-    assert json.loads((tmp_path / "run" / RECORD_FILE).read_text()) == loaded.as_json()
-
-
-def test_whatever_ends_a_run_is_in_its_record(tmp_path):
+def test_whatever_ends_a_run_is_in_its_record_without_the_directory_of_a_file(tmp_path):
     with pytest.raises(MemoryError), run_directory(tmp_path / "run", verb="predict", arguments={"depth": 2}):
-        raise MemoryError("no room\nfor it")
+        raise MemoryError("no room\nfor '/a/b c/model.safetensors'")
     failed = read_record(tmp_path / "run")
-    assert (failed.status, failed.error, failed.arguments) == ("failed", "no room for it", {"depth": 2})
+    assert (failed.status, failed.error) == ("failed", "no room for 'model.safetensors'")
+    assert failed.arguments == {"depth": 2}
 
 
 def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
@@ -245,48 +234,37 @@ def test_a_directory_that_can_only_be_read_is_refused_and_can_be_read(tmp_path):
     assert read_record(tmp_path).scalars["value"] == 0.25
 
 
-DAMAGED = [b"\xff\xfe torn", b"", b"{", b"[" * 100_000, b'{"format_version": 99}', b'"\\ud800"']
+OLDER = json.dumps(example(0.25).as_json()).encode()
+"""What a run leaves that is killed between its two renames."""
+DAMAGED = [OLDER, b"\xff\xfe torn", b"", b"{", b"[" * 100_000, b'{"format_version": 99}', b'"\\ud800"']
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_readable_copy_is_made_anew(tmp_path, content):
-    saved = example(0.25)
+def test_a_damaged_or_older_readable_copy_is_made_anew(tmp_path, content):
+    saved = example(0.5)
     saved.save(tmp_path)
     (tmp_path / RECORD_FILE).write_bytes(content)
-    assert read_record(tmp_path).as_json() == saved.as_json()
+    found = read_record(tmp_path)
+    assert found.as_json() == saved.as_json()
+    assert found.arrays["profile/influence"][0] == 0.5
     assert json.loads((tmp_path / RECORD_FILE).read_text()) == saved.as_json()
 
 
-def test_resuming_a_finished_run_that_cannot_be_resumed_leaves_it(tmp_path):
-    example(0.25).save(tmp_path)
-
-    def run(resume):
-        with run_directory(tmp_path, verb="measure", arguments={}, resume=resume, overwrite=not resume):
-            raise RunError("the model is gone")
-
-    for resume, status in ((True, "done"), (False, "failed")):
-        with pytest.raises(RunError, match="gone"):
-            run(resume)
-        assert read_record(tmp_path).status == status
-
-
 @pytest.mark.parametrize(
-    ("error", "status", "left"),
-    [(RunError, "failed", {ARRAYS_FILE, RECORD_FILE}), (UsageError, "done", {ARRAYS_FILE, RECORD_FILE, "report.html"})],
-)
-def test_a_run_that_fails_leaves_no_report_of_an_older_one_and_a_wrong_request_leaves_both(
-    error, status, left, tmp_path
+    ("error", "resume", "status", "report"),
+    [(RunError, False, "failed", set()), (UsageError, False, "done", {"report.html"}),
+     (RunError, True, "done", {"report.html"})],
+)  # fmt: skip
+def test_a_run_that_fails_leaves_no_report_of_an_older_one_and_one_that_does_not_begin_leaves_both(
+    error, resume, status, report, tmp_path
 ):
+    """A wrong request does not begin, nor does one to resume a finished run that cannot be resumed."""
     with_report(tmp_path)
-
-    def run():
-        with run_directory(tmp_path, verb="measure", arguments={}, overwrite=True):
-            raise error("it ended")
-
-    with pytest.raises(error, match="it ended"):
-        run()
+    settings = {"verb": "measure", "arguments": {}, "resume": resume, "overwrite": not resume}
+    with pytest.raises(error, match="it ended"), run_directory(tmp_path, **settings):
+        raise error("it ended")
     assert read_record(tmp_path).status == status
-    assert {path.name for path in tmp_path.iterdir()} - {LOCK_FILE} == left | OWN_FILES
+    assert {path.name for path in tmp_path.iterdir()} - {LOCK_FILE} == {ARRAYS_FILE, RECORD_FILE} | report | OWN_FILES
 
 
 def test_a_run_killed_before_its_readable_copy_keeps_no_older_report(tmp_path):
@@ -297,8 +275,19 @@ def test_a_run_killed_before_its_readable_copy_keeps_no_older_report(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == {ARRAYS_FILE, RECORD_FILE} | OWN_FILES
 
 
+def test_neither_file_of_a_record_names_a_machine(tmp_path):
+    model = f"{tmp_path}/deep directory/gemma"
+    record = Record("measure", {"model": model, "out": tmp_path / "run"})
+    record.resolved["command"] = f"posbias measure '{model}' --out {tmp_path}/run"
+    record.save(tmp_path / "run")
+    for told in (read_record(tmp_path / "run"), Record(**vars(record))):
+        assert told.arguments == {"model": "gemma", "out": "run"}
+        assert told.resolved["command"] == "posbias measure 'gemma' --out run"
+    assert all(str(tmp_path).encode() not in path.read_bytes() for path in (tmp_path / "run").iterdir())
+
+
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("value", "kept"),
     [
         ("[Errno 2] No such file: '/a/b c/model.safetensors'", "[Errno 2] No such file: 'model.safetensors'"),
         ("cannot open /a/b.txt: broken", "cannot open b.txt: broken"),
@@ -307,30 +296,6 @@ def test_a_run_killed_before_its_readable_copy_keeps_no_older_report(tmp_path):
         ("~/models/x missing, path=/y/z.bin,/q/r", "x missing, path=z.bin,r"),
         ("see https://example.org/a/b, and/or 3 / 4 of 1/2", "see https://example.org/a/b, and/or 3 / 4 of 1/2"),
         ("Qwen/Qwen3-0.6B at a/b/c", "Qwen/Qwen3-0.6B at a/b/c"),
-    ],
-)
-def test_the_error_of_a_failed_record_names_no_directory(text, kept, tmp_path):
-    with pytest.raises(RunError), run_directory(tmp_path, verb="measure", arguments={}):
-        raise RunError(text)
-    assert read_record(tmp_path).error == kept
-
-
-def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
-    model = f"{tmp_path}/deep directory/gemma"
-    record = Record(
-        verb="measure", arguments={"model": model, "out": tmp_path / "run", "kinds": ["a", f"{tmp_path}/b"]}
-    )
-    record.resolved["command"] = f"posbias measure '{model}' --out {tmp_path}/run"
-    record.save(tmp_path / "run")
-    for told in (read_record(tmp_path / "run"), Record(**vars(record))):
-        assert told.arguments == {"model": "gemma", "out": "run", "kinds": ["a", "b"]}
-        assert told.resolved["command"] == "posbias measure 'gemma' --out run"
-    assert str(tmp_path) not in (tmp_path / "run" / RECORD_FILE).read_text()
-
-
-@pytest.mark.parametrize(
-    ("value", "kept"),
-    [
         ("config:/x/y/z", "config:z"),
         ("/a/b.jsonl#field", "b.jsonl#field"),
         ("documents(file='/a/b c/d.jsonl.gz')", "documents(file='d.jsonl.gz')"),
@@ -343,8 +308,8 @@ def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
         ("[/a/b, 3]", "[b, 3]"),
     ],
 )
-def test_what_is_no_path_stays_as_it_was_passed(value, kept):
-    assert portable(value) == kept
+def test_a_record_keeps_of_a_path_the_last_part_and_what_is_none_as_it_was_passed(value, kept):
+    assert Record("measure", {"given": value}).arguments["given"] == kept
 
 
 def _git(*arguments, cwd):

@@ -1,4 +1,4 @@
-"""The record layout, the tables, and the page itself, opened in a real browser."""
+"""The record layout, the tables, the page itself, and what a paper takes from runs: figures and tables."""
 
 import io
 import re
@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import Run
 from posbias import Architecture, Profile, Record, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison.stored import ProfileRun
 from posbias.comparison.tables import detailed_tables, overview_tables
+from posbias.results.drawing import image_of
 from posbias.results.figures import Figure
-from posbias.results.page import Report, figures_of, html_of, show_report
-from posbias.results.result import report_of
-from posbias.results.tables import Table, condensed
+from posbias.results.page import Report, figures_of, html_of, show_report, tables_of
+from posbias.results.result import report_of, write_paper
+from posbias.results.tables import Table, condensed, latex_table
 
 Build = Callable[..., Any]
 
@@ -47,7 +49,7 @@ def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
     return Record("predict", arguments, {"theory": theory}, arrays={"profile/influence": values})
 
 
-def tables_of(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
+def tables_by_title(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
     """Every table of a run, by title: a row for each line, by column."""
     return {
         table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
@@ -57,7 +59,7 @@ def tables_of(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
 
 def test_tables_carry_every_number(audit_record: Build) -> None:
     view = ProfileRun.from_record(audit_record())
-    tables = tables_of(view)
+    tables = tables_by_title(view)
     (rows,) = (rows for title, rows in tables.items() if title.startswith("How near is each theory?"))
     assert len(rows) == 2 * 3 + 2
     of_rollout = [row for row in rows if row["theory"] == "power rollout" and row["measured"] == "Jacobian"]
@@ -236,3 +238,45 @@ def test_pages_of_long_contexts_are_light(tmp_path: Path) -> None:
     record = Record("predict", {}, {"title": "24 predictions", "curves": curves}, arrays=arrays)
     assert write_report([record], tmp_path / "one").stat().st_size < 150_000
     assert write_report([record, record], tmp_path / "two").stat().st_size < 200_000
+
+
+def test_a_saved_picture_names_its_command_and_is_the_same_every_time(tmp_path: Path):
+    result = predict(Architecture(4, mixing=0.1), 32)
+    for sort in ("pdf", "svg"):
+        first, again = (result.save(tmp_path / f"{name}.{sort}").read_bytes() for name in ("a", "b"))
+        assert first == again
+        assert b"posbias.predict" in first
+    assert "<dc:title>" in (tmp_path / "a.svg").read_text()
+    result.profile.save(tmp_path / "profile.svg")
+
+
+def test_figures_and_tables_are_written_by_the_command_which_draws_no_page(posbias: Run, tmp_path: Path):
+    record, out = predict(Architecture(4, heads=2, mixing=0.1), 32, theory="rollout").as_run(), tmp_path / "paper"
+    record.save(tmp_path / "run")
+    assert posbias("report", tmp_path / "run", "--paper", out).returncode == 0
+    assert not (tmp_path / "run/report.html").exists()
+    ((name, figure),) = figures_of(report_of(record)).items()
+    assert sorted(path.name for path in out.iterdir()) == [f"{name}.pdf", f"{name}.svg", "tables.tex"]
+    assert (out / f"{name}.pdf").read_bytes() == image_of(figure, "pdf", about=record.command)
+    assert "posbias.predict(theory=" in (out / f"{name}.svg").read_text()
+    assert (out / "tables.tex").read_text().count(r"\toprule") == len(tables_of(report_of(record))) >= 1
+    refused = posbias("report", tmp_path / "run", "--paper", tmp_path / "other", "--out", tmp_path / "page")
+    assert (refused.returncode, "leave out --out" in refused.stderr) == (2, True)
+    with pytest.raises(UsageError, match="is not empty"):
+        write_paper([record], out)
+
+
+def test_cells_are_text_in_latex():
+    written = latex_table(Table("50%_&$#~", ["a", "b"], [["{x}", "1"]]))
+    assert r"\caption{50\%\_\&\$\#\textasciitilde{}}" in written
+    assert r"\{x\} & 1 \\" in written
+
+
+def test_any_number_of_runs_are_summed_up_by_theory_with_the_flat_line(audit_record: Callable[..., Record]):
+    names = ["some/model_a", "model_b", "model_c"]
+    first, *_ = tables_of(report_of(*(audit_record(model=name) for name in names)))
+    assert first.title.startswith("How near is each theory?")
+    near = [dict(zip(first.header, row, strict=True)) for row in first.cells]
+    assert {row["model"].partition(" ")[0] for row in near} == {*names}
+    assert {row["theory"] for row in near} >= {"power rollout", "published residual rollout"}
+    assert all(float(row["a flat line's distance"]) > 0 for row in near)
