@@ -1,7 +1,7 @@
 """Networks of transformers written to GGUF files as llama.cpp's converter writes them, and the entries it would add.
 
 `save_gguf` writes the keys of real files, and undoes what the loader does to the weights: rotary pairs of a Llama lie
-side by side, norms of Gemma and Nemotron hold 1 + weight, maps of GPT-2 are transposed, queries of BLOOM lie together.
+side by side, norms of Gemma hold 1 + weight, maps of GPT-2 are transposed.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -21,9 +21,6 @@ SIZES = {
 }
 EPSILONS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "norm_eps": "attention.layer_norm_epsilon",
-    "norm_epsilon": "attention.layer_norm_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
 MODEL_TYPES = {"gemma3_text": "gemma3"}
@@ -41,23 +38,18 @@ def metadata(network: Any) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if rope and config.model_type != "gemma2":
         keys["rope.freq_base"] = float(rope["rope_theta"])
-    if config.model_type in ("llama", "phi3", "stablelm", "nemotron"):
-        keys["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1))
+    if config.model_type == "llama":
+        keys["rope.dimension_count"] = head_dim
     if config.model_type in ("qwen3", "gemma2", "gemma3_text"):
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    if config.model_type in ("gemma2", "gemma3_text", "phi3", "starcoder2"):
-        keys["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type in ("gemma2", "gemma3_text"):
+        keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "gemma2":
         keys |= {cap: getattr(config, cap) for cap in ("attn_logit_softcapping", "final_logit_softcapping")}
     if config.model_type == "gemma3_text" and config.num_hidden_layers < 6:  # unlike the published ones
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
-    if config.model_type == "phi3":
-        keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
-    if config.model_type == "stablelm":
-        keys["use_parallel_residual"] = config.use_parallel_residual
-    if config.model_type in ("gpt2", "bloom"):
-        inner = getattr(config, "n_inner", None) or 4 * config.hidden_size
-        keys |= {"feed_forward_length": inner, "attention.head_count_kv": None, "context_length": 64}
+    if config.model_type == "gpt2":
+        keys["feed_forward_length"] = 4 * config.hidden_size
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -78,9 +70,7 @@ def stored_tensors(network: Any) -> dict[str, np.ndarray]:
             heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
             halves = array.reshape(heads, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
-        if name.startswith("blk") and ".attn_qkv." in name and architecture == "bloom":
-            array = array.reshape(config.n_head, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
-        if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1
         if architecture == "gpt2" and name.startswith("blk") and array.ndim == 2:
             array = array.T
@@ -95,10 +85,11 @@ def save_gguf(
     keys: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> Path:
     """Write a network to a file, with keys of its architecture, other entries and tensors changed.
 
-    What is None is left out.
+    What is None is left out; matrices whose rows do not divide into blocks of the kind stay in float32.
     """
     model_type = network.config.model_type
     writer = GGUFWriter(path, MODEL_TYPES.get(model_type, model_type))
@@ -113,8 +104,11 @@ def save_gguf(
     for key, value in (general | told | tokens | dict(others or {})).items():
         _add(writer, key, value)
     for name, array in (stored_tensors(network) | dict(tensors or {})).items():
-        if array is not None:
-            writer.add_tensor(name, np.asarray(array, np.float32))
+        stored = np.zeros(0) if array is None else np.asarray(array, np.float32)
+        if stored.ndim == 2 and stored.shape[1] % GGML_QUANT_SIZES[kind][0] == 0:
+            writer.add_tensor(name, quants.quantize(stored, kind), raw_dtype=kind)
+        elif stored.size:
+            writer.add_tensor(name, stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

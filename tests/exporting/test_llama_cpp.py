@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.exporting import pairs_of_halves
+from gguf_inputs import save_gguf
 from posbias.mitigation.fitting import Fitted
-from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import random_adapter, shaken_model
 
 PACKAGE = "node-llama-cpp@3.22.1"
@@ -59,46 +58,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def write_base(model: HuggingFaceModel, path: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """The model as llama.cpp reads it; matrices whose rows do not divide into blocks of the kind stay in float32."""
-    config, weights = model.network.config, model.network.state_dict()
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"t{number}" for number in range(config.vocab_size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
-    writer.add_token_merges(["t 0"])  # an empty list would not be written
-    writer.add_eos_token_id(0)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    if "lm_head.weight" not in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    for path_here, tensor in weights.items():
-        name = names.get_name(path_here, try_suffixes=(".weight",))
-        if name is None:
-            continue
-        values, role = tensor.float().numpy(), name.split(".")[-2]
-        stored = np.ascontiguousarray(pairs_of_halves(values, heads[role]) if role in heads else values)
-        if values.ndim == 2 and values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0:
-            writer.add_tensor(name, gguf.quants.quantize(stored, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "kind", "begin"),
@@ -121,7 +80,7 @@ def test_llama_cpp_gives_the_probabilities_of_the_method(
     model = shaken_model("llama", dtype=torch.float32)
     method = random_adapter(model, f"adapter(rank=2, targets={targets!r}, invocation={[1, 1] if begin else []})")
     pb.export(Fitted(method, {}), tmp_path / "out", model=model, gguf=True)
-    write_base(model, tmp_path / "base.gguf", gguf.GGMLQuantizationType[kind])
+    save_gguf(tmp_path / "base.gguf", model.network, kind=gguf.GGMLQuantizationType[kind])
 
     def served(adapter: str) -> np.ndarray:
         command = ["node", "probabilities.mjs", str(tmp_path / "base.gguf"), adapter, json.dumps(PROMPTS), str(begin)]
