@@ -208,6 +208,8 @@ def test_samples_with_gaps_are_left_out_and_a_single_one_supports_no_claim():
 
 
 def test_what_cannot_be_correlated_is_refused():
+    with refused("no pair of curves to correlate; give at least 1"):
+        correlate_pairs([])
     with refused("no sample has both"):
         correlate_pairs(Pair(np.full((3, 4), np.nan), np.ones((3, 4)), (0, 1, 2, 3), 4))
     with refused("two equal tables"):
