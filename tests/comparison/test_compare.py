@@ -5,7 +5,7 @@ import pytest
 
 import posbias as pb
 from posbias import CompareOptions, DesignOptions
-from posbias.comparison.distances import Sample, compare_with_prompts, decided, statistic_differences, undecided
+from posbias.comparison.distances import Contrast, Sample, compare_with_prompts, statistic_differences
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}
@@ -96,8 +96,8 @@ def test_a_prediction_has_intervals_over_the_prompts_of_the_measurement(both):
     ],
 )
 def test_why_nothing_is_decided_is_the_interval_or_the_number(difference, n_units, told):
-    assert decided(difference, n_units) == 0
-    assert undecided(difference, n_units) == told
+    found = Contrast(difference, difference, difference, n_units, {})
+    assert (found.decides, found.said) == (0, told)
 
 
 def test_a_theory_that_read_the_same_prompts_is_compared_on_each(model, both):

@@ -10,11 +10,11 @@ from posbias.comparison.distances import (
     UNITS_FOR_CLAIM,
     Sample,
     compare_with_prompts,
-    contrast,
     split_half_noise,
     statistic_differences,
     summarise,
 )
+from posbias.comparison.stored import Subject, SubjectProfile, contrast_subjects
 from posbias.statistics import jackknife, leave_one_out
 
 
@@ -105,10 +105,16 @@ def test_summaries_carry_intervals_that_contain_the_estimate() -> None:
 
 def test_contrast_finds_what_changed_and_nothing_else() -> None:
     trained, born = prompts_around(u_shape(), seed=9), prompts_around(u_shape()[::-1].copy(), seed=10)
-    changed = contrast(Sample.of(trained), Sample.of(born), generator=generator())
+    states = {"trained": trained, "born": born, "alike": prompts_around(u_shape(), seed=11)}
+    subjects = {
+        state: Subject(state, {"logit": SubjectProfile(Profile(Sample.of(rows).average), rows)})
+        for state, rows in states.items()
+    }
+    first = subjects["trained"]
+    changed = contrast_subjects(first, subjects["born"], generator=generator())["logit"]
     assert changed.statistics["first_tenth"].low > 0
     assert changed.statistics["last_tenth"].high < 0
-    again = contrast(Sample.of(trained), Sample.of(prompts_around(u_shape(), seed=11)), generator=generator())
+    again = contrast_subjects(first, subjects["alike"], generator=generator())["logit"]
     assert not again.statistics["first_tenth"].excludes(0)
     assert again.decides == -1, "the same shape at birth is closer than a flat line"
     tilted = Sample.of(trained * np.linspace(1.0, 1.1, trained.shape[1]))

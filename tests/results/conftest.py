@@ -8,10 +8,9 @@ import pytest
 from posbias import Profile, Record
 from posbias.comparison.distances import Sample
 from posbias.comparison.stored import (
-    MeasuredKind,
     Mixing,
     Subject,
-    TheoryProfile,
+    SubjectProfile,
     compare_subject,
     contrast_subjects,
     store_subjects,
@@ -46,10 +45,10 @@ def falling(n_positions: int = N_POSITIONS) -> np.ndarray:
     return shape
 
 
-def measured(shape: np.ndarray, *, seed: int, count: int) -> MeasuredKind:
+def measured(shape: np.ndarray, *, seed: int, count: int) -> SubjectProfile:
     units = shape * np.exp(0.35 * np.random.default_rng(seed).normal(size=(count, shape.size)))
     profiles = Sample.of(units).units
-    return MeasuredKind(Profile.mean_of(profiles), profiles)
+    return SubjectProfile(Profile.mean_of(profiles), profiles)
 
 
 def mixing(layers: int, seed: int) -> dict[str, Mixing]:
@@ -64,10 +63,11 @@ def build_subjects(*, count: int = 16, n_positions: int = N_POSITIONS) -> tuple[
     random = np.random.default_rng(0)
     shape, birth = u_shape(n_positions), falling(n_positions)
     jacobian = measured(shape, seed=1, count=count)
+    read = Sample.of(shape * np.exp(0.2 * random.normal(size=(count, n_positions))))
     theories = {
-        "rollout": TheoryProfile(Profile.normalised(falling(n_positions) ** 3)),
-        "attention_only": TheoryProfile(Profile.normalised(np.exp(-np.arange(n_positions) / 3.0))),
-        "power_rollout": TheoryProfile.of_prompts(shape * np.exp(0.2 * random.normal(size=(count, n_positions)))),
+        "rollout": SubjectProfile(Profile.normalised(falling(n_positions) ** 3)),
+        "attention_only": SubjectProfile(Profile.normalised(np.exp(-np.arange(n_positions) / 3.0))),
+        "power_rollout": SubjectProfile(Profile(read.average), read.units),
     }
     trained = Subject(
         "trained",
@@ -79,8 +79,8 @@ def build_subjects(*, count: int = 16, n_positions: int = N_POSITIONS) -> tuple[
         "initialised",
         {"jacobian": measured(birth, seed=4, count=8)},
         {
-            "rollout": TheoryProfile(Profile.normalised(falling(n_positions))),
-            "closed_form": TheoryProfile(Profile.normalised(falling(n_positions) ** 1.1)),
+            "rollout": SubjectProfile(Profile.normalised(falling(n_positions))),
+            "closed_form": SubjectProfile(Profile.normalised(falling(n_positions) ** 1.1)),
         },
         mixing(30, 5),
     )

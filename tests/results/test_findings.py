@@ -9,7 +9,7 @@ import pytest
 from posbias import Profile, Record, compare
 from posbias.comparison.distances import PromptComparison, SplitHalf
 from posbias.comparison.page import verdict_of
-from posbias.comparison.stored import KindComparison, MeasuredKind, ProfileRun, Subject, TheoryProfile
+from posbias.comparison.stored import KindComparison, ProfileRun, Subject, SubjectProfile
 from posbias.statistics import Interval
 
 NEUTRAL = {
@@ -29,12 +29,12 @@ def view(
     """A run whose numbers are given outright; the profiles behind them play no part."""
     flat = Profile.uniform(64)
     same = compare(flat, flat)
-    measured = MeasuredKind(flat, np.tile(flat.influence, (count, 1)))
+    measured = SubjectProfile(flat, np.tile(flat.influence, (count, 1)))
     block = KindComparison("jacobian", "rollout", same.metrics, same.flat, prompts)
     subject = Subject(
         "trained",
         {"jacobian": measured},
-        {"rollout": TheoryProfile(flat)},
+        {"rollout": SubjectProfile(flat)},
         summaries={"jacobian": NEUTRAL | (summary or {})},
         comparisons=(block,) if prompts else (),
     )
@@ -78,17 +78,17 @@ def leaning(share: float, spread: float) -> ProfileRun:
     units = np.full((8, 100), 0.01)
     units[:, 80:90] -= share / 10
     units[:, 90:] += share / 10 * (1 + spread * np.linspace(-1, 1, 8))[:, None]
-    measured = MeasuredKind(Profile.mean_of(units / units.sum(1, keepdims=True)), units / units.sum(1, keepdims=True))
+    measured = SubjectProfile(Profile.mean_of(units / units.sum(1, keepdims=True)), units / units.sum(1, keepdims=True))
     run = view()
     (subject,) = run.subjects
     return replace(run, subjects=(replace(subject, measured={"jacobian": measured}),))
 
 
-def turned(run: ProfileRun) -> MeasuredKind:
+def turned(run: ProfileRun) -> SubjectProfile:
     """What was measured, from the other end."""
     rows = run.subjects[0].measured["jacobian"].per_prompt
     assert rows is not None
-    return MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
+    return SubjectProfile(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
 
 
 def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
@@ -116,7 +116,7 @@ def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
 def test_the_verdict_says_which_end_random_weights_favour() -> None:
     trained = leaning(0.08, 0.1)
 
-    def beside(measured: MeasuredKind) -> str:
+    def beside(measured: SubjectProfile) -> str:
         first = trained.subjects[0]
         second = replace(first, name="initialised", measured={"jacobian": measured})
         return verdict_of(replace(trained, subjects=(first, second)))[3]

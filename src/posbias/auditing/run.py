@@ -14,7 +14,8 @@ from torch import nn
 
 from posbias.auditing.options import MOST_INITIALISATIONS, AuditOptions
 from posbias.checks import checked
-from posbias.comparison.stored import Audit, Subject, TheoryProfile, compare_subject, contrast_subjects, store_subjects
+from posbias.comparison.distances import Sample
+from posbias.comparison.stored import Audit, Subject, SubjectProfile, compare_subject, contrast_subjects, store_subjects
 from posbias.errors import UsageError
 from posbias.evaluation.correlate import BehaviourPlan, check_behaviour, with_influence
 from posbias.evaluation.evaluation import BEHAVIOUR, Evaluation
@@ -30,6 +31,7 @@ from posbias.measurement.units import Unit, measure_units, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
 from posbias.models.model import Model
+from posbias.profiles import Profile
 from posbias.prompts import Prompts
 from posbias.prompts.loading import load_prompts
 from posbias.results.records import REPORT_FILE, Record
@@ -118,7 +120,8 @@ def _record(model: Model, prompts: Prompts, options: AuditOptions, directory: Pa
         mixing = subject.mixing["token_mean"].value if subject.mixing else None
         theories, missing = architecture_theories(model, prompts.n_positions, mixing)
         for name in measured[0].theories:
-            theories[name] = TheoryProfile.of_prompts(np.stack([each.theories[name] for each in measured]))
+            sample = Sample.of(np.stack([each.theories[name] for each in measured]))
+            theories[name] = SubjectProfile(Profile(sample.average), sample.units)
         subjects.append(compare_subject(replace(subject, theories=theories), generator=generator))
         left_out += [*reasons, *missing]
         drawn = [each.networks for each in measured if each.networks is not None and len(each.networks) > 1]

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from posbias.checks import checked
-from posbias.comparison.distances import Contrast, PromptComparison, Sample, statistic_differences, undecided
+from posbias.comparison.distances import PromptComparison, Sample
 from posbias.comparison.options import CompareOptions
 from posbias.comparison.stored import (
     MEASURED,
     THEORIES,
     KindComparison,
-    MeasuredKind,
     ProfileRun,
     Subject,
-    TheoryProfile,
+    SubjectProfile,
     compare_subject,
+    contrast_subjects,
     state_of,
     store_subjects,
     told_apart,
@@ -34,8 +34,8 @@ from posbias.results.naming import Settings, names_beside
 from posbias.results.records import ARRAYS_FILE, Record, read_record
 from posbias.results.result import COMPARISONS, RESULTS, Result, result_of
 from posbias.results.showing import Showing, Shown
+from posbias.results.tables import number_text
 
-Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"
 """The subject that is taken of a run with several if nothing else decides."""
 
@@ -86,43 +86,35 @@ class ComparisonRun(ProfileRun):
     @property
     def profiles(self) -> dict[str, Profile]:
         """Every profile by the settings in which it differs from the others."""
-        return {name: self._entries[key].profile for key, name in self._names.items()}
+        groups = {THEORIES: self.subject.theories, MEASURED: self.subject.measured}
+        return {
+            self._names[group + name]: entry.profile for group, found in groups.items() for name, entry in found.items()
+        }
 
     def shown(self) -> Shown:
         """The profiles, those of the pair drawn; W1 beside the flat line's, and the differences of shares."""
         pair, intervals = self.pair, self.intervals
         names = self._names[THEORIES + pair.theory], self._names[MEASURED + pair.kind]
         first, second = names
-        distance, flat = (f"{metrics['wasserstein']:.3f}" for metrics in (pair.metrics, pair.flat))
-        facts = {}
+        flat = number_text(self.flat["wasserstein"]) if intervals is None else str(intervals.flat)
+        facts = {f"W1 of {first} to {second}": pair.distance, f"W1 of the flat line to {second}": flat}
         if intervals is not None:
-            distance, flat = str(intervals.distance), str(intervals.flat)
-            words = {-1: "closer than the flat line", 1: "farther than the flat line"}
-            decision = words.get(intervals.decides) or undecided(intervals.difference, intervals.n_units)
-            facts["W1 less the flat line's"] = f"{intervals.difference}: {decision}"
+            facts["W1 less the flat line's"] = f"{intervals.difference}: {intervals.said}"
         for name in ("first_tenth", "middle_tenth", "last_tenth") if self.statistics else ():
             facts[f"{name.replace('_', ' ')}, {first} less {second}"] = str(self.statistics[name])
-        facts = {f"W1 of {first} to {second}": distance, f"W1 of the flat line to {second}": flat, **facts}
         for block in self.comparisons:
             others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
-            facts.setdefault(others, str(block.prompts.distance if block.prompts else block.metrics["wasserstein"]))
+            facts.setdefault(others, block.distance)
         curves = tuple(profile.curve(name, drawn=name in names) for name, profile in self.profiles.items())
-        return Shown(f"{first} beside {second}: W1 {distance}, of the flat line {flat}", curves, facts=facts)
+        return Shown(f"{first} beside {second}: W1 {pair.distance}, of the flat line {flat}", curves, facts=facts)
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, then every distance and the differences of shares."""
         return {**super().facts(), **self.shown().facts}
 
-    @property
-    def _entries(self) -> dict[str, MeasuredKind | TheoryProfile]:
-        return {
-            **{THEORIES + name: entry for name, entry in self.subject.theories.items()},
-            **{MEASURED + name: entry for name, entry in self.subject.measured.items()},
-        }
-
     @cached_property
     def _names(self) -> dict[str, str]:
-        return dict(zip(self._entries, names_beside([self.curves[key] for key in self._entries]), strict=True))
+        return dict(zip(self.curves, names_beside(list(self.curves.values())), strict=True))
 
 
 COMPARED = ("predict", "measure", "audit")
@@ -154,84 +146,69 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
         UsageError: something else, profiles over different numbers of positions, or a profile that a run lacks.
     """
     options = options or CompareOptions()
-    first, second = (_finished(source) for source in (first, second))
-    verbs = [source.record.verb for source in (first, second) if isinstance(source, Result)]
+    opened = [_opened(source) for source in (first, second)]
+    verbs = [run.record.verb for run in opened]
     if alone := [verb for verb in verbs if verb in COMPARISONS]:
         if verbs != [alone[0]] * 2 or options != CompareOptions(seed=options.seed):
             raise UsageError(f"a run of {alone[0]} is compared to another one, without theory, kind and subject")
-        return COMPARISONS[alone[0]](first, second)
-    predicted_run, measured_run = told_apart([_with_profiles(source) for source in (first, second)])
-    predicted, measured = _subjects((predicted_run, measured_run), options.subject)
-    kinds = dict(measured.measured) or {name: MeasuredKind(entry.profile) for name, entry in measured.theories.items()}
-    if options.kind is not None:
-        kinds = _only(kinds, options.kind, run="second")
-    shared = _shared_units(predicted_run, measured_run, kinds)
-    theories = _predictions(predicted, options.theory, shared=shared)
+        return COMPARISONS[alone[0]](*opened)
+    runs = told_apart([run for run in opened if isinstance(run, ProfileRun)])
+    one, other = subjects = _subjects(runs, options.subject)
+    kinds = other.measured or {name: SubjectProfile(entry.profile) for name, entry in other.theories.items()}
+    kinds = _only(kinds, options.kind, run="second")
+    shared = _shared_units(runs, kinds)
+    judged = {
+        name: _as_prediction(entry, shared=shared, measured=name not in one.theories)
+        for name, entry in {**one.measured, **one.theories}.items()
+    }
+    usual = {name: judged[name] for name in one.theories or one.measured}
+    theories = usual if options.theory is None else _only(judged, options.theory, run="first")
     generator = np.random.default_rng(options.seed)
-    compared = compare_subject(Subject("comparison", measured=kinds, theories=theories), generator=generator)
-    compared, contrasts = _like_to_like(predicted, compared, generator=generator, paired=shared > 1)
+    # One kind says nothing of another, which may be nearer by chance.
+    alike = any(name in one.measured and name in kinds for name in theories)
+    pair = Subject("comparison", measured=kinds, theories=theories)
+    compared = compare_subject(pair, generator=generator, alike=alike)
+    near = {block.kind: block.prompts for block in compared.comparisons if block.prompts and block.theory == block.kind}
+    contrasts = contrast_subjects(one, compared, generator=generator, near=near, paired=shared > 1)
     record = Record(
         verb="compare",
         arguments=dict(vars(options)),
         resolved={
-            "title": f"{state_of(predicted_run, predicted)} beside {state_of(measured_run, measured)}",
-            "predicted_run": predicted_run.record.run_id,
-            "measured_run": measured_run.record.run_id,
-            "subjects": {"predicted": predicted.name, "measured": measured.name},
+            "title": " beside ".join(map(state_of, runs, subjects)),
+            "predicted_run": runs[0].record.run_id,
+            "measured_run": runs[1].record.run_id,
+            "subjects": {"predicted": one.name, "measured": other.name},
             "curves": {
-                **{THEORIES + name: _settings(predicted_run, predicted, name) for name in theories},
-                **{MEASURED + name: _settings(measured_run, measured, name) for name in kinds},
+                **{THEORIES + name: _settings(runs[0], one, name) for name in theories},
+                **{MEASURED + name: _settings(runs[1], other, name) for name in kinds},
             },
         },
         seeds={"bootstrap": options.seed},
     )
     stored = ComparisonRun.from_record(store_subjects(record, [compared], contrasts=contrasts))
-    assert isinstance(stored, ComparisonRun)
     return replace(stored, subjects=(compared,))  # a record knows no infinite distance
 
 
-def _like_to_like(
-    first: Subject, compared: Subject, *, generator: np.random.Generator, paired: bool
-) -> tuple[Subject, dict[str, Contrast]]:
-    """Comparisons, those of one kind alone if both runs measured it, and what differs, by kind, at that distance."""
-    pairs = {block.kind: block for block in compared.comparisons if block.theory == block.kind}
-    shared = [kind for kind in first.measured if kind in pairs]
-    if shared:  # one kind says nothing of another, which may be nearer by chance
-        compared = replace(compared, comparisons=tuple(pairs.values()))
-    contrasts = {}
-    for kind in shared:
-        near, one, other = pairs[kind].prompts, first.measured[kind].sample, compared.measured[kind].sample
-        if near and one and other:
-            statistics = statistic_differences(one, other, generator=generator, paired=paired)
-            contrasts[kind] = Contrast(near.distance, near.flat, near.difference, near.n_units, statistics)
-    return compared, contrasts
-
-
-def _finished(source: Any) -> Any:
-    """The typed result, if a directory or a record holds one that is compared in its own way."""
-    if isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
-        source = read_record(source)
-    return result_of(source) if isinstance(source, Record) and source.verb in COMPARISONS else source
-
-
-def _with_profiles(source: Any) -> ProfileRun:
-    """The run as stored; refused if its verb measures or predicts no profiles of influence."""
+def _opened(source: Any) -> Result:
+    """The typed result behind what is compared: a run with profiles, or one that is compared in its own way."""
     if isinstance(source, Profile):
         arrays = {f"profile/{name}": array for name, array in vars(source).items() if array is not None}
         source = Record("predict", {}, {"title": "profile", "theory": "profile"}, arrays=arrays)
+    elif isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
+        source = read_record(source)
     record = source.as_run() if isinstance(source, Record | Showing) else None
     if not isinstance(record, Record):
         raise UsageError(
             "compare takes profiles, predictions, measurements and runs; a model is measured first, as in "
             f"posbias.measure(model, prompts); got {source!r:.80}"
         )
+    if record.verb in COMPARISONS:
+        return source if isinstance(source, Result) else result_of(record)
     if record.verb not in COMPARED:
         raise UsageError(f"a run of {record.verb} cannot be compared; runs of predict, measure and audit can")
     if record.status == "failed":
         raise UsageError(f"a run that failed cannot be compared: {record.error}")
-    run = result_of(record, ProfileRun)
-    assert isinstance(run, ProfileRun)
-    return run
+    return result_of(record, ProfileRun)
 
 
 def _subjects(runs: Sequence[ProfileRun], requested: str | None) -> list[Subject]:
@@ -246,43 +223,33 @@ def _subjects(runs: Sequence[ProfileRun], requested: str | None) -> list[Subject
     return [next((of[name] for name in preferred if name in of), next(iter(of.values()))) for of in by_name]
 
 
-def _settings(view: ProfileRun, subject: Subject, name: str) -> Settings:
+def _settings(run: ProfileRun, subject: Subject, name: str) -> Settings:
     """Settings that a profile was computed or measured for: those of its run, or its theory or kind and the run."""
-    settings = view.curves.get(THEORIES + name) or view.curves.get(MEASURED + name)
-    return settings or {"theory" if name in subject.theories else "kind": name, "model": state_of(view, subject)}
+    settings = run.curves.get(THEORIES + name) or run.curves.get(MEASURED + name)
+    return settings or {"theory" if name in subject.theories else "kind": name, "model": state_of(run, subject)}
 
 
-def _predictions(subject: Subject, only: str | None, *, shared: int) -> dict[str, TheoryProfile]:
-    """The subject's theories, or what was measured, taken as predictions; of several `only` one, if it is named.
-
-    Units are paired with the measurement's if these are the same `shared` prompts, otherwise resampled on their own. A
-    measurement of which only the mean was kept is one unit: no interval, no claim.
-    """
-
-    def prediction(entry: MeasuredKind | TheoryProfile, otherwise: Sample | None) -> TheoryProfile:
-        sample = otherwise if entry.per_prompt is None else Sample.of(entry.per_prompt)
-        if sample is not None and 1 < shared == len(sample.units):
-            return TheoryProfile(entry.profile, sample.units)
-        return TheoryProfile(entry.profile, sample=sample)
-
-    theories = {name: prediction(entry, None) for name, entry in subject.theories.items()}
-    measured = {
-        name: prediction(entry, Sample(entry.profile.influence[None])) for name, entry in subject.measured.items()
-    }
-    if only is None:
-        return theories or measured
-    return _only({**measured, **theories}, only, run="first")
-
-
-def _only(profiles: Mapping[str, Entry], name: str, *, run: str) -> dict[str, Entry]:
-    if name not in profiles:
+def _only(profiles: Mapping[str, SubjectProfile], name: str | None, *, run: str) -> Mapping[str, SubjectProfile]:
+    """The profile of that name alone, or all if none is named."""
+    if name is not None and name not in profiles:
         raise UsageError(f"the {run} run holds no profile {name!r}; it holds: {', '.join(profiles)}")
-    return {name: profiles[name]}
+    return profiles if name is None else {name: profiles[name]}
 
 
-def _shared_units(predicted: ProfileRun, measured: ProfileRun, kinds: Mapping[str, MeasuredKind]) -> int:
+def _as_prediction(entry: SubjectProfile, *, shared: int, measured: bool) -> SubjectProfile:
+    """A profile that is judged: its units are paired with the measurement's if these are the same `shared` prompts.
+
+    Otherwise they are resampled on their own; a measurement of which only the mean was kept is one unit: no claim.
+    """
+    sample = entry.sample or (Sample(entry.profile.influence[None]) if measured else None)
+    if sample is not None and 1 < shared == len(sample.units):
+        return SubjectProfile(entry.profile, sample.units)
+    return SubjectProfile(entry.profile, apart=sample)
+
+
+def _shared_units(runs: Sequence[ProfileRun], kinds: Mapping[str, SubjectProfile]) -> int:
     """Number of prompts that both runs read, the same in the same order and one unit each; 0 if they differ."""
-    first, second = (run.record.prompts or {} for run in (predicted, measured))
-    units = {len(entry.per_prompt) for entry in kinds.values() if entry.per_prompt is not None}
+    first, second = (run.record.prompts or {} for run in runs)
+    units = {entry.n_independent for entry in kinds.values()} - {0}
     same_prompts = first.get("sha256") is not None and first["sha256"] == second.get("sha256")
     return int(first["count"]) if same_prompts and units == {first["count"]} else 0

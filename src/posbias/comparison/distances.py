@@ -66,8 +66,6 @@ class Sample:
     @property
     def average(self) -> Float64[np.ndarray, "n_positions"]:
         """The profile of the sample: the mean over its units."""
-        if self.scales is None:
-            return np.asarray(self.units.mean(axis=0))
         return np.asarray(self.averages(leave_one_out(len(self.units))[:1])[0])
 
     def averages(self, weights: Weights) -> Averages:
@@ -113,6 +111,15 @@ class BesideFlat:
         """-1: closer than the flat line; 1: farther; 0: the data do not decide."""
         return decided(self.difference, self.n_units)
 
+    @property
+    def said(self) -> str:
+        """What is decided, in words; if nothing is, whether that is for the interval or for the number of units."""
+        if self.decides:
+            return f"{'closer' if self.decides < 0 else 'farther'} than the flat line"
+        if self.difference.excludes(0.0):
+            return f"{self.n_units} prompts or seeds are too few to decide, which takes {UNITS_FOR_CLAIM}"
+        return "the data do not decide"
+
 
 @dataclass(frozen=True)
 class PromptComparison(BesideFlat):
@@ -124,11 +131,16 @@ class PromptComparison(BesideFlat):
     per_prompt_flat: StoredInterval
 
 
+@dataclass(frozen=True)
+class Contrast(BesideFlat):
+    """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
+
+    statistics: Mapping[str, StoredInterval]
+    """First minus second, per registered statistic."""
+
+
 def compare_with_prompts(
-    predicted: Profile | Predictions | Sample,
-    measured: Sample | Units,
-    *,
-    generator: np.random.Generator,
+    predicted: Profile | Predictions | Sample, measured: Sample | Units, *, generator: np.random.Generator
 ) -> PromptComparison:
     """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
 
@@ -140,22 +152,33 @@ def compare_with_prompts(
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     count, n_positions = sample.units.shape
-    if isinstance(predicted, Sample):
-        rows, n_units = predicted.average[None], min(count, len(predicted.units))
-        gaps = gaps_between(sample, predicted)
+    flat = Profile.uniform(n_positions).influence[None]
+    n_units = min(count, len(predicted.units)) if isinstance(predicted, Sample) else count
+    if isinstance(predicted, np.ndarray):
+        rows = Sample.of(predicted).units
+        if len(rows) != count:
+            raise UsageError(f"{len(rows)} predictions for {count} prompts; one for each, or a single Profile")
     else:
-        n_units = count
-        rows = predicted.influence[None] if isinstance(predicted, Profile) else Sample.of(predicted).units
-        if not isinstance(predicted, Profile) and len(predicted) != count:
-            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
-        if rows.shape[1] != n_positions:
-            raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
-        parts = blocks(leave_one_out(count), n_positions)
-        left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
-        gaps = _gap_intervals(np.concatenate(left_out, axis=1))
-    medians = _medians(rows, sample, generator)
+        rows = (predicted.average if isinstance(predicted, Sample) else predicted.influence)[None]
+    if rows.shape[1] != n_positions:
+        raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+    weights = leave_one_out(count)
+    left_out = [(weights @ rows if len(rows) > 1 else rows, sample.averages(weights))]
+    if isinstance(predicted, Sample):
+        left_out.append((predicted.averages(leave_one_out(len(predicted.units))), sample.average[None]))
+    gaps = []
+    for profiles, averages in left_out:
+        gap = wasserstein(profiles, averages)
+        gaps.append(np.stack([gap, np.broadcast_to(wasserstein(flat, averages), gap.shape)]))
+    distance, of_flat = (jackknife(*(each[row] for each in gaps)).interval(least=0.0, most=1.0) for row in (0, 1))
+    difference = jackknife(*(each[0] - each[1] for each in gaps)).interval(least=-1.0, most=1.0)
+    draws = draw_weights(count, generator=generator, draws=DRAWS)
+    medians = (
+        percentile_interval(float(np.median(values)), weighted_median(values, draws), count)
+        for values in (wasserstein(rows, sample.units), wasserstein(flat, sample.units))
+    )
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(*gaps, n_units, noise, *medians)
+    return PromptComparison(distance, of_flat, difference, n_units, noise, *medians)
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator) -> SplitHalf:
@@ -171,57 +194,11 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator) -> Split
     return SplitHalf(float(values.mean()), float(low), float(high))
 
 
-def decided(difference: Interval, n_units: int) -> int:
+def decided(difference: Interval, n_units: int = UNITS_FOR_CLAIM) -> int:
     """The sign of a difference whose interval excludes 0, given enough units for a claim; otherwise 0."""
     if n_units < UNITS_FOR_CLAIM or not difference.excludes(0.0):
         return 0
     return -1 if difference.value < 0 else 1
-
-
-def undecided(difference: Interval, n_units: int) -> str:
-    """Why a difference is not decided: its interval or, if that excludes 0, the number of units."""
-    if n_units < UNITS_FOR_CLAIM and difference.excludes(0.0):
-        return f"{n_units} prompts or seeds are too few to decide, which takes {UNITS_FOR_CLAIM}"
-    return "the data do not decide"
-
-
-def _gaps(averages: Averages, profiles: Averages) -> Float64[np.ndarray, "two rows"]:
-    """W1 to the averages: of the other profiles, and of the flat line."""
-    flat = Profile.uniform(averages.shape[1]).influence[None]
-    distances = wasserstein(profiles, averages)
-    return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
-
-
-def gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, Interval]:
-    """Distance, flat distance and their difference of two independent samples."""
-    n_positions, n_second = first.units.shape[1], second.units.shape[1]
-    if n_positions != n_second:
-        raise UsageError(f"cannot contrast profiles of {n_positions} and {n_second} positions")
-    weights = [blocks(leave_one_out(len(sample.units)), n_positions) for sample in (first, second)]
-    without_first = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
-    without_second = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
-    return _gap_intervals(np.concatenate(without_first, axis=1), np.concatenate(without_second, axis=1))
-
-
-def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, Interval, Interval]:
-    """Distance, flat distance and their difference, from their values with each unit of each sample left out."""
-    return (
-        jackknife(*(gaps[0] for gaps in samples)).interval(least=0.0, most=1.0),
-        jackknife(*(gaps[1] for gaps in samples)).interval(least=0.0, most=1.0),
-        jackknife(*(gaps[0] - gaps[1] for gaps in samples)).interval(least=-1.0, most=1.0),
-    )
-
-
-def _medians(predicted: Units, sample: Sample, generator: np.random.Generator) -> tuple[Interval, Interval]:
-    """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
-    units, n_units = sample.units, len(sample.units)
-    weights = draw_weights(n_units, generator=generator, draws=DRAWS)
-    flat = Profile.uniform(units.shape[1]).influence[None]
-    first, second = (
-        percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
-        for values in (wasserstein(predicted, units), wasserstein(flat, units))
-    )
-    return first, second
 
 
 def distances(predicted: Profile, measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
@@ -241,7 +218,9 @@ def distances(predicted: Profile, measured: Profile) -> tuple[dict[str, float], 
     return of_prediction, of_flat
 
 
-Values = Float64[np.ndarray, "rows"]
+def point_statistics(profile: Profile) -> dict[str, Interval]:
+    """Every statistic of a profile, without intervals."""
+    return {name: Interval(float(STATISTICS[name](profile.influence)), -np.inf, np.inf) for name in STATISTICS}
 
 
 def summarise(sample: Sample, *, generator: np.random.Generator) -> dict[str, Interval]:
@@ -253,25 +232,6 @@ def summarise(sample: Sample, *, generator: np.random.Generator) -> dict[str, In
         else jackknife(values).interval(least=-1.0 if name in SIGNED else 0.0, most=1.0)
         for name, values in _statistics_of(sample, generator, DRAWS).items()
     }
-
-
-def point_statistics(profile: Profile) -> dict[str, Interval]:
-    """Every statistic of a profile, without intervals."""
-    return {name: Interval(float(STATISTICS[name](profile.influence)), -np.inf, np.inf) for name in STATISTICS}
-
-
-@dataclass(frozen=True)
-class Contrast(BesideFlat):
-    """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
-
-    statistics: Mapping[str, StoredInterval]
-    """First minus second, per registered statistic; the two samples are independent."""
-
-
-def contrast(first: Sample, second: Sample, *, generator: np.random.Generator) -> Contrast:
-    """Statistics of `first` minus those of `second`, which is independent, and the distance between them."""
-    statistics = statistic_differences(first, second, generator=generator, paired=False)
-    return Contrast(*gaps_between(first, second), min(len(first.units), len(second.units)), statistics)
 
 
 def statistic_differences(
@@ -296,16 +256,15 @@ def statistic_differences(
     return statistics
 
 
-def _statistics_of(sample: Sample, generator: np.random.Generator, draws: int) -> dict[str, Values]:
+def _statistics_of(
+    sample: Sample, generator: np.random.Generator, draws: int
+) -> dict[str, Float64[np.ndarray, "rows"]]:
     """Every statistic of the average, then of averages without a unit, or of resampled units if it jumps."""
     n_units, n_positions = sample.units.shape
-    left_out, resampled = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
-    rows = {True: np.concatenate([left_out[:1], resampled]), False: left_out}
-    collected: dict[str, list[Values]] = {name: [] for name in STATISTICS}
-    for jumps, weights in rows.items():
-        for part in blocks(weights, n_positions):
-            averages = sample.averages(part)
-            for name in STATISTICS:
-                if (name in RESAMPLED) == jumps:
-                    collected[name].append(STATISTICS[name](averages))
-    return {name: np.concatenate(values) for name, values in collected.items()}
+    averages = sample.averages(leave_one_out(n_units))
+    found = {name: STATISTICS[name](averages) for name in STATISTICS}
+    parts = list(blocks(draw_weights(n_units, generator=generator, draws=draws), n_positions))
+    for name in RESAMPLED:
+        of_draws = [STATISTICS[name](sample.averages(part)) for part in parts]
+        found[name] = np.concatenate([found[name][:1], *of_draws])
+    return found

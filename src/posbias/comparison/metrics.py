@@ -136,7 +136,10 @@ def spearman(predicted: Distributions, measured: Distributions) -> Values:
 
     Nearly automatic for two monotone profiles: never read it alone.
     """
-    first, second = _centred_ranks(predicted), _centred_ranks(measured)
+    from scipy.stats import rankdata  # half a second to import
+
+    middle = (predicted.shape[-1] + 1) / 2
+    first, second = (np.asarray(rankdata(each, axis=-1), np.float64) - middle for each in (predicted, measured))
     scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
     product = (first * second).sum(axis=-1)
     return np.asarray(np.divide(product, scale, out=np.full(np.shape(scale), np.nan), where=scale > 0))
@@ -177,13 +180,6 @@ def minimum_shift(predicted: Distributions, measured: Distributions) -> Values:
     NaN if either profile has no interior minimum (see `minimum_position`), as the flat line.
     """
     return np.asarray(minimum_position(predicted) - minimum_position(measured))
-
-
-def _centred_ranks(profiles: Distributions) -> Distributions:
-    from scipy.stats import rankdata  # half a second to import
-
-    ranks = np.asarray(rankdata(profiles, axis=-1), dtype=np.float64)
-    return np.asarray(ranks - (profiles.shape[-1] + 1) / 2)
 
 
 def _log_ratio(predicted: Distributions, measured: Distributions) -> Float64[np.ndarray, "... n_positions"]:

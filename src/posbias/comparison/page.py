@@ -8,12 +8,12 @@ Negative results are claims like any other.
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from posbias.comparison.distances import UNITS_FOR_CLAIM, decided, point_statistics
+from posbias.comparison.distances import UNITS_FOR_CLAIM, decided
 from posbias.comparison.metrics import STATISTICS
 from posbias.comparison.stored import (
     THEORIES,
@@ -102,7 +102,7 @@ def profiles_report(*runs: Result) -> Report:
     return Report(
         " beside ".join(view.label for view in views),
         kicker=KICKER,
-        verdict=[named_verdict(view) for view in views[:MOST_VERDICTS]],
+        verdict=[verdict_of(view, view.label.replace(": ", ", "))[0] for view in views[:MOST_VERDICTS]],
         picture=figures[:1],
         figures=figures[1:],
         note=NOTE,
@@ -153,23 +153,21 @@ def picture_of(view: ProfileRun) -> list[Figure]:
 
     Empty if a run does not have both.
     """
-    kind = next(iter(view.subject.measured), None)
-    if kind is None or len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
+    kind = next(iter(view.subject.measured), "")
+    if len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
         return []
     panels = []
     for subject in view.subjects:
-        profile, size = subject.measured[kind].profile, subject.n_positions
-        theories = []
+        profile, size, theories = subject.measured[kind].profile, subject.n_positions, []
         if (nearest := _nearest(subject, kind)) is not None:
-            name = nearest.theory
-            stroke = theory_strokes([name])[name]
+            name, stroke = nearest.theory, theory_strokes([nearest.theory])[nearest.theory]
             theories = [subject.theories[name].profile.curve(view.called("theories", name), stroke)]
         title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
         panel = profile_figure(f"{subject.name}-{kind}-best", title, theories, measured=[profile.curve("measured")])
         # A position is a cell around its number.
         tenths = tuple(
-            (start * size - 0.5, (start + FLAT_TENTH) * size - 0.5, percent(_share(profile, name)))
-            for name, start in zip(TENTHS, (0.0, 0.45, 0.9), strict=True)
+            (start * size - 0.5, (start + FLAT_TENTH) * size - 0.5, percent(share))
+            for start, share in zip((0.0, 0.45, 0.9), _tenths(profile).values(), strict=True)
         )
         panels.append(replace(panel, stretches=tenths, stretches_are="tenths and their shares"))
     lows, highs = zip(*(panel.log_range for panel in panels if panel.log_range), strict=True)
@@ -180,21 +178,23 @@ def picture_of(view: ProfileRun) -> list[Figure]:
 def figures_of(view: ProfileRun) -> list[Figure]:
     """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
     figures = [figure for subject in view.subjects for figure in _subject_figures(view, subject)]
-    figures.extend(
-        _depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None
-    )
-    if any(subject.mixing for subject in view.subjects):
-        figures.append(_mixing_figure(view))
-    return figures
+    figures += [_depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None]
+    return figures + ([_mixing_figure(view)] if any(subject.mixing for subject in view.subjects) else [])
 
 
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
     one of the predictions alone if nothing was measured. Profiles of several lengths are drawn over fractions."""
+    theories = [
+        (view.curves[THEORIES + name], entry.profile)
+        for view in views
+        if not view.subject.measured
+        for name, entry in view.subject.theories.items()
+    ]
+    names = names_beside([settings for settings, _ in theories])
+    predicted = [profile.curve(name) for name, (_, profile) in zip(names, theories, strict=True)]
     figures = []
-    kinds = list(dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured))
-    predicted = _predictions(views)
-    for kind in kinds or [""]:
+    for kind in dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured) or [""]:
         curves = [
             subject.measured[kind].profile.curve(
                 state_of(view, subject),
@@ -207,25 +207,11 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
         if predicted and len(curves) == 1 and all(is_measured(view, kind) for view in views):
             curves = [replace(curve, name=f"measured: {curve.name}", stroke=MEASURED) for curve in curves]
         curves += predicted
-        what = (
-            f"{capital(label(WORDS, kind))} influence, {len(curves)} curves" if kind else f"{len(curves)} predictions"
-        )
         if len(curves) > 1:
-            figures.append(profile_figure(f"runs-{kind or 'predicted'}", f"{what}, side by side", curves))
+            what = f"{capital(label(WORDS, kind))} influence, {len(curves)} curves"
+            title = f"{what if kind else f'{len(curves)} predictions'}, side by side"
+            figures.append(profile_figure(f"runs-{kind or 'predicted'}", title, curves))
     return figures
-
-
-def _predictions(views: Sequence[ProfileRun]) -> list[Curve]:
-    """Predictions of runs without measurement."""
-    found = [
-        (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
-        for view in views
-        for subject in view.subjects
-        if not subject.measured
-        for name, theory in subject.theories.items()
-    ]
-    names = names_beside([settings for settings, _ in found])
-    return [profile.curve(name) for name, (_, profile) in zip(names, found, strict=True)]
 
 
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
@@ -251,12 +237,10 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
 
 def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
     """The profile after a few layers, from pale (near the input) to dark."""
-    rows = shown_rows(len(depth.layers))
-    curves = []
+    rows, curves = shown_rows(len(depth.layers)), []
     for row, stroke in zip(rows, ramp(len(rows)), strict=True):
         low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
-        profile = Profile(depth.influence[row], low, high)
-        curves.append(profile.curve(f"after layer {int(depth.layers[row])}", stroke))
+        curves.append(Profile(depth.influence[row], low, high).curve(f"after layer {int(depth.layers[row])}", stroke))
     return profile_figure(f"{subject.name}-depth", f"{state_of(view, subject)}: how the profile forms", curves)
 
 
@@ -280,20 +264,22 @@ EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')
 """What finds where a model uses what its reader gives it, as a shell has it."""
 
 
-def verdict_of(view: ProfileRun) -> tuple[str, ...]:
+def verdict_of(view: ProfileRun, title: str = "") -> tuple[str, ...]:
     """Does the model lose the middle; what that is worth; which end does it favour, by how much; the nearest theory.
 
     Without theories nothing is said of them; if nothing was measured, the verdict says what was predicted, and how
-    near that is to what it was compared to.
+    near that is to what it was compared to. On a page of several runs the first line has a `title` in its lead.
     """
     subject = view.subjects[0]
     kind = next(iter(subject.measured), None)
     if kind is None:
-        return tuple(f"Predicted: {line}." for line in _predicted(view))
+        lead, of = (f"Predicted, {title}", "") if title else ("Predicted", " of the influence")
+        return tuple(f"{lead}: {line}." for line in _predicted(view, of))
     if subject.name not in SUBJECTS:
-        return _compared(view, subject)
+        said = _compared(view, subject)
+        return tuple(f"{title}: {line.replace(': ', ', ')}" for line in said) if title else said
     end, favoured = _favoured(subject, kind)
-    lines = [_middle(subject, kind)]
+    lines = [_middle(subject, kind, title or "it")]
     if subject.name == "trained":
         command = EVALUATE.format(model=shlex.quote(view.label))
         lines.append(
@@ -303,29 +289,13 @@ def verdict_of(view: ProfileRun) -> tuple[str, ...]:
     if subject.theories:
         nearest = _nearest(subject, kind)
         lines.append("No theory is shown to be nearer to the profile than a flat line.")
-        if nearest is not None and nearest.prompts is not None and nearest.prompts.decides < 0:
-            distance, flat = nearest.prompts.distance, nearest.prompts.flat.value
-            name = view.called("theories", nearest.theory)
-            lines[-1] = f"Nearest theory: {name}, at W1 {distance}; a flat line is at {flat:.3f}."
+        if nearest is not None and nearest.sign < 0:
+            name, flat = view.called("theories", nearest.theory), nearest.flat["wasserstein"]
+            lines[-1] = f"Nearest theory: {name}, at W1 {nearest.distance}; a flat line is at {flat:.3f}."
     return tuple(lines)
 
 
-def named_verdict(view: ProfileRun) -> str:
-    """The first line of the verdict, with the run's name in its lead, for a page of several."""
-    subject, title = view.subjects[0], view.label.replace(": ", ", ")
-    kind = next(iter(subject.measured), None)
-    if kind is None:
-        return f"Predicted, {title}: {_predicted(view, of='')[0]}."
-    if subject.name in SUBJECTS:
-        return _middle(subject, kind, about=title)
-    return f"{title}: {_compared(view, subject)[0].replace(': ', ', ')}"
-
-
-def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
-    return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
-
-
-def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
+def _predicted(view: ProfileRun, of: str) -> list[str]:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
         view.called("theories", name): theory.profile
@@ -336,37 +306,36 @@ def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
         return [f"{shares_sentence(next(iter(profiles.values())), of)}{' (even: 10 %)' * bool(of)}"]
     lines = []
     for tenth in TENTHS:
-        shares = {name: _share(profile, tenth) for name, profile in profiles.items()}
+        shares = {name: _tenths(profile)[tenth] for name, profile in profiles.items()}
         by_share = sorted(shares, key=lambda name: shares[name])
         ends = " to ".join(f"{percent(shares[name])} ({name})" for name in (by_share[0], by_share[-1]))
         lines.append(f"on the {tenth.replace('_', ' ')} {ends}")
     return lines
 
 
-def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
+def _middle(subject: Subject, kind: str, about: str) -> str:
     """The answer to whether the middle has less than either end."""
-    summary, n_units = _summary(subject, kind), subject.measured[kind].n_independent
+    summary, n_units = subject.summary(kind), subject.measured[kind].n_independent
     share = f"its middle tenth has {percent(summary['middle_tenth'])} of the influence"
-    ends = {"beginning": _sign(summary["first_over_middle"]), "end": _sign(summary["last_over_middle"])}
-    name = capital(about) if about == "it" else about
     if n_units < UNITS_FOR_CLAIM:
         return f"Whether {about} loses the middle is not decided by {n_units} prompts or seeds: {share}."
-    if all(sign == 1 for sign in ends.values()):
-        return f"{name} loses the middle: {share} (even share: 10 %), less than either end."
-    if -1 in ends.values():
-        less = [f"its {end}" for end, sign in ends.items() if sign == -1]
-        than = less[0] if len(less) == 1 else "either end"
+    share, name = f"{share} (even share: 10 %)", "It" if about == "it" else about
+    ends = {"its beginning": decided(summary["first_over_middle"]), "its end": decided(summary["last_over_middle"])}
+    less = [end for end, sign in ends.items() if sign == -1]
+    if less:
         # An end is its tenth without the last position, to which the residual stream alone gives much.
-        apart = "" if ends["end"] != -1 else ", the last position left out"
-        return f"{name} does not lose the middle: {share} (even share: 10 %), more than {than}{apart}."
-    return f"Whether {about} loses the middle is not decided: {share} (even share: 10 %)."
+        apart = ", the last position left out" if "its end" in less else ""
+        return f"{name} does not lose the middle: {share}, more than {'either end' if less[1:] else less[0]}{apart}."
+    if all(ends.values()):
+        return f"{name} loses the middle: {share}, less than either end."
+    return f"Whether {about} loses the middle is not decided: {share}."
 
 
 def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
     """The end that has more, "" if that is not decided, and the line that says so."""
     sign, points, within = _gap(subject, kind)
     if not sign:
-        summary = _summary(subject, kind)
+        summary = subject.summary(kind)
         numbers = f"the last tenth has {percent(summary['last_tenth'])}, the first {percent(summary['first_tenth'])}"
         return "", f"Which end it favours is not decided: {numbers}."
     end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
@@ -386,7 +355,7 @@ def _gap(subject: Subject, kind: str) -> tuple[int, str, int]:
     whole, within = (jackknife(tenth - first).interval(least=-1.0, most=1.0) for tenth in (last, inside))
     sign = decided(whole, measured.n_independent)
     size = whole if sign >= 0 else Interval(-whole.value, -whole.high, -whole.low)
-    return sign, size.text(".0f", scale=PERCENT, unit=" percentage points"), _sign(within)
+    return sign, size.text(".0f", scale=PERCENT, unit=" percentage points"), decided(within)
 
 
 def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
@@ -395,7 +364,7 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
     if start is None:
         return
     sign, points, _ = _gap(start, kind)
-    last = _summary(start, kind)["last_token"]
+    last = start.summary(kind)["last_token"]
     if sign:
         favoured = "end" if sign > 0 else "beginning"
         also = ", too," if favoured == end else ""
@@ -408,12 +377,7 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
 def _nearest(subject: Subject, kind: str) -> KindComparison | None:
     """The nearest theory to a measurement of those that are shown to be nearer than the flat line; else of all."""
     blocks = [block for block in subject.comparisons if block.kind == kind]
-    return min(blocks, key=lambda block: (_decides(block) >= 0, block.metrics["wasserstein"]), default=None)
-
-
-def _decides(block: KindComparison) -> int:
-    """-1: closer than a flat line; 1: farther; 0: not decided."""
-    return 0 if block.prompts is None else block.prompts.decides
+    return min(blocks, key=lambda block: (block.sign >= 0, block.metrics["wasserstein"]), default=None)
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
@@ -424,17 +388,16 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     best = min(blocks, key=lambda block: block.metrics["wasserstein"])
     if len(blocks) == 1:
         return (f"{capital(_beside(view, best))}.",)
-    decides = Counter(map(_decides, blocks))
+    decides = Counter(block.sign for block in blocks)
     counted = ", ".join(f"{decides[sign]} {told}" for sign, told in DECISIONS.items() if decides[sign])
     return (f"Nearest is {_beside(view, best)}.", f"Of all {len(blocks)} comparisons: {counted}.")
 
 
 def _beside(view: ProfileRun, block: KindComparison) -> str:
     """The distance of a theory to a measurement beside the flat line's, and what that decides."""
-    distance = f"{block.metrics['wasserstein']:.3f}" if block.prompts is None else str(block.prompts.distance)
     name, kind = view.called("theories", block.theory), view.called("measured", block.kind)
-    said = "no claim without single prompts" if block.prompts is None else DECISIONS[_decides(block)]
-    return f"{name}: W1 {distance} to {kind}, a flat line {block.flat['wasserstein']:.3f}; {said}"
+    said = "no claim without single prompts" if block.prompts is None else DECISIONS[block.sign]
+    return f"{name}: W1 {block.distance} to {kind}, a flat line {block.flat['wasserstein']:.3f}; {said}"
 
 
 def percent(share: Interval | float) -> str:
@@ -443,17 +406,12 @@ def percent(share: Interval | float) -> str:
     return interval.text(".0f" if abs(interval.value) >= FLAT_TENTH else ".1f", scale=PERCENT, unit=" %")
 
 
+def _tenths(profile: Profile) -> dict[str, float]:
+    """Shares of the first, the middle and the last tenth."""
+    return {name: float(STATISTICS[name](profile.influence)) for name in TENTHS}
+
+
 def shares_sentence(profile: Profile, of: str) -> str:
     """Shares of the tenths; `of` says of what, such as " of the influence"."""
-    first, middle, last = (percent(_share(profile, name)) for name in TENTHS)
+    first, middle, last = map(percent, _tenths(profile).values())
     return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
-
-
-def _share(profile: Profile, tenth: str) -> float:
-    return float(STATISTICS[tenth](profile.influence))
-
-
-def _sign(interval: Interval) -> int:
-    if not math.isfinite(interval.value) or not interval.excludes(0.0):
-        return 0
-    return 1 if interval.value > 0 else -1

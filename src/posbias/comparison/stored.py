@@ -38,8 +38,9 @@ from posbias.comparison.distances import (
     PromptComparison,
     Sample,
     compare_with_prompts,
-    contrast,
     distances,
+    point_statistics,
+    statistic_differences,
     summarise,
 )
 from posbias.errors import UsageError
@@ -59,7 +60,8 @@ from posbias.results.naming import THEORIES as THEORY_NAMES
 from posbias.results.records import REPORT_FILE, Record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import Shown
-from posbias.runs.parts import nested
+from posbias.results.tables import number_text
+from posbias.runs.parts import flat, nested
 from posbias.statistics import Interval, StoredInterval, StoredNumber
 
 Rows = Float64[np.ndarray, "_ n_positions"]
@@ -67,15 +69,18 @@ Rows = Float64[np.ndarray, "_ n_positions"]
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredKind:
-    """One kind of measured influence ("jacobian", "probability" ...)."""
+class SubjectProfile:
+    """One kind of influence that was measured, or a theory's prediction, with the units behind it."""
 
     profile: Profile
     """Average over units, with its pointwise interval if there is one."""
     per_prompt: Rows | None = None
-    """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
+    """Influence per unit, raw or normalised; without it a measurement gets no interval and no claim is made. Of a
+    theory that reads the prompt: a prediction for each unit of the measurement, in the same order."""
     standard_errors: Rows | None = None
     """Errors of raw influence, if it was estimated by random covectors."""
+    apart: Sample | None = None
+    """Units of a prediction that were drawn independently of the measurement's: they are resampled on their own."""
 
     @property
     def sample(self) -> Sample | None:
@@ -86,24 +91,6 @@ class MeasuredKind:
     def n_independent(self) -> int:
         """Independently drawn units; 0 if no units are known."""
         return 0 if self.per_prompt is None else len(self.per_prompt)
-
-
-@dataclass(frozen=True, eq=False)
-class TheoryProfile:
-    """A theory's prediction for the subject."""
-
-    profile: Profile
-    per_prompt: Rows | None = None
-    """One prediction per unit of the measurement, in the same order, if the theory reads the prompt; its normalised
-    average should be `profile`, as `of_prompts` makes it."""
-    sample: Sample | None = None
-    """Units of its own that `profile` averages, drawn independently of the measurement's: they are resampled too."""
-
-    @classmethod
-    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "TheoryProfile":
-        """Normalise each unit's prediction and average, as the measurement is."""
-        sample = Sample.of(per_prompt)
-        return cls(Profile(sample.average), sample.units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +127,16 @@ class KindComparison:
     prompts: PromptComparison | None
     """Intervals and noise; None if the measurement has no single units."""
 
+    @property
+    def sign(self) -> int:
+        """-1: closer than a flat line; 1: farther; 0: not decided."""
+        return 0 if self.prompts is None else self.prompts.decides
+
+    @property
+    def distance(self) -> str:
+        """W1 in three decimals, with its interval if there is one."""
+        return number_text(self.metrics["wasserstein"]) if self.prompts is None else str(self.prompts.distance)
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -147,8 +144,8 @@ class Subject:
 
     name: str
     """"trained", "initialised", or what the run was about."""
-    measured: Mapping[str, MeasuredKind] = field(default_factory=dict)
-    theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
+    measured: Mapping[str, SubjectProfile] = field(default_factory=dict)
+    theories: Mapping[str, SubjectProfile] = field(default_factory=dict)
     mixing: Mapping[str, Mixing] = field(default_factory=dict)
     depth: Depth | None = None
     summaries: Mapping[str, Mapping[str, StoredInterval]] = field(default_factory=dict)
@@ -160,40 +157,57 @@ class Subject:
     @property
     def n_positions(self) -> int:
         """Positions of the profiles; 0 for a subject without any."""
-        profiles = [entry.profile for entry in self.measured.values()]
-        profiles += [entry.profile for entry in self.theories.values()]
-        return profiles[0].n_positions if profiles else 0
+        return next((entry.profile.n_positions for entry in (*self.measured.values(), *self.theories.values())), 0)
+
+    def summary(self, kind: str) -> Mapping[str, Interval]:
+        """Every statistic of a measured kind, without intervals if no units are known."""
+        return self.summaries.get(kind) or point_statistics(self.measured[kind].profile)
 
 
-def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subject:
+def compare_subject(subject: Subject, *, generator: np.random.Generator, alike: bool = False) -> Subject:
     """The subject with its summaries and with every applicable theory compared to every measured kind.
 
-    The generator is the source of all resamples; the theories of one kind see the same ones.
+    The generator is the source of all resamples; the theories of one kind see the same ones. `alike`: each kind is
+    compared to what has its own name alone.
     """
     summaries: dict[str, Mapping[str, Interval]] = {}
     comparisons: list[KindComparison] = []
     for kind, measured in subject.measured.items():
-        sample = measured.sample
+        sample, prompts = measured.sample, None
         if sample is not None:
             summaries[kind] = summarise(sample, generator=generator)
         seed = int(generator.integers(2**63))
         for name, theory in subject.theories.items():
-            prompts = None
+            if alike and name != kind:
+                continue
             if sample is not None:
-                paired = theory.profile if theory.per_prompt is None else theory.per_prompt
-                predicted = paired if theory.sample is None else theory.sample
+                known = theory.profile if theory.per_prompt is None else theory.per_prompt
+                predicted = known if theory.apart is None else theory.apart
                 prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
             comparisons.append(KindComparison(kind, name, *distances(theory.profile, measured.profile), prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
 
 
-def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
-    """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
-    return {
-        kind: contrast(one, other, generator=generator)
-        for kind, entry in first.measured.items()
-        if kind in second.measured and (one := entry.sample) and (other := second.measured[kind].sample)
-    }
+def contrast_subjects(
+    first: Subject,
+    second: Subject,
+    *,
+    generator: np.random.Generator,
+    near: Mapping[str, PromptComparison] | None = None,
+    paired: bool = False,
+) -> dict[str, Contrast]:
+    """By kind that both subjects share: the first (trained) less the second (at initialisation), and their distance.
+
+    `near`: the distances by kind, if they are known; by default those of the second to the first, independent of it.
+    """
+    contrasts = {}
+    for kind in (kind for kind in first.measured if kind in (second.measured if near is None else near)):
+        one, other = first.measured[kind].sample, second.measured[kind].sample
+        if one is not None and other is not None:
+            beside = near[kind] if near else compare_with_prompts(other, one, generator=np.random.default_rng(0))
+            statistics = statistic_differences(one, other, generator=generator, paired=paired)
+            contrasts[kind] = Contrast(beside.distance, beside.flat, beside.difference, beside.n_units, statistics)
+    return contrasts
 
 
 DEPTH_KIND = "jacobian"
@@ -275,20 +289,15 @@ class ProfileRun(Result):
 
     def shown(self) -> Shown:
         """The longest profiles; in the picture each subject's first measured kind stands for the others, if any has."""
-        entries: list[tuple[Settings, Profile, bool]] = []
-        only_measured = any(subject.measured for subject in self.subjects)
+        curves, measured = [], any(subject.measured for subject in self.subjects)
         for subject in self.subjects:
-            groups: Mapping[tuple[str, str], Mapping[str, MeasuredKind | TheoryProfile]]
-            groups = {(MEASURED, "kind"): subject.measured, (THEORIES, "theory"): subject.theories}
-            for (group, sort), found in groups.items():
-                for number, (name, entry) in enumerate(found.items()):
-                    about = {sort: name, "model": self.label, "state": subject.name}
-                    drawn = number == 0 if group == MEASURED else not only_measured
-                    entries.append((self.curves.get(group + name, about), entry.profile, drawn))
-        longest = max((profile.n_positions for _, profile, _ in entries), default=0)
-        entries = [entry for entry in entries if entry[1].n_positions == longest]
-        curves = zip(names_beside([settings for settings, _, _ in entries]), entries, strict=True)
-        return Shown(self.record.line, tuple(profile.curve(name, drawn=drawn) for name, (_, profile, drawn) in curves))
+            state = f", {label(SUBJECTS, subject.name)}" if len(self.subjects) > 1 else ""
+            groups = {"measured": list(subject.measured)[:1], "theories": [] if measured else [*subject.theories]}
+            for group, drawn in groups.items():
+                for name, entry in vars(subject)[group].items():
+                    curves.append(entry.profile.curve(self.called(group, name) + state, drawn=name in drawn))
+        longest = max((curve.y.size for curve in curves), default=0)
+        return Shown(self.record.line, tuple(curve for curve in curves if curve.y.size == longest))
 
 
 @RESULTS.register("audit")
@@ -323,12 +332,16 @@ def store_subjects(
     `left_out` says what was not measured or does not apply.
     """
     for subject in subjects:
-        depth = {} if subject.depth is None else {DEPTH_KIND: subject.depth}
-        for group, entries in {**{group: vars(subject)[group] for group in GROUPS}, "depth": depth}.items():
-            for name, entry in entries.items():
-                parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
-                arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
-                record.arrays |= {f"{subject.name}/{group}/{name}/{part}": array for part, array in arrays.items()}
+        profiles = {
+            group: {
+                name: {**vars(entry.profile), "per_prompt": entry.per_prompt, "standard_errors": entry.standard_errors}
+                for name, entry in entries.items()
+            }
+            for group, entries in (("measured", subject.measured), ("theories", subject.theories))
+        }
+        record.arrays |= flat(
+            {subject.name: {**profiles, "mixing": subject.mixing, "depth": {DEPTH_KIND: subject.depth}}}
+        )
     record.scalars |= {
         "subjects": {
             subject.name: {
@@ -386,8 +399,7 @@ def state_of(view: ProfileRun, subject: Subject) -> str:
 
 def is_measured(view: ProfileRun, kind: str) -> bool:
     """True if the curve that others are compared to was measured; a comparison of predictions has none that was."""
-    settings = view.curves.get(MEASURED + kind)
-    return kind not in THEORY_NAMES if settings is None else "theory" not in settings
+    return "theory" not in view.curves.get(MEASURED + kind, ())
 
 
 def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:

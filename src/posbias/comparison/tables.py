@@ -1,13 +1,13 @@
 """The numbers of runs with profiles as tables: distances beside the flat line's, shares, differences and depth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from posbias.comparison.distances import Sample, point_statistics, summarise
-from posbias.comparison.metrics import METRICS, STATISTICS
+from posbias.comparison.distances import point_statistics, summarise
+from posbias.comparison.metrics import STATISTICS, wasserstein
 from posbias.comparison.stored import (
     KindComparison,
     ProfileRun,
@@ -30,6 +30,8 @@ AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE = (
     "to single texts",
 )
 """Columns beside a distance; the glossary explains each by this name."""
+DISTANCE = "distance W1 [95 %]"
+NEAR = "How near is each theory? Distances (W1) to what was measured; 0 means identical"
 OTHER_DISTANCES = ("total_variation", "symmetric_kl", "log_error")
 """Distances that may rank a theory and a flat line otherwise than W1 does."""
 BOOTSTRAP_SEED = 0
@@ -40,6 +42,9 @@ TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
 ENDS = ("first_token", "last_token")
 
 
+Row = Mapping[str, str]
+
+
 def shown_rows(count: int) -> list[int]:
     """Rows of the layers that are shown of `count`: first, last, and evenly between."""
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
@@ -47,160 +52,144 @@ def shown_rows(count: int) -> list[int]:
 
 def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
     """The tables that a run is read for first: theories, shares, changes, depth, and further numbers."""
-    tables = [
-        _theory_table(views, first=True),
-        _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
-        _contrast_table(views),
-        _depth_table(views),
-        _detail_table(views),
-    ]
-    return [table for table in tables if table.cells]
+    shares = (*TENTHS, "last_token", "minimum_position")
+    rows = {
+        NEAR: _theory_rows(views, first=True),
+        "Where does the influence lie?": _share_rows(views, shares),
+        "What differs between the two?": _contrast_rows(views),
+        "How does the profile form?": _depth_rows(views),
+        "What else was found?": _detail_rows(views),
+    }
+    return [table for title, found in rows.items() if (table := Table.of(title, found)).cells]
 
 
 def detailed_tables(view: ProfileRun) -> list[Table]:
     """Every metric beside the flat line's, and every share."""
     shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
-    tables = [
-        _settings_table(view),
-        _theory_table([view]),
-        _metric_table(view),
-        _share_table("Shares of the influence", [view], shares),
-    ]
-    return [table for table in tables if table.cells]
+    rows = {
+        "Which curve is which?": _settings_rows(view),
+        NEAR: _theory_rows([view]),
+        "Every distance, the flat line's in parentheses": _metric_rows(view),
+        "Shares of the influence": _share_rows([view], shares),
+    }
+    return [table for title, found in rows.items() if (table := Table.of(title, found)).cells]
 
 
 def _states(views: Sequence[ProfileRun]) -> list[tuple[ProfileRun, str, Subject]]:
     return [(view, state_of(view, subject), subject) for view in views for subject in view.subjects]
 
 
-def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, KindComparison]]:
-    """Every theory beside every measured kind, the nearest first, after what each of the three is called."""
-
-    return [
-        ([state, view.called("measured", block.kind), view.called("theories", block.theory)], subject, block)
-        for view, state, subject in _states(views)
-        for kind in subject.measured
-        for block in sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
-        if block.kind == kind
-    ]
-
-
-def _reference(views: Sequence[ProfileRun]) -> str:
-    """The column of what theories are compared to: "measured" only if all of it is."""
+def _comparisons(views: Sequence[ProfileRun], *, first: bool = False) -> Iterator[tuple[Row, KindComparison]]:
+    """Every theory beside every measured kind, or the `first` one alone, the nearest first, after what it is called."""
     kinds = [(view, kind) for view in views for subject in view.subjects for kind in subject.measured]
-    return "measured" if all(is_measured(view, kind) for view, kind in kinds) else "compared to"
+    reference = "measured" if all(is_measured(view, kind) for view, kind in kinds) else "compared to"
+    for view, state, subject in _states(views):
+        for kind in list(subject.measured)[: 1 if first else None]:
+            of_kind = (block for block in subject.comparisons if block.kind == kind)
+            for block in sorted(of_kind, key=lambda block: block.metrics["wasserstein"]):
+                names = view.called("measured", kind), view.called("theories", block.theory)
+                yield {"model": state, reference: names[0], "theory": names[1]}, block
 
 
-def _settings_table(view: ProfileRun) -> Table:
-    """Settings that each of several predictions was computed for."""
-    curves = {name: settings for key, name in view.names.items() if "theory" in (settings := view.curves[key])}
-    if not any("mask" in settings for settings in curves.values()):  # of models: their own pages have their settings
-        curves = {}
-    rows = (
-        {"curve": name, **{key: setting_text(value) for key, value in worded(settings).items()}}
-        for name, settings in curves.items()
-    )
-    return Table.of("Which curve is which?", rows)
-
-
-def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
+def _theory_rows(views: Sequence[ProfileRun], *, first: bool = False) -> Iterator[Row]:
     """Distances of theories to every measured kind, or to the `first` one of each model alone."""
-    header = ["model", _reference(views), "theory", "distance W1 [95 %]", OF_FLAT, OF_HALVES, OF_ONE, AGAINST_FLAT]
-    cells = []
-    for names, subject, block in _comparisons(views):
-        if first and block.kind != next(iter(subject.measured)):
-            continue
-        distance, further = number_text(block.metrics["wasserstein"]), [MISSING] * 3
+    for names, block in _comparisons(views, first=first):
+        row = {**names, DISTANCE: block.distance, OF_FLAT: number_text(block.flat["wasserstein"])}
+        row |= dict.fromkeys((OF_HALVES, OF_ONE, AGAINST_FLAT), MISSING)
         if (found := block.prompts) is not None:
-            further = [number_text(found.noise.mean), number_text(found.per_prompt.value), _against_flat(block)]
-            distance = str(found.distance)
-        cells.append([*names, distance, number_text(block.flat["wasserstein"]), *further])
-    return Table("How near is each theory? Distances (W1) to what was measured; 0 means identical", header, cells)
+            row |= {OF_HALVES: number_text(found.noise.mean), OF_ONE: number_text(found.per_prompt.value)}
+            row[AGAINST_FLAT] = _against_flat(block)
+        yield row
 
 
 def _against_flat(block: KindComparison) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
-    decides, reverse = 0 if block.prompts is None else block.prompts.decides, []
+    reverse = []
     for name in OTHER_DISTANCES:
         distance, flat = block.metrics[name], block.flat[name]
-        if math.isfinite(distance) and math.isfinite(flat) and decides * (round(distance, 3) - round(flat, 3)) < 0:
+        if math.isfinite(distance) and math.isfinite(flat) and block.sign * (round(distance, 3) - round(flat, 3)) < 0:
             reverse.append(label(METRIC_NAMES, name))
-    opposite = f" by W1, {VERDICTS[-decides]} by {', '.join(reverse)}" if reverse else ""
-    return f"{VERDICTS[decides]}{opposite}"
+    opposite = f" by W1, {VERDICTS[-block.sign]} by {', '.join(reverse)}" if reverse else ""
+    return f"{VERDICTS[block.sign]}{opposite}"
 
 
-def _share_table(title: str, views: Sequence[ProfileRun], names: Sequence[str]) -> Table:
+def _metric_rows(view: ProfileRun) -> Iterator[Row]:
+    """Every distance of every theory to every measured kind."""
+    for names, block in _comparisons([view]):
+        texts = {}
+        for name in (name for name in dict.fromkeys((*METRIC_NAMES, *block.metrics)) if name in block.metrics):
+            digits = 0 if name == "minimum_shift" else 3
+            ours, flat = (number_text(numbers[name], digits) for numbers in (block.metrics, block.flat))
+            texts[label(METRIC_NAMES, name)] = f"{ours} ({flat})"
+        yield {**names, **texts}
+
+
+def _settings_rows(view: ProfileRun) -> Iterator[Row]:
+    """Settings that each of several predictions was computed for; pages of models have theirs."""
+    curves = {name: view.curves[key] for key, name in view.names.items() if "theory" in view.curves[key]}
+    if any("mask" in settings for settings in curves.values()):
+        for name, settings in curves.items():
+            yield {"curve": name, **{key: setting_text(value) for key, value in worded(settings).items()}}
+
+
+def _share_rows(views: Sequence[ProfileRun], names: Sequence[str]) -> Iterator[Row]:
     """A row for each profile, measured or predicted, a column for each statistic, with its interval if estimated."""
     look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
     percent = {"spec": ".1f", "scale": 100, "unit": " %"}
-    cells = []
-
-    def add(state: str, profile: str, statistics: Mapping[str, Interval]) -> None:
-        cells.append([state, profile, *(statistics[name].text(**look.get(name, percent)) for name in names)])
-
     for view, state, subject in _states(views):
-        for kind, measured in subject.measured.items():
-            add(state, view.called("measured", kind), subject.summaries.get(kind) or point_statistics(measured.profile))
+        found = [(view.called("measured", kind), subject.summary(kind)) for kind in subject.measured]
         for name, theory in subject.theories.items():
+            statistics: Mapping[str, Interval] = point_statistics(theory.profile)
             # Beside a measurement intervals are given of distances, not of a theory's own shares.
-            if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
-                generator = np.random.default_rng(BOOTSTRAP_SEED)
-                add(state, view.called("theories", name), summarise(Sample.of(theory.per_prompt), generator=generator))
-            else:
-                add(state, view.called("theories", name), point_statistics(theory.profile))
-    return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
+            if not subject.measured and theory.n_independent > 1 and (sample := theory.sample):
+                statistics = summarise(sample, generator=np.random.default_rng(BOOTSTRAP_SEED))
+            found.append((view.called("theories", name), statistics))
+        for profile, statistics in found:
+            texts = {label(STATISTIC_NAMES, name): statistics[name].text(**look.get(name, percent)) for name in names}
+            yield {"model": state, "profile": profile, **texts}
 
 
-def _depth_table(views: Sequence[ProfileRun]) -> Table:
+def _depth_rows(views: Sequence[ProfileRun]) -> Iterator[Row]:
     """Shares of the influence on the stream after some layers, and how far that profile is from the final one's."""
-    cells = []
-    for _, state, subject in _states(views):
-        if subject.depth is None:
-            continue
-        flat, last = Profile.uniform(subject.depth.influence.shape[1]).influence, subject.depth.influence[-1]
-        for row in shown_rows(len(subject.depth.layers)):
-            profile = subject.depth.influence[row]
-            shares = [f"{100 * float(STATISTICS[share](profile)):.1f} %" for share in (*TENTHS, *ENDS)]
-            distances = [f"{float(METRICS['wasserstein'](profile, reference)):.3f}" for reference in (flat, last)]
-            cells.append([state, str(int(subject.depth.layers[row])), *shares, *distances])
-    shares = [label(STATISTIC_NAMES, name) for name in (*TENTHS, *ENDS)]
-    return Table(
-        "How does the profile form?", ["model", "after layer", *shares, "W1 to flat", "W1 to last layer"], cells
-    )
+    depths = [(state, subject.depth) for _, state, subject in _states(views) if subject.depth is not None]
+    for state, depth in depths:
+        flat, last = Profile.uniform(depth.influence.shape[1]).influence, depth.influence[-1]
+        for row in shown_rows(len(depth.layers)):
+            profile = depth.influence[row]
+            shares = {label(STATISTIC_NAMES, name): STATISTICS[name](profile) for name in (*TENTHS, *ENDS)}
+            distances = {"W1 to flat": wasserstein(profile, flat), "W1 to last layer": wasserstein(profile, last)}
+            yield {
+                "model": state,
+                "after layer": str(int(depth.layers[row])),
+                **{name: f"{100 * float(share):.1f} %" for name, share in shares.items()},
+                **{name: f"{float(distance):.3f}" for name, distance in distances.items()},
+            }
 
 
-def _detail_table(views: Sequence[ProfileRun]) -> Table:
+def _detail_rows(views: Sequence[ProfileRun]) -> Iterator[Row]:
     """Numbers of kinds with passes of their own: the mean and the range over prompts."""
-    cells = []
-    for run, (kind, of_kind) in ((view, entry) for view in views for entry in view.details.items()):
-        for name, numbers in of_kind.items():
-            ends = [f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max())]
-            cells.append([run.label, label(KINDS, kind), name.replace("_", " "), *ends])
-    return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
+    for view in views:
+        for kind, of_kind in view.details.items():
+            for name, numbers in of_kind.items():
+                ends = {"mean": numbers.mean(), "smallest": numbers.min(), "largest": numbers.max()}
+                about = {"model": view.label, "measured": label(KINDS, kind), "found": name.replace("_", " ")}
+                yield about | {end: f"{number:.4g}" for end, number in ends.items()}
 
 
-def _metric_table(view: ProfileRun) -> Table:
-    blocks = _comparisons([view])
-    known = list(blocks[0][2].metrics) if blocks else []
-    metrics = [*(name for name in METRIC_NAMES if name in known), *(name for name in known if name not in METRIC_NAMES)]
-    cells = []
-    for names, _, block in blocks:
-        digits = {name: 0 if name == "minimum_shift" else 3 for name in metrics}
-        pairs = [[number_text(of[name], digits[name]) for of in (block.metrics, block.flat)] for name in metrics]
-        cells.append([*names, *(f"{distance} ({flat})" for distance, flat in pairs)])
-    header = ["model", _reference([view]), "theory", *(label(METRIC_NAMES, name) for name in metrics)]
-    return Table("Every distance, the flat line's in parentheses", header, cells)
-
-
-def _contrast_table(views: Sequence[ProfileRun]) -> Table:
+def _contrast_rows(views: Sequence[ProfileRun]) -> Iterator[Row]:
     """Shares of a model as trained less those at initialisation, or of one run less those of another, and W1."""
-    cells = []
     for view in views:
         between = "trained less initialised" if view.subject.name in SUBJECTS else "first less second"
         for kind, entry in view.contrasts.items():
             ends = [entry.statistics[name].text("+.1f", scale=100, unit=" points") for name in (TENTHS[0], TENTHS[2])]
-            distances = [str(entry.distance), number_text(entry.flat.value), VERDICTS[entry.decides]]
-            cells.append([view.label, label(KINDS, kind), between, *ends, *distances, str(entry.n_units)])
-    header = ["model", "measured", "difference", "first tenth", "last tenth"]
-    header += ["distance W1 [95 %]", OF_FLAT, AGAINST_FLAT]
-    return Table("What differs between the two?", [*header, "texts or seeds"], cells)
+            yield {
+                "model": view.label,
+                "measured": label(KINDS, kind),
+                "difference": between,
+                "first tenth": ends[0],
+                "last tenth": ends[1],
+                DISTANCE: str(entry.distance),
+                OF_FLAT: number_text(entry.flat.value),
+                AGAINST_FLAT: VERDICTS[entry.decides],
+                "texts or seeds": str(entry.n_units),
+            }

@@ -23,10 +23,10 @@ from posbias.comparison.distances import Sample
 from posbias.comparison.metrics import wasserstein
 from posbias.comparison.stored import (
     Depth,
-    MeasuredKind,
     Mixing,
     ProfileRun,
     Subject,
+    SubjectProfile,
     compare_subject,
     store_subjects,
 )
@@ -314,13 +314,13 @@ def combine(measured: Sequence[PromptMeasurement], *, state: str = "trained") ->
     Raises:
         RunError: a prompt has no influence at all.
     """
-    subject: dict[str, MeasuredKind] = {}
+    subject: dict[str, SubjectProfile] = {}
     for kind in measured[0].norms:
         norms = np.stack([prompt.norms[kind] for prompt in measured])
         for index in np.flatnonzero(norms.sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
         errors = [prompt.standard_errors[kind] for prompt in measured if kind in prompt.standard_errors]
-        subject[kind] = MeasuredKind(_profile(norms), norms, np.stack(errors) if errors else None)
+        subject[kind] = SubjectProfile(_profile(norms), norms, np.stack(errors) if errors else None)
     mixing = {}
     for name in measured[0].mixing:
         units = np.stack([prompt.mixing[name] for prompt in measured])

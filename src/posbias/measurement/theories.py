@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.comparison.stored import TheoryProfile
+from posbias.comparison.stored import SubjectProfile
 from posbias.errors import UsageError
 from posbias.measurement.prompt import PromptMeasurement
 from posbias.models.model import Model
@@ -73,7 +73,7 @@ def prompt_theories(
 
 def architecture_theories(
     model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
-) -> tuple[dict[str, TheoryProfile], list[str]]:
+) -> tuple[dict[str, SubjectProfile], list[str]]:
     """Predictions from the architecture and measured mixing, by name, and why each other does not apply."""
     if mixing is None:
         return {}, ["theories of the architecture: the model's family has no description"]
@@ -87,7 +87,7 @@ def architecture_theories(
             for name in ARCHITECTURE_THEORIES
         }
     )
-    return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+    return {name: SubjectProfile(Profile(influence)) for name, influence in found.items()}, left_out
 
 
 def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
