@@ -3,11 +3,10 @@
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from annotated_types import Ge
 
 from posbias.cli import options
-from posbias.cli.output import print_json, running, say
+from posbias.cli.output import running
 from posbias.errors import UsageError
 from posbias.measurement.options import Loading
 from posbias.training.options import TrainOptions
@@ -21,7 +20,6 @@ Single = Annotated[Loading, options.Take(dtype="float32")]
 
 
 def verify(
-    context: typer.Context,
     claim: str | None = None,
     *,
     mask: str | None = None,
@@ -50,8 +48,8 @@ def verify(
 
     of_model = ["prompts", "count", *options.names_of(Loading)]
     unread = of_model if model is None else ["mask"]
-    options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
-    with running(context, flags) as run:
+    flags.refuse(unread, "needs --model" if model is None else "cannot go with --model")
+    with running(flags) as run:
         described: dict[str, Any] | None = None
         if model is not None:
             selected(claim)  # before the model is loaded
@@ -66,14 +64,9 @@ def verify(
         else:
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
         record = papers.claims_record(verdicts, seed=read.seed, read=described)
-        run.open.finish(record)
-        page = run.draw(record)
-    if flags.json:
-        print_json([verdict.as_dict() for verdict in verdicts])
-        return
-    texts = [f"{verdict.as_text()}\n" for verdict in verdicts]
-    texts.append(papers.tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
-    say(*"\n".join(texts).split("\n"), *([] if page is None else [f"report: {page}"]))
+        texts = [f"{verdict.as_text()}\n" for verdict in verdicts]
+        texts.append(papers.tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+        run.finish(record, [verdict.as_dict() for verdict in verdicts], *"\n".join(texts).split("\n"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,6 @@ class BirthFlags:
 
 
 def reproduce(
-    context: typer.Context,
     paper: str,
     *,
     size: str = "small",
@@ -118,7 +110,7 @@ def reproduce(
     from posbias_papers import PAPERS
 
     experiment: Experiment = PAPERS[paper]()
-    _refuse_settings(context, paper)
+    _refuse_settings(flags, paper)
     values = {
         **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
         "size": size,
@@ -129,18 +121,18 @@ def reproduce(
     if experiment.settings is not None:
         settings = experiment.settings(**{each.name: values[each.name] for each in fields(experiment.settings)})
     settings = experiment.check(settings)
-    with running(context, flags, resume=training.resume) as run:
+    with running(flags) as run:
         run.finish(experiment.run(settings).record)
 
 
-def _refuse_settings(context: typer.Context, paper: str) -> None:
+def _refuse_settings(flags: options.RunFlags, paper: str) -> None:
     """Refuse options of another experiment, which would change nothing here."""
     from posbias_papers import PAPERS
 
     training = ["device", "engine", *options.names_of(options.EngineFlags), "resume"]
-    flags = {"n_positions": ["length"], "studies": ["study"], "run": training}
+    spelled = {"n_positions": ["length"], "studies": ["study"], "run": training}
     taken: dict[str, list[str]] = {
-        name: [flag for each in fields(PAPERS[name].settings) for flag in flags.get(each.name, [each.name])]
+        name: [flag for each in fields(PAPERS[name].settings) for flag in spelled.get(each.name, [each.name])]
         for name in PAPERS
         if PAPERS[name].settings is not None
     }
@@ -148,4 +140,4 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
     for name in dict.fromkeys(name for names in taken.values() for name in names if name not in own):
         owners = ", ".join(owner for owner, names in taken.items() if name in names)
         allowed = " ".join(f"--{other.replace('_', '-')}" for other in (*own, "out", "json"))
-        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {allowed} only")
+        flags.refuse([name], f"belongs to {owners}; {paper} takes {allowed} only")

@@ -40,11 +40,11 @@ def one_line(result, *words, code=2):
         (["--content", "nan"], ["content must be a finite number or a list or ndarray, got nan"]),
         (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["alibi", "slopes", "'ab'"]),
         (["--mixing", ","], ["',' has an empty item at place 1"]),
-        (["--mixing", " "], ["--mixing ' ' holds no value"]),
+        (["--mixing", " "], ["--mixing holds no value"]),
         (["--mask", "causal,,full"], ["'causal,,full' has an empty item at place 2"]),
         (["--theory", "rollout,"], ["'rollout,' has an empty item at place 2"]),
-        (["--mixing", "0.1,0.10"], ["--mixing 0.1,0.10: 0.1 is given twice"]),
-        (["--depth", "2,x"], ["--depth 2,x: allowed are whole numbers from 1"]),
+        (["--mixing", "0.1,0.10"], ["--mixing: 0.1 is given twice"]),
+        (["--depth", "2,x"], ["--depth: '2,x': allowed are whole numbers"]),
         (["--depth", "1,2,3,4,5", "--mixing", "0,0.2,0.4,0.6,0.8"], ["25 curves (--depth 5, --mixing 5", "at most 24"]),
         (["--encoding", "none,alibi", "--theory", "closed_form"], ["mask causal with encoding none only"]),
     ],
@@ -120,7 +120,7 @@ def test_flags_that_change_nothing_are_not_refused(posbias):
 
 
 def test_wrong_values_of_flags_are_bad_usage(posbias):
-    one_line(posbias("predict", "--depth", "0"), "--depth 0: allowed are whole numbers from 1, separated by commas")
+    one_line(posbias("predict", "--depth", "0"), "--depth must be a list, each a whole number >= 1", "got '0'")
     one_line(posbias("predict", "--count", "0"), "--count", "got '0'", "greater than or equal to 1")
     one_line(posbias("predict", "--length", "many"), "--length", "got 'many'")
     one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")

@@ -350,7 +350,7 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
     wrong = tmp_path / "scores.txt"
     wrong.write_text("0.5\nhigh\n")
     for flags, message in (
-        (["--scores", "0.5,often"], "--scores, value 2: 'often' is not a number"),
+        (["--scores", "0.5,often"], "--scores: 'often' is not a number"),
         (["--scores", wrong], "scores.txt, line 2: 'high' is not a number"),
         (["--scores", "-1,2"], "turn logits into probabilities first"),
         (["--scores", "1,2", "--by", "beauty"], "has no 'beauty'"),

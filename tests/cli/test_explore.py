@@ -4,7 +4,7 @@ import pytest
 
 import posbias as pb
 from posbias.architecture import ENCODINGS, MASKS
-from posbias.cli.explore import explore
+from posbias.cli.predict import explore
 from posbias.designing.result import TARGETS
 from posbias.explorer.app import app, parameters, predicted, spelled
 

@@ -93,7 +93,7 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     assert block["flat"]["wasserstein"] == pytest.approx(expected.flat["wasserstein"], rel=1e-3)
 
     page = (measured / "report.html").read_bytes()
-    for flags, reason in (([], "need a directory of their own"), (["--out", measured], "is one of the runs")):
+    for flags, reason in (([], "need a directory of their own"), (["--out", measured], "holds a run, whose page")):
         refused = posbias("report", measured, predicted, *flags)
         assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
     assert (measured / "report.html").read_bytes() == page

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from annotated_types import Ge
 
 from posbias.auditing.options import AuditOptions
@@ -59,7 +58,6 @@ class BehaviourFlags:
 
 
 def audit(
-    context: typer.Context,
     model: str,
     *,
     prompts: options.PromptFlags,
@@ -90,7 +88,7 @@ def audit(
 
     plan = behaviour.plan(settings)
     if plan is None:
-        options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
+        flags.refuse(options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
     options.check_rendered(settings.template_options, rendered=plan is not None and plan.task.by_template)
     directory = out or Path("runs") / next(iter(directory_names([model])))
     settings = replace(settings, source=prompts.source, engine=engine.of(settings.engine))
@@ -99,12 +97,12 @@ def audit(
     if plan is not None:
         subject = settings.load(model)
         check_behaviour(subject, plan)
-    with running(context, flags, resume=settings.resume):
+    with running(flags):
         audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
     records = {directory: audited.record}
     if plan is not None:
         beside = directory / BEHAVIOUR
-        with running(context, replace(flags, out=beside), resume=settings.resume):
+        with running(replace(flags, out=beside)):
             answered = audit_behaviour(subject, plan, out=beside)
         link_behaviour(audited.record, directory)
         records[beside] = answered.record

@@ -1,14 +1,14 @@
 """`posbias evaluate` and `mitigate`: how well a model answers, by the answer's position, and what helps against it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from annotated_types import Ge
 
+from posbias.checks import checked
 from posbias.cli import options
 from posbias.cli.output import NOT_MET, fail, print_json, running, say
 from posbias.errors import UsageError
@@ -20,7 +20,7 @@ from posbias.registry import split_settings
 
 if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement, RequirementCheck
-    from posbias.evaluation.responders import Responder, ServerResponder
+    from posbias.evaluation.responders import Responder
     from posbias.results.records import Record
     from posbias.tasks.language import LanguageTask
 
@@ -36,12 +36,12 @@ PLANNED_FOR = {
     "spread": "This is if accuracies are near 0.5; fewer do if they are higher or lower, or samples differ.",
 }
 """What a plan assumes of accuracies; samples differ if some are harder at all positions."""
-LocalLoading = Annotated[Loading, options.Take("init_seed")]
 
 
+@checked
 @dataclass(frozen=True)
-class ServerFlags:
-    """A model on a server."""
+class AnswererFlags(Loading, LocalOptions):
+    """The model that answers: loaded here, or on a server."""
 
     server: list[str] | None = None
     """Base URL of an OpenAI-compatible server, whose key the variable OPENAI_API_KEY holds (another: key_variable='...'
@@ -69,13 +69,40 @@ class ServerFlags:
             )
         return list(zip(*(given * (both // len(given)) for given in (servers, models)), strict=True))
 
-    def responders(self, directory: Path | None, loading: Loading) -> "list[ServerResponder]":
-        """The models of all servers; answers are kept in the run directory, so that a resumed run pays none twice."""
+    def task(self, spelled: str, models: Sequence[str], flags: options.RunFlags) -> "LanguageTask":
+        """The task that is put to models or servers; flags that would do nothing are refused."""
+        from posbias.tasks.language import LANGUAGE_TASKS
+
+        if bool(models) == bool(self.server):
+            raise UsageError("give one of MODEL and --server URL, not both")
+        if models and self.tokenizer is not None:
+            raise UsageError(f"--tokenizer {self.tokenizer!r} goes with --server; a MODEL brings its own")
+        if self.endpoints:  # one of each, or as many
+            flags.refuse(["batch", "dtype", "device"], "goes with a MODEL; a server runs its own")
+        else:
+            flags.refuse(["served_model", "server_options"], "goes with --server; a MODEL runs here")
+        task = LANGUAGE_TASKS.parse(spelled)
+        # A chat server renders every request as a conversation.
+        options.check_rendered(self.template_options, rendered=task.by_template or bool(self.server))
+        return task
+
+    def answering(self, model: str) -> "Responder":
+        """A loaded model that answers."""
+        from posbias.evaluation.responders import LocalResponder
+
+        return LocalResponder(self.load(model), LocalOptions(self.batch))
+
+    def subjects(self, models: Sequence[str], directory: Path | None) -> list[Any]:
+        """What is asked: models that are loaded when their turn comes, or those of all servers.
+
+        Answers of servers are kept in the run directory, so that a resumed run pays none twice.
+        """
         from posbias.evaluation.responders import ServerOptions, ServerResponder
+        from posbias.evaluation.run import Unopened
         from posbias.models.loading import load_tokenizer
 
-        if not self.server:
-            return []
+        if models:
+            return [Unopened(name, partial(self.answering, name)) for name in models]
         named = split_settings(self.server_options, "concurrency=1")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if unknown := sorted(set(named) - names):
@@ -83,7 +110,7 @@ class ServerFlags:
             raise UsageError(f"--server-options: unknown {unknown[0]!r}; allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
         try:
-            settings = ServerOptions(**named, cache=cache, template_options=loading.template_options)
+            settings = ServerOptions(**named, cache=cache, template_options=self.template_options)
         except UsageError as error:
             raise UsageError(f"--server-options: {str(error).removeprefix('server: ')}") from None
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
@@ -91,15 +118,12 @@ class ServerFlags:
 
 
 def evaluate(
-    context: typer.Context,
     models: list[str] | None = None,
     *,
     task: str = "key_value(pairs=10)",
     summary: Path | None = None,
     settings: EvaluateOptions,
-    local: LocalOptions,
-    loading: LocalLoading,
-    served: ServerFlags,
+    answerer: Annotated[AnswererFlags, options.Take("init_seed")],
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved.
@@ -117,16 +141,13 @@ def evaluate(
     from posbias import evaluate as evaluate_subjects
     from posbias.evaluation.comparison import EvaluationComparison
     from posbias.evaluation.lengths import LengthEvaluation
-    from posbias.evaluation.run import Unopened
 
-    names = models or []
     check_summary(summary, settings.require)
-    asked = check_answerer(context, next(iter(names), None), task, served, loading)
-    with running(context, flags, resume=settings.resume) as run:
-        settings = replace(settings, directory=run.directory)
-        subjects: list[Any] = [Unopened(name, partial(answering, name, local, loading)) for name in names]
-        subjects += served.responders(run.directory, loading)
-        result = evaluate_subjects(subjects[0] if len(subjects) == 1 else subjects, asked, options=settings)
+    asked = answerer.task(task, models or [], flags)
+    with running(flags) as run:
+        first, *others = answerer.subjects(models or [], flags.out)
+        settings = replace(settings, directory=flags.out)
+        result = evaluate_subjects([first, *others] if others else first, asked, options=settings)
         compared = isinstance(result, EvaluationComparison)
         parts = dict(result.evaluations) if compared else {}
         if isinstance(result, LengthEvaluation):
@@ -139,16 +160,13 @@ def evaluate(
 
 
 def mitigate(
-    context: typer.Context,
     model: str | None = None,
     *,
     settings: MitigateOptions,
     task: str = "key_value(pairs=10)",
     summary: Path | None = None,
     evaluation: Annotated[EvaluateOptions, options.Take(*OF_EVALUATE_ALONE)],
-    local: LocalOptions,
-    loading: LocalLoading,
-    served: ServerFlags,
+    answerer: Annotated[AnswererFlags, options.Take("init_seed")],
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed.
@@ -162,24 +180,23 @@ def mitigate(
     a pipeline, exit code 3 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
     `--server URL --served-model NAME` · after an interruption the same command with `--resume`
     """
-    from posbias.evaluation.run import Unopened
     from posbias.mitigation.methods.recipe import check_files
     from posbias.mitigation.run import mitigate as try_methods
 
     check_summary(summary, settings.require)
-    asked = check_answerer(context, model, task, served, loading)
-    if len(served.endpoints) > 1:
-        raise UsageError(f"one server is asked here, got {len(served.endpoints)}; evaluate takes several")
+    models = [] if model is None else [model]
+    asked = answerer.task(task, models, flags)
+    if len(answerer.endpoints) > 1:
+        raise UsageError(f"one server is asked here, got {len(answerer.endpoints)}; evaluate takes several")
     check_files(settings.entries)  # before a model is loaded
-    with running(context, flags, resume=evaluation.resume) as run:
-        subjects: list[Any] = served.responders(run.directory, loading)
-        subject = subjects[0] if subjects else Unopened(str(model), partial(answering, str(model), local, loading))
-        trial = try_methods(subject, asked, options=settings, directory=run.directory)
+    with running(flags) as run:
+        (subject,) = answerer.subjects(models, flags.out)
+        trial = try_methods(subject, asked, options=settings, directory=flags.out)
         run.finish(trial.record)
     conclude(trial.record, {"": trial.requirement}, summary, quiet=flags.json)
 
 
-def demo(context: typer.Context, *, flags: Annotated[options.RunFlags, options.Take("json")]) -> None:
+def demo(*, flags: Annotated[options.RunFlags, options.Take("json")]) -> None:
     """Evaluate a stand-in with a planted bias, as a first look that takes seconds. No model is loaded.
 
     Example: `posbias demo` · with a page: `posbias demo --out runs/planted`
@@ -189,8 +206,8 @@ def demo(context: typer.Context, *, flags: Annotated[options.RunFlags, options.T
 
     right = f"{PLANTED[0]:.0%} of the time at the ends, {min(PLANTED):.0%} in the middle"
     say(f"No model is asked but a stand-in with a planted bias, which is right {right}.")
-    with running(context, flags) as run:
-        settings = EvaluateOptions(count=40, directory=run.directory, overwrite=flags.overwrite)
+    with running(flags) as run:
+        settings = EvaluateOptions(count=40, directory=flags.out, overwrite=flags.overwrite)
         found = evaluate_subject(PlantedResponder(PLANTED), "key_value(pairs=9)", options=settings)
         run.finish(found.record)
     shape = found.curves["accuracy"].shape
@@ -200,7 +217,6 @@ def demo(context: typer.Context, *, flags: Annotated[options.RunFlags, options.T
 
 
 def plan(
-    context: typer.Context,
     require: str,
     *,
     positions: Annotated[int, Ge(2)] = SPREAD_POSITIONS,
@@ -235,13 +251,6 @@ def plan(
     say(PLANNED_FOR[bound.what])
 
 
-def answering(model: str, local: LocalOptions, loading: Loading) -> "Responder":
-    """A loaded model that answers."""
-    from posbias.evaluation.responders import LocalResponder
-
-    return LocalResponder(loading.load(model), local)
-
-
 def check_summary(summary: Path | None, require: "Requirement | None") -> None:
     """Refuse a summary in another form, and one of test cases where no bound is asked for."""
     if summary is not None and summary.suffix not in (".md", *([".xml"] if require else [])):
@@ -267,25 +276,3 @@ def conclude(
             fail(sentence, NOT_MET)
         if not quiet:
             say(sentence)
-
-
-def check_answerer(
-    context: typer.Context, model: str | None, task: str, served: ServerFlags, loading: Loading
-) -> "LanguageTask":
-    """The task that is put to a model or a server; flags that would do nothing are refused."""
-    from posbias.tasks.language import LANGUAGE_TASKS
-
-    server, tokenizer = served.server, served.tokenizer
-    if (model is None) == (not server):
-        raise UsageError("give one of MODEL and --server URL, not both")
-    if model is not None and tokenizer is not None:
-        raise UsageError(f"--tokenizer {tokenizer!r} goes with --server; a MODEL brings its own")
-    if served.endpoints:  # one of each, or as many
-        options.refuse(context, ["batch", "dtype", "device"], "goes with a MODEL; a server runs its own")
-    else:
-        options.refuse(context, ["served_model", "server_options"], "goes with --server; a MODEL runs here")
-    asked = LANGUAGE_TASKS.parse(task)
-    # A chat server renders every request as a conversation.
-    rendered = asked.by_template or bool(server)
-    options.check_rendered(loading.template_options, rendered=rendered)
-    return asked

@@ -1,14 +1,11 @@
 """`posbias compare`, `correlate`, `place`, `export` and `report`: what is made of finished runs."""
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from posbias.cli import options
-from posbias.cli.output import print_document, print_json, running, say
+from posbias.cli.output import running, tell
 from posbias.comparison.options import CompareOptions
 from posbias.errors import UsageError, check_most
 from posbias.evaluation.options import CorrelateOptions, PlaceOptions
@@ -19,9 +16,7 @@ MOST_SCORES = 100_000
 """Passages of one prompt."""
 
 
-def compare(
-    context: typer.Context, predicted: Path, measured: Path, *, settings: CompareOptions, flags: options.RunFlags
-) -> None:
+def compare(predicted: Path, measured: Path, *, settings: CompareOptions, flags: options.RunFlags) -> None:
     """Compare the profiles of two runs.
 
     Every distance is given with that of a flat line; intervals resample the prompts of both runs.
@@ -36,12 +31,13 @@ def compare(
     from posbias import compare as compare_runs  # from the front door, behind which runs of every verb can be read
     from posbias.results.records import read_record
 
-    options.check_apart(flags.out, (predicted, measured), verb="compared")
-    with running(context, flags) as run:
+    if flags.out is not None and flags.out.resolve() in (predicted.resolve(), measured.resolve()):
+        raise UsageError(f"--out {str(flags.out)!r} is one of the runs compared, and would be replaced; choose another")
+    with running(flags) as run:
         run.finish(compare_runs(read_record(predicted), read_record(measured), options=settings).record)
 
 
-def correlate(context: typer.Context, runs: list[Path], *, settings: CorrelateOptions, flags: options.RunFlags) -> None:
+def correlate(runs: list[Path], *, settings: CorrelateOptions, flags: options.RunFlags) -> None:
     """Correlate influence with behaviour over finished audits. Ranks are formed within each measurement.
 
     Args:
@@ -52,19 +48,12 @@ def correlate(context: typer.Context, runs: list[Path], *, settings: CorrelateOp
     from posbias.evaluation.correlate import correlate as correlate_runs
     from posbias.evaluation.evaluation import load_evaluation
 
-    with running(context, flags) as run:
+    with running(flags) as run:
         evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
         run.finish(correlate_runs(evaluations, options=settings).record)
 
 
-def place(
-    context: typer.Context,
-    *,
-    run: Path,
-    scores: str,
-    settings: PlaceOptions,
-    flags: options.RunFlags,
-) -> None:
+def place(*, run: Path, scores: str, settings: PlaceOptions, flags: options.RunFlags) -> None:
     """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data.
 
     Args:
@@ -78,19 +67,16 @@ def place(
     from posbias.evaluation.place import place as order_passages
 
     relevance = scores_of(scores)
-    with running(context, flags) as this:
+    with running(flags) as this:
         evaluation = load_evaluation(run, "placing")
         this.finish(order_passages(relevance, evaluation, options=settings).record)
 
 
 def scores_of(text: str) -> list[float]:
     """Relevances from a list, or from a file with one number per line."""
-    given: Iterable[tuple[str, str]]
-    given = ((f"--scores, value {number}", part) for number, part in enumerate(text.split(","), start=1))
-    if file_exists(text):
-        given = ((source, decoded(line, source)) for source, line in read_lines(text))
+    lines = ((source, decoded(line, source)) for source, line in read_lines(text))
     relevance = []
-    for source, spelled in given:
+    for source, spelled in lines if file_exists(text) else (("--scores", part) for part in text.split(",")):
         try:
             relevance.append(float(spelled))
         except ValueError:
@@ -102,7 +88,6 @@ def scores_of(text: str) -> list[float]:
 
 
 def show(
-    context: typer.Context,
     run: Path,
     *,
     sample: int | None = None,
@@ -138,14 +123,11 @@ def show(
     prompts: list[Any] = [request.prompt for request in requests]
     if sends_messages:
         prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
-    if flags.json:
-        print_json({**row, "prompts": prompts})
-    else:
-        say(f"{evaluation.title}: sample {row['sample']}, position {row['position']}", *answer_lines(row, prompts))
+    title = f"{evaluation.title}: sample {row['sample']}, position {row['position']}"
+    tell(flags, {**row, "prompts": prompts}, title, *answer_lines(row, prompts))
 
 
 def export(
-    context: typer.Context,
     fitted: str,
     *,
     to: Path,
@@ -178,11 +160,10 @@ def export(
     chosen = choose(fitted, method=method)
     loaded = loading.load(model or Recipe.read(chosen.recipe).model.source)
     exported = write(chosen, to, model=loaded, merged=merged, gguf=gguf)
-    print_document(asdict(exported), as_json=flags.json, line=f"{exported.form}: {to} ({', '.join(exported.files)})")
+    tell(flags, asdict(exported), f"{exported.form}: {to} ({', '.join(exported.files)})")
 
 
 def report(
-    context: typer.Context,
     runs: list[Path],
     *,
     paper: Path | None = None,
@@ -207,14 +188,12 @@ def report(
         if out is not None:
             raise UsageError("--paper writes no page; leave out --out")
         written = str(write_paper(records, paper))
-        print_document({"paper": written, "runs": names}, as_json=flags.json, line=f"paper: {written}")
+        tell(flags, {"paper": written, "runs": names}, f"paper: {written}")
         return
-    if len(runs) > 1:
-        if out is None:
-            raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
-        options.check_apart(out, runs, verb="drawn")
-    if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
+    if len(runs) > 1 and out is None:
+        raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
+    if out is not None and (out / RECORD_FILE).exists() and [out.resolve()] != [run.resolve() for run in runs]:
         raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
     with held(out or runs[0]) as directory:
         page = str(write_report(records, directory))
-    print_document({"report": page, "runs": names}, as_json=flags.json, line=f"report: {page}")
+    tell(flags, {"report": page, "runs": names}, f"report: {page}")

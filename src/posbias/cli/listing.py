@@ -7,11 +7,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, get_type_hints
 
-import typer
-
 from posbias.checks import described
 from posbias.cli import options
-from posbias.cli.output import print_document, print_json
+from posbias.cli.output import tell
 from posbias.errors import UsageError
 
 SORTS = {
@@ -41,7 +39,6 @@ SAMPLE_ITEMS = 3
 
 
 def list_variants(
-    context: typer.Context,
     sort: str | None = None,
     name: str | None = None,
     *,
@@ -70,10 +67,7 @@ def list_variants(
     else:
         found = described_variant(sort, name)
         lines = _variant_lines(found)
-    if flags.json:
-        print_json(found)
-    else:
-        typer.echo("\n".join(lines))
+    tell(flags, found, *"\n".join(lines).split("\n"))
 
 
 def registered_variants(sort: str) -> dict[str, str]:
@@ -133,7 +127,6 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
 
 
 def get(
-    context: typer.Context,
     name: str = "demo",
     *,
     out: Path | None = None,
@@ -152,7 +145,7 @@ def get(
     if name != "demo":
         raise UsageError(f"unknown model {name!r}; known: demo (other models load by hub id, directory or file)")
     directory = fetch_demo() if out is None else copy_demo(out)
-    print_document({"model": name, "directory": str(directory)}, as_json=flags.json, line=f"{name}: {directory}")
+    tell(flags, {"model": name, "directory": str(directory)}, f"{name}: {directory}")
 
 
 def models() -> None:

@@ -1,25 +1,26 @@
-"""`posbias measure`, `attention` and `decompose`: what is measured on models."""
+"""`posbias measure`, `attention`, `decompose` and `train`: what is measured on models, and small ones to measure."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
 from posbias.decomposition.options import DecomposeOptions
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.measurement.options import AttentionOptions, Loading, MeasureOptions
+from posbias.training.options import TrainOptions
+
+Loaded = Annotated[Loading, options.Take("template_options")]
 
 
 def measure(
-    context: typer.Context,
     model: list[str],
     *,
     prompts: options.PromptFlags,
     kinds: str = "jacobian,probability",
     settings: MeasureOptions,
-    loading: Annotated[Loading, options.Take("template_options")],
+    loading: Loaded,
     engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -44,21 +45,18 @@ def measure(
             f"measure takes one model, got {', '.join(model)}; measure each into a directory of its own, and draw them "
             "on one page: posbias report DIRECTORY... --out BOTH"
         )
-    asked, resolved = replace(settings, engine=engine.of(settings.engine)), resolve_kinds(kinds)
-    arguments = {**options.passed_arguments(context), "model": source}
-    with running(context, flags, resume=settings.resume, arguments=arguments) as run:
+    asked, resolved = replace(settings, engine=engine.of(settings.engine), directory=flags.out), resolve_kinds(kinds)
+    with running(flags, model=source) as run:
         loaded, drawn = prompts.opened(source, loading)
-        run_options = replace(asked, directory=run.directory)
-        run.finish(measured(loaded, drawn, kinds=resolved, seed=prompts.seed, options=run_options).record)
+        run.finish(measured(loaded, drawn, kinds=resolved, seed=prompts.seed, options=asked).record)
 
 
 def attention(
-    context: typer.Context,
     model: str,
     *,
     prompts: options.PromptFlags,
     settings: AttentionOptions,
-    loading: Annotated[Loading, options.Take("template_options")],
+    loading: Loaded,
     flags: options.RunFlags,
 ) -> None:
     """Measure a model's attention and its rollouts.
@@ -73,18 +71,17 @@ def attention(
     """
     from posbias.measurement.attention import attention as measured
 
-    with running(context, flags) as run:
+    with running(flags) as run:
         loaded, drawn = prompts.opened(model, loading)
-        run.finish(measured(loaded, drawn, options=replace(settings, directory=run.directory)).record)
+        run.finish(measured(loaded, drawn, options=replace(settings, directory=flags.out)).record)
 
 
 def decompose(
-    context: typer.Context,
     model: str,
     *,
     prompts: Annotated[options.PromptFlags, options.Take(length=256, count=8)],
     settings: DecomposeOptions,
-    loading: Annotated[Loading, options.Take("template_options")],
+    loading: Loaded,
     flags: options.RunFlags,
 ) -> None:
     """Show what each ingredient contributes to a model's profile.
@@ -102,7 +99,35 @@ def decompose(
     from posbias.measurement.kinds import resolve_kinds
 
     replaced, kinds = resolve_interventions(settings.interventions), resolve_kinds(settings.kinds)
-    with running(context, flags, resume=settings.resume) as run:
+    with running(flags) as run:
         loaded, drawn = prompts.opened(model, loading)
-        asked = replace(settings, interventions=replaced, kinds=kinds, directory=run.directory)
+        asked = replace(settings, interventions=replaced, kinds=kinds, directory=flags.out)
         run.finish(decompose_model(loaded, drawn, options=asked).record)
+
+
+def train(
+    study: Path,
+    *,
+    settings: TrainOptions,
+    engine: options.EngineFlags,
+    flags: options.RunFlags,
+) -> None:
+    """Train every member of a study.
+
+    A study is a grid of masks, encodings, depths and task settings, times seeds.
+
+    Args:
+        study: A study: task, model, optimiser, train, grid and seeds, in YAML.
+
+    Example: `posbias train study.yaml --out runs/study` · then a member like any model: `posbias measure
+    runs/study/models/0000 --length 10` · after a kill: the same with `--resume`
+    """
+    from posbias.training.running import train as train_study
+    from posbias.training.study import load_study
+
+    settings = replace(settings, engine=engine.of(settings.engine))
+    with running(flags) as run:
+        trained = train_study(load_study(study), options=replace(settings, directory=flags.out))
+        run.finish(trained.record)
+    if trained.record.error is not None:
+        raise RunError(trained.record.error)

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import typer
 from annotated_types import Ge
 
-from posbias.checks import RESIDUAL_MIXING, Flag, Later
+from posbias.checks import Flag, Later
 from posbias.errors import UsageError
 from posbias.measurement.options import Loading
-from posbias.registry import read_literal, split_literals
 
 if TYPE_CHECKING:
     from posbias.models.model import Model
@@ -35,11 +34,6 @@ if TYPE_CHECKING:
 
 UNRECORDED = {"json", "resume", "overwrite"}
 """Options that change no result."""
-DEFAULT_MIXING = (
-    f"Mixing {RESIDUAL_MIXING} in every layer is the default (--mixing): attention carries a tenth of each layer's "
-    "update and the residual stream nine tenths; five published models have 0.06 to 0.14 on average."
-)
-"""A caveat."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,10 @@ class EngineFlags:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Where a run leaves its result."""
+    """Where a run leaves its result, and the command that makes it."""
 
+    context: Annotated[typer.Context, Flag(None)]
+    """Knows what stands on the command line."""
     out: Path | None = None
     """Directory for record and report."""
     overwrite: bool = False
@@ -107,17 +103,22 @@ class RunFlags:
     json: bool = False
     """Print one JSON document on stdout and nothing else."""
 
+    def given(self, name: str) -> bool:
+        """True if an option or argument stands on the command line."""
+        return _given(self.context, name)
 
-@dataclass(frozen=True)
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Refuse options that would do nothing here; `reason` follows the option's name."""
+        for parameter in self.context.command.params:
+            if parameter.name in names and self.given(parameter.name):
+                raise UsageError(f"{parameter.opts[0]} {reason}")
+
+
 class Take:
     """In the annotation of a verb's dataclass: fields that are no options of the verb, and defaults of its own."""
 
-    left_out: tuple[str, ...]
-    defaults: Mapping[str, Any]
-
     def __init__(self, *left_out: str, **defaults: Any) -> None:
-        object.__setattr__(self, "left_out", left_out)
-        object.__setattr__(self, "defaults", defaults)
+        self.left_out, self.defaults = left_out, defaults
 
 
 def directory(text: str) -> Path:
@@ -135,9 +136,7 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
     spelled: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(verb).parameters.items():
         kind, marks = _bare(parameter.annotation)
-        if kind is typer.Context:
-            spelled[name] = parameter
-        elif isinstance(kind, type) and not isinstance(kind, Later) and is_dataclass(kind):
+        if isinstance(kind, type) and not isinstance(kind, Later) and is_dataclass(kind):
             taken[name] = kind, next((mark for mark in marks if isinstance(mark, Take)), Take())
             options[name] = options_of(kind, taken[name][1])
             for option in options[name].values():
@@ -148,16 +147,16 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
             spelled[name] = _parameter(name, kind, marks, default, meanings[name], argument=argument)
 
     @wraps(verb)
-    def command(**values: Any) -> None:
-        context = values.get("context")
-        given = {name: value for name, value in values.items() if context is not None and was_given(context, name)}
-        made: dict[Any, Any] = {}
+    def command(context: typer.Context, **values: Any) -> None:
+        given = {name: value for name, value in values.items() if _given(context, name)}
+        made: dict[Any, Any] = {typer.Context: context}
         for name, (kind, take) in reversed(taken.items()):  # one may hold another behind it
             held = {entry.name: made[part] for entry in fields(kind) if (part := _bare(entry.type)[0]) in made}
             values[name] = made[kind] = _made(kind, {**take.defaults, **held}, options[name], given)
         verb(**{name: values[name] for name in inspect.signature(verb).parameters})
 
-    command.__signature__ = inspect.Signature(list(spelled.values()))  # type: ignore[attr-defined]
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([context, *spelled.values()])  # type: ignore[attr-defined]
     return command
 
 
@@ -262,24 +261,9 @@ def names_of(group: type[Any], *, without: Sequence[str] = ()) -> list[str]:
     return [option.name for option in options_of(group, Take(*without)).values()]
 
 
-def was_given(context: typer.Context, name: str) -> bool:
-    """True if an option or argument stands on the command line."""
+def _given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Refuse options that would do nothing here; `reason` follows the option's name."""
-    for parameter in context.command.params:
-        if parameter.name in names and was_given(context, parameter.name):
-            spelled = [word.partition("=")[0] for word in sys.argv]
-            flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag in spelled]
-            raise UsageError(f"{flags[0]} {reason}")
-
-
-def passed_arguments(context: typer.Context) -> dict[str, Any]:
-    """The command's parameters as passed, defaults included, as plain values."""
-    return {name: _plain(value) for name, value in context.params.items() if name not in UNRECORDED}
 
 
 def command_line() -> str:
@@ -297,46 +281,7 @@ def _quoted(word: str) -> str:
     return f"$'{''.join(letters)}'"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def check_rendered(template_options: Mapping[str, Any], *, rendered: bool) -> None:
     """Refuse options of a chat template where no task is rendered as conversations."""
     if template_options and not rendered:
         raise UsageError("--template-options are for conversations; ask for them by chat=True in the task")
-
-
-def check_resume(resume: bool, out: Path | None) -> None:
-    """Refuse to continue a run whose directory was not named."""
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the directory of the run that is continued")
-
-
-def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
-    """Refuse to write over a run that is read."""
-    if out is not None and out.resolve() in [run.resolve() for run in runs]:
-        raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
-
-
-def several(name: str, text: str, read: Callable[[str], Any] = read_literal) -> list[Any]:
-    """Parse values separated by commas outside brackets: at least one, and none twice."""
-    values = [read(part) for part in split_literals(text)]
-    if not values:
-        raise UsageError(f"--{name} {text!r} holds no value")
-    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-        raise UsageError(f"--{name} {text}: {twice[0]} is given twice")
-    return values
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """Parse whole numbers from 1, as `several`."""
-
-    def whole(part: str) -> int:
-        if not part.isdecimal() or int(part) < 1:
-            raise UsageError(f"--{name} {text}: allowed are whole numbers from 1, separated by commas")
-        return int(part)
-
-    return several(name, text, whole)

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from posbias.cli.options import RunFlags, check_resume, command_line, passed_arguments
-from posbias.errors import printable
+from posbias.cli.options import UNRECORDED, RunFlags, command_line
+from posbias.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from posbias.results.records import Record
@@ -34,54 +34,51 @@ class Run:
     """A run while it runs, and how it is printed."""
 
     open: "OpenRun"
-    as_json: bool
-    """True: one JSON document is printed instead of tables."""
-
-    @property
-    def directory(self) -> Path | None:
-        """The directory that holds it, if there is one."""
-        return self.open.directory
+    flags: RunFlags
 
     def draw(self, record: "Record", *, below: str = "") -> Path | None:
         """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
         from posbias.results.result import write_report
 
-        return None if self.directory is None else write_report(record, self.directory / below)
+        return None if self.flags.out is None else write_report(record, self.flags.out / below)
 
-    def finish(self, record: "Record") -> None:
-        """Keep the record in the directory, if there is one, unless the verb has done so; draw its page and print."""
+    def finish(self, record: "Record", document: Any = None, *lines: str) -> None:
+        """Keep the record in the directory, if there is one, unless the verb has done so; draw its page and print.
+
+        A `document` and lines are printed instead of the whole record.
+        """
         self.open.finish(record)
         page = self.draw(record)
-        if self.as_json:
-            print_json(record_document(record))
+        if self.flags.json:
+            print_json(record_document(record) if document is None else document)
             return
-        print_record(record)
-        if page is not None:
-            say(f"report: {page}")
+        if document is None:
+            print_record(record)
+        say(*lines, *([] if page is None else [f"report: {page}"]))
 
 
 @contextmanager
-def running(
-    context: typer.Context, flags: RunFlags, *, resume: bool | None = None, arguments: dict[str, Any] | None = None
-) -> Iterator[Run]:
+def running(flags: RunFlags, **instead: Any) -> Iterator[Run]:
     """The run of a verb, opened before the verb opens it: what loads a model belongs to the run, too.
 
-    With `resume`, a finished run in the directory is kept (None: the verb takes none over); `arguments` go into the
-    record where they are not as passed.
+    With --resume, a finished run in the directory is kept. `instead` goes into the record, not what was passed.
     """
+    from posbias.results.records import plain
     from posbias.runs.running import run_directory
 
-    check_resume(bool(resume), flags.out)
-    arguments = passed_arguments(context) if arguments is None else arguments
+    passed = flags.context.params
+    if passed.get("resume") and flags.out is None:
+        raise UsageError("--resume needs --out: the directory of the run that is continued")
+    arguments = {name: plain(value) for name, value in {**passed, **instead}.items() if name not in UNRECORDED}
     with run_directory(
         flags.out,
-        verb=str(context.info_name),
+        verb=str(flags.context.info_name),
         arguments=arguments,
         command=command_line(),
-        resume=resume,
+        resume=passed.get("resume"),  # None: the verb takes none over
         overwrite=flags.overwrite,
     ) as run:
-        yield Run(run, flags.json)
+        yield Run(run, flags)
 
 
 def record_document(record: "Record") -> dict[str, Any]:
@@ -111,17 +108,18 @@ def print_json(document: Any) -> None:
     typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
 
 
-def print_document(document: Mapping[str, Any], *, as_json: bool, line: str) -> None:
-    """A short result: as JSON, or as one line."""
-    if as_json:
+def tell(flags: RunFlags, document: Any, *lines: str) -> None:
+    """A short result: as one JSON document, or as lines."""
+    if flags.json:
         print_json(document)
     else:
-        say(line)
+        say(*lines)
 
 
 def say(*lines: str) -> None:
     """Lines on stdout; of what comes from elsewhere nothing steers the terminal."""
-    typer.echo("\n".join(map(printable, lines)))
+    for line in lines:
+        typer.echo(printable(line))
 
 
 def prepare() -> None:
