@@ -71,14 +71,11 @@ PLAIN: dict[Any, str] = {
 """Words for plain annotations."""
 
 
-@dataclass(frozen=True, init=False)
 class OneOf:
     """In an annotation: the words that a text may be."""
 
-    words: tuple[str, ...]
-
     def __init__(self, *words: str) -> None:
-        object.__setattr__(self, "words", words)
+        self.words = words
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,11 @@ def checked(function: Public) -> Public:
             function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
     signature = inspect.signature(function)
-    # At the first call, when all names are defined.
-    hints = cache(partial(get_type_hints, function, include_extras=True))
-    readers: dict[str, Callable[[str, object], Any]] = {}
+
+    @cache
+    def reader(parameter: str) -> Callable[[str, object], Any]:
+        """Made at the first call, when all names are defined."""
+        return _reader(get_type_hints(function, include_extras=True).get(parameter, Any))
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
@@ -144,11 +143,7 @@ def checked(function: Public) -> Public:
             called = type(arguments[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
             raise UsageError(f"{called}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, given in bound.arguments.items():
-            if (hint := hints().get(parameter, Any)) is Any:
-                continue
-            if parameter not in readers:
-                readers[parameter] = _reader(hint)
-            bound.arguments[parameter] = readers[parameter](f"{_owner(function, arguments)}: {parameter}", given)
+            bound.arguments[parameter] = reader(parameter)(f"{_owner(function, arguments)}: {parameter}", given)
         return function(*bound.args, **bound.kwargs)
 
     setattr(with_checked_arguments, CHECKED, True)
@@ -167,6 +162,8 @@ def _reader(hint: Any) -> Callable[[str, object], Any]:
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    if hint is Any:
+        return lambda _, value: value
     declared, words = _declared(hint)
     adapter: TypeAdapter[Any] = TypeAdapter(declared, config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -201,7 +198,7 @@ def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
 
     Our classes are recognised, not taken apart; texts become what they spell.
     """
-    from pydantic import BeforeValidator, PlainValidator
+    from pydantic import BeforeValidator, Field, PlainValidator, WrapValidator
 
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -217,17 +214,16 @@ def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
         return Union[kinds], " or ".join(dict.fromkeys(told))  # noqa: UP007
     if origin in (Sequence, list, tuple) and (origin is not tuple or members[-1] is Ellipsis):
         member, said = _declared(members[0])
-        lists = _first_fault(list[member]), _first_fault(tuple[member, ...])  # type: ignore[valid-type]
-        listed = {list: lists[0], tuple: lists[1]}.get(origin, Union[lists])  # noqa: UP007
         words = "a list" if members[0] is Any else f"a list, each {said}"
-        return Annotated[listed, BeforeValidator(partial(_listed, origin))], words
+        listed = list[member]  # type: ignore[valid-type]
+        return Annotated[listed, Field(fail_fast=True), WrapValidator(partial(_listed, origin))], words
     if origin in (Mapping, dict, tuple):
         kinds, told = zip(*map(_declared, members), strict=True)
         return origin[kinds], f"a list, each {told[0]}" if origin is tuple else "a mapping"
     if hint is int:
         return Annotated[int, Interval(ge=-MACHINE_INTEGERS, lt=MACHINE_INTEGERS)], PLAIN[int]
     if hint is Path:
-        return Annotated[Path, BeforeValidator(lambda path: Path(path) if isinstance(path, str) else path)], PLAIN[Path]
+        return Annotated[Path, BeforeValidator(partial(_spelled, Path))], PLAIN[Path]
     if hint in PLAIN or hint is Any:
         return hint, PLAIN.get(hint, "anything")
     if origin is Literal:
@@ -248,27 +244,18 @@ def _named(owner: Any) -> str:
     return f"{name} (see posbias.{SEE[name]})" if name in SEE else str(name)
 
 
-def _first_fault(listed: Any) -> Any:
-    """A list whose first wrong member ends the check."""
-    from pydantic import FailFast
-
-    class FirstFault(FailFast):
-        __hash__ = object.__hash__
-
-    return Annotated[listed, FirstFault()]
-
-
 def _spelled(read: Callable[[str], Any], value: Any) -> Any:
     return read(value) if isinstance(value, str) else value
 
 
-def _listed(kind: Any, value: Any) -> Any:
-    """A list for pydantic: any sequence but a text, and arrays."""
+def _listed(kind: Any, value: Any, read: Callable[[Any], Any]) -> Any:
+    """A list, or a tuple where that is meant or given: any sequence but a text, and arrays."""
     if hasattr(value, "__array_interface__"):
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        return value
-    return value if kind is Sequence and isinstance(value, list | tuple) else (tuple if kind is tuple else list)(value)
+        return read(value)  # which refuses it
+    members = read(list(value))
+    return tuple(members) if kind is tuple or (kind is Sequence and isinstance(value, tuple)) else members
 
 
 def _recognised(owner: Any, reads: bool, value: Any) -> Any:

@@ -17,7 +17,14 @@ def printable(text: str) -> str:
 
 
 LONGEST = 600
-"""Characters of a message; of a longer one, such as one that repeats a long list, its two ends are told."""
+"""Characters of a message."""
+TAIL = 200
+"""Characters kept of the end of a longer one, which names the remedy."""
+
+
+def shortened(text: str, most: int) -> str:
+    """The two ends of a text that is too long, such as one that repeats a long list."""
+    return text if len(text) <= most else f"{text[: most - TAIL - 5]} ... {text[-TAIL:]}"
 
 
 class _OneSentenceError(Exception):
@@ -26,8 +33,7 @@ class _OneSentenceError(Exception):
     _shown = False
 
     def __init__(self, message: str) -> None:
-        short = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
-        super().__init__(printable(short))
+        super().__init__(printable(shortened(message, LONGEST)))
 
     def _render_traceback_(self) -> list[str]:
         """Text in IPython: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""

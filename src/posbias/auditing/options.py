@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Lt
 
 from posbias.checks import CountOrZero, Flag, Later, Natural, checked
-from posbias.measurement.options import Loading, PassOptions, local_engine
+from posbias.measurement.options import EngineOption, Loading, PassOptions, local_engine
 from posbias.registry import split_literals
 
 if TYPE_CHECKING:
     from posbias.prompts.prompts import PromptSource
-    from posbias.runs.engines import Engine
 else:
     PromptSource = Later("PromptSource", "posbias.prompts.prompts")
-    Engine = Later("Engine", "posbias.runs.engines")
 
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
@@ -46,7 +44,7 @@ class AuditOptions(Loading):
     """Replace finished work in the directory, which is refused otherwise."""
     passes: Annotated[PassOptions, Flag(None)] = field(default_factory=PassOptions)
     """Settings of the passes of every prompt."""
-    engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
+    engine: EngineOption = field(default_factory=local_engine)
     """Where the work is done (`posbias list engines`)."""
 
     def describe(self) -> dict[str, Any]:

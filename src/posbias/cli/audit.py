@@ -66,7 +66,7 @@ def audit(
     behaviour: BehaviourFlags,
     engine: options.EngineFlags,
     out: Path | None = None,
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+    flags: options.Printed,
 ) -> None:
     """Examine a model's position bias, trained and at initialisation.
 

@@ -216,12 +216,7 @@ def demo(*, flags: Annotated[options.RunFlags, options.Take("json")]) -> None:
     say(f"The planted bias {was}. Next, of a real model (98 MB, minutes): `{command}`")
 
 
-def plan(
-    require: str,
-    *,
-    positions: Annotated[int, Ge(2)] = SPREAD_POSITIONS,
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
-) -> None:
+def plan(require: str, *, positions: Annotated[int, Ge(2)] = SPREAD_POSITIONS, flags: options.Printed) -> None:
     """Plan how many samples (--count) a bound of --require takes.
 
     Args:

@@ -94,7 +94,7 @@ def show(
     position: int | None = None,
     task: str | None = None,
     tokenizer: str | None = None,
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+    flags: options.Printed,
 ) -> None:
     """Show a prompt of a finished run as it was asked, the answer, and how that was judged.
 
@@ -136,7 +136,7 @@ def export(
     method: str | None = None,
     model: str | None = None,
     loading: Annotated[Loading, options.Take("init_seed", "device", "template_options", dtype="own", device="cpu")],
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
+    flags: options.Printed,
 ) -> None:
     """Write a fitted method as files that other programs load.
 

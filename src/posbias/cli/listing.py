@@ -5,7 +5,7 @@ import inspect
 import textwrap
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from posbias.checks import described
 from posbias.cli import options
@@ -38,12 +38,7 @@ SAMPLE_ITEMS = 3
 """Items of the prompt that shows a task."""
 
 
-def list_variants(
-    sort: str | None = None,
-    name: str | None = None,
-    *,
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
-) -> None:
+def list_variants(sort: str | None = None, name: str | None = None, *, flags: options.Printed) -> None:
     """List the variants that posbias knows, with a description each.
 
     These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks, families ...
@@ -126,12 +121,7 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     return lines
 
 
-def get(
-    name: str = "demo",
-    *,
-    out: Path | None = None,
-    flags: Annotated[options.RunFlags, options.Take("out", "overwrite")],
-) -> None:
+def get(name: str = "demo", *, out: Path | None = None, flags: options.Printed) -> None:
     """Download a named model once and keep it in the user's cache.
 
     Args:

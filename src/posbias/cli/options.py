@@ -121,6 +121,10 @@ class Take:
         self.left_out, self.defaults = left_out, defaults
 
 
+Printed = Annotated[RunFlags, Take("out", "overwrite")]
+"""Of a verb that prints what it finds, and makes no run."""
+
+
 def directory(text: str) -> Path:
     """Parse the name of a directory; an empty one (often a shell variable that is not set) is refused."""
     if not text.strip():
@@ -262,8 +266,7 @@ def names_of(group: type[Any], *, without: Sequence[str] = ()) -> list[str]:
 
 
 def _given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def command_line() -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from posbias.cli.options import UNRECORDED, RunFlags, command_line
-from posbias.errors import UsageError, printable
+from posbias.errors import UsageError, printable, shortened
 
 if TYPE_CHECKING:
     from posbias.results.records import Record
@@ -24,9 +24,6 @@ FAILED, WRONG, NOT_MET = 1, 2, 3
 """Exit codes: the run failed; the request is wrong; the run is done, but a bound that was required is not met."""
 LONGEST = 500
 """Most characters of an error line."""
-TAIL = 200
-"""Characters kept of its end, which names the remedy."""
-CUT = " ... "
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,4 @@ def fail(message: str, code: int) -> NoReturn:
 
 def error_line(message: str) -> str:
     """A message as one line of at most LONGEST characters, cut in the middle; what cannot be printed is escaped."""
-    line = printable(f"posbias: {' '.join(message.split())}")
-    if len(line) <= LONGEST:
-        return line
-    return line[: LONGEST - TAIL - len(CUT)] + CUT + line[-TAIL:]
+    return shortened(printable(f"posbias: {' '.join(message.split())}"), LONGEST)

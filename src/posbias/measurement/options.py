@@ -25,6 +25,7 @@ else:
     Engine = Later("Engine", "posbias.runs.engines")
 
 ALL_LAYERS = "all"
+EngineOption = Annotated[Engine, Flag(default="local")]
 
 
 def local_engine() -> Engine:
@@ -116,7 +117,7 @@ class MeasureOptions(PassOptions):
     together: Annotated[Count | None, Flag(None)] = None
     """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
     one on a processor."""
-    engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
+    engine: EngineOption = field(default_factory=local_engine)
     """Where the work is done (`posbias list engines`). Of this setting and those below, only the engine's threads can
     change results."""
     precision_prompts: CountOrZero = 1

@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from posbias.checks import AUTO, Count, Flag, Later, NonNegative, checked
-from posbias.measurement.options import local_engine
-
-if TYPE_CHECKING:
-    from posbias.runs.engines import Engine
-else:
-    Engine = Later("Engine", "posbias.runs.engines")
+from posbias.checks import AUTO, Count, Flag, NonNegative, checked
+from posbias.measurement.options import EngineOption, local_engine
 
 
 @checked
@@ -18,7 +13,7 @@ else:
 class TrainOptions:
     """Settings of `train`: where members are trained and kept; none but the device changes results."""
 
-    engine: Annotated[Engine, Flag(default="local")] = field(default_factory=local_engine)
+    engine: EngineOption = field(default_factory=local_engine)
     """Where the work is done (`posbias list engines`)."""
     device: str = AUTO
     """Device that trains members, such as cpu or cuda:1; auto: the first accelerator, or the CPU if there is none."""
