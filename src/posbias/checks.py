@@ -206,6 +206,8 @@ def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
             return Literal[one_of[0]], f"one of {', '.join(one_of[0])}"
         marks = [BeforeValidator(partial(_spelled, mark)) if callable(mark) else mark for mark in members[1:]]
         inner, said = _declared(members[0])
+        if any(isinstance(mark, MinLen) for mark in marks):
+            said = re.sub("^a (list|text)", r"a \1 that is not empty", said)
         spelled, bounds = " or its spelling" if any(map(callable, members[1:])) else "", _bounds(members[1:])
         finite = "" if "<" in bounds or any(getattr(mark, "allow_inf_nan", False) for mark in members) else "finite "
         return Annotated[inner, *marks], said.replace("finite ", finite) + bounds + spelled
@@ -289,7 +291,7 @@ def _numbers(dtype: object) -> str:
 
 def _bounds(marks: Sequence[Any]) -> str:
     """The tightest bounds among the marks of an annotation, such as " >= 1 and <= 1,000,000"."""
-    bounds = [" that is not empty" for mark in marks if isinstance(mark, MinLen)]
+    bounds = []
     for name, sign, tightest in (("ge", ">=", max), ("gt", ">", max), ("le", "<=", min), ("lt", "<", min)):
         values = [value for mark in marks if (value := getattr(mark, name, None)) is not None]
         if values:

@@ -40,7 +40,7 @@ def one_line(result, *words, code=2):
         (["--content", "nan"], ["content must be a finite number or a list or ndarray, got nan"]),
         (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["alibi", "slopes", "'ab'"]),
         (["--mixing", ","], ["',' has an empty item at place 1"]),
-        (["--mixing", " "], ["--mixing holds no value"]),
+        (["--mixing", " "], ["--mixing must be a list that is not empty", "got ' '"]),
         (["--mask", "causal,,full"], ["'causal,,full' has an empty item at place 2"]),
         (["--theory", "rollout,"], ["'rollout,' has an empty item at place 2"]),
         (["--mixing", "0.1,0.10"], ["--mixing: 0.1 is given twice"]),
@@ -120,7 +120,7 @@ def test_flags_that_change_nothing_are_not_refused(posbias):
 
 
 def test_wrong_values_of_flags_are_bad_usage(posbias):
-    one_line(posbias("predict", "--depth", "0"), "--depth must be a list, each a whole number >= 1", "got '0'")
+    one_line(posbias("predict", "--depth", "0"), "--depth must be a list", "each a whole number >= 1", "got '0'")
     one_line(posbias("predict", "--count", "0"), "--count", "got '0'", "greater than or equal to 1")
     one_line(posbias("predict", "--length", "many"), "--length", "got 'many'")
     one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")

@@ -101,7 +101,7 @@ def test_a_command_prints_what_it_saves_and_leaves_finished_work_alone(command, 
     ("given", "message"),
     [
         ("attention LONG --sink-thresholds a", "--sink-thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
-        ("attention LONG --sink-thresholds 0.2,1.5", "--sink-thresholds must be a list, each a number > 0 and < 1"),
+        ("attention LONG --sink-thresholds 0.2,1.5", "a list that is not empty, each a number > 0 and < 1"),
         ("decompose LONG --interventions no_rop", "unknown intervention 'no_rop'"),
         ("decompose LONG --interventions no_rope,no_rope", "given 2 times"),
         ("decompose LONG --interventions window(width=0)", "width must be a whole number >= 1"),

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +34,8 @@ def _literals(text: str) -> list[Any]:
     return [read_literal(part) for part in split_literals(text)]
 
 
-Numbers = Annotated[tuple[Annotated[int, Ge(1)], ...], split_numbers]
-Values = Annotated[tuple[Any, ...], _literals]
+Numbers = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1), split_numbers]
+Values = Annotated[tuple[Any, ...], MinLen(1), _literals]
 
 
 @checked
@@ -65,8 +64,6 @@ class ArchitectureFlags:
     def __post_init__(self) -> None:
         values = vars(self)
         for name, choices in values.items():
-            if not choices:
-                raise UsageError(f"--{name} holds no value")
             if twice := [value for place, value in enumerate(choices) if value in choices[:place]]:
                 raise UsageError(f"--{name}: {twice[0]} is given twice")
         if (count := prod(map(len, values.values()))) > MOST_CURVES:
@@ -190,7 +187,7 @@ def design(
 
     lengths = [max(settings.lengths)]
     if measured_at is not None:
-        lengths = checked_value("--measured-at", measured_at, Annotated[Numbers, MinLen(1)])
+        lengths = checked_value("--measured-at", measured_at, Numbers)
     if model is None:
         flags.refuse(["initialisations", "measured_at", "device", "dtype"], "is read with --model only")
     else:
@@ -234,6 +231,8 @@ def explore(*, port: Annotated[int, Interval(ge=1, le=65535)] | None = None, hea
 
     Example: `posbias explore` · on a machine without a browser: `posbias explore --port 2718 --headless`
     """
+    from importlib.resources import files
+
     if importlib.util.find_spec("marimo") is None:
         raise UsageError("explore is an app of marimo, which is not installed: pip install 'posbias[explore]'")
     flags = [*(["--port", str(port)] if port else []), *(["--headless"] if headless else [])]

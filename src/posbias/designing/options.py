@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from posbias.checks import CELLS, RESIDUAL_MIXING, Count, Flag, Natural, OneOf, checked
-from posbias.errors import UsageError, check_most
+from posbias.errors import check_most
 from posbias.registry import read_literal, split_numbers
 
 STARTS = {"rollout": 8, "mean_field": 2}
@@ -31,7 +31,7 @@ class DesignOptions:
     attention alone."""
     theory: Annotated[str, OneOf(*STARTS), Flag(None)] = "rollout"
     """The theory that gives the profiles: "rollout", or for a model at initialisation "mean_field"."""
-    n_positions: Annotated[Length | Annotated[Sequence[Length], split_numbers], Flag("length")] = 512
+    n_positions: Annotated[Length | Annotated[Sequence[Length], MinLen(1), split_numbers], Flag("length")] = 512
     """Context length N >= 3, or several with commas, whose misfits are averaged."""
     starts: Count | None = None
     """Searches, of which the best counts; by default 8, of a model 2."""
@@ -39,8 +39,6 @@ class DesignOptions:
     """Seed of random starting points of searches."""
 
     def __post_init__(self) -> None:
-        if not self.lengths:
-            raise UsageError("n_positions needs at least one length")
         check_most("the profile at twice n_positions", 2 * max(self.lengths), CELLS)
 
     @property

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import MinLen
+
 from posbias.checks import AUTO, Count, CountOrZero, Flag, Later, Natural, Share, checked
 from posbias.errors import UsageError
 from posbias.progress import report
@@ -145,7 +147,7 @@ class MeasureOptions(PassOptions):
 class AttentionOptions:
     """Settings of `attention`."""
 
-    sink_thresholds: Annotated[tuple[Share, ...], partial(split_numbers, sort=float)] = (0.2, 0.3)
+    sink_thresholds: Annotated[tuple[Share, ...], MinLen(1), partial(split_numbers, sort=float)] = (0.2, 0.3)
     """Thresholds of the sink score, in (0, 1), at least one: 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
     rollouts: Annotated[bool, Flag(None)] = True
     """Roll the same attention out, too, if nothing else mixes positions."""
@@ -153,7 +155,3 @@ class AttentionOptions:
     """Run directory of the record; None keeps nothing."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
-
-    def __post_init__(self) -> None:
-        if not self.sink_thresholds:
-            raise UsageError("attention: sink_thresholds must be at least one number in (0, 1), got none")
