@@ -108,11 +108,6 @@ class Later(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):  # asked by libraries that look what it is
-            raise AttributeError(name)
-        return getattr(cls.real, name)
-
 
 def checked(function: Public) -> Public:
     """Decorator of public functions and dataclasses: refuse a wrong argument before anything else is done.
@@ -266,6 +261,7 @@ def _recognised(owner: Any, reads: bool, value: Any) -> Any:
         allowed = {"whole numbers", _numbers(owner.dtypes[0])}
         fits = isinstance(value, owner.array_type) and _numbers(value.dtype) in allowed
     else:
+        owner = owner.real if isinstance(owner, Later) else owner
         if reads and isinstance(value, str) and hasattr(owner, "parse"):
             value = owner.parse(value)
         fits = isinstance(value, owner)

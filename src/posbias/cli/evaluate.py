@@ -140,7 +140,6 @@ def evaluate(
     """
     from posbias import evaluate as evaluate_subjects
     from posbias.evaluation.comparison import EvaluationComparison
-    from posbias.evaluation.lengths import LengthEvaluation
 
     check_summary(summary, settings.require)
     asked = answerer.task(task, models or [], flags)
@@ -149,9 +148,8 @@ def evaluate(
         settings = replace(settings, directory=flags.out)
         result = evaluate_subjects([first, *others] if others else first, asked, options=settings)
         compared = isinstance(result, EvaluationComparison)
-        parts = dict(result.evaluations) if compared else {}
-        if isinstance(result, LengthEvaluation):
-            parts = {f"length-{length}": evaluation for length, evaluation in result.evaluations.items()}
+        of_parts = getattr(result, "evaluations", {})  # one of each subject, turn, order or length
+        parts = {name if compared else f"length-{name}": part for name, part in of_parts.items()}
         for name, evaluation in parts.items():
             run.draw(evaluation.record, below=name)
         run.finish(result.record)
