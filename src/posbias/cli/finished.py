@@ -32,7 +32,7 @@ def compare(predicted: Path, measured: Path, *, settings: CompareOptions, flags:
     from posbias.results.records import read_record
 
     if flags.out is not None and flags.out.resolve() in (predicted.resolve(), measured.resolve()):
-        raise UsageError(f"--out {str(flags.out)!r} is one of the runs compared, and would be replaced; choose another")
+        raise UsageError(f"--out {str(flags.out)!r} is one of the runs compared; choose another --out")
     with running(flags) as run:
         run.finish(compare_runs(read_record(predicted), read_record(measured), options=settings).record)
 

@@ -125,9 +125,9 @@ def train(
     from posbias.training.running import train as train_study
     from posbias.training.study import load_study
 
-    settings = replace(settings, engine=engine.of(settings.engine))
+    settings = replace(settings, engine=engine.of(settings.engine), directory=flags.out)
     with running(flags) as run:
-        trained = train_study(load_study(study), options=replace(settings, directory=flags.out))
+        trained = train_study(load_study(study), options=settings)
         run.finish(trained.record)
     if trained.record.error is not None:
         raise RunError(trained.record.error)
