@@ -9,6 +9,7 @@ from conftest import json_lines, refused
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.levels import Requirement
 from posbias.evaluation.responders import ServerOptions
 from posbias.tasks.language.adherence import CHECKS
 
@@ -84,6 +85,14 @@ def test_replies_to_rules_that_are_left_out_withhold_nothing(rules):
     with stand_in(never_ends) as server:
         found = ask(server, task, turns=(2,), count=24, threshold=0.7)
     assert found.verdict[0].startswith("Kept through turn 2: ")
+
+
+def test_what_is_required_is_required_of_rules_that_are_judged(rules):
+    task = "rules(file='rules.yaml', placements=['last', 'both'])"
+    met = asked(4, task, turns=(2,), count=40, require=Requirement.parse("mean>=0.7"))
+    assert met.left_out == (NEVER,)
+    assert met.record.scalars["requirement"]["met"]
+    assert met.record.scalars["requirement"]["value"] == 1.0
 
 
 def test_a_rule_that_lasts_needs_no_other_place(rules):

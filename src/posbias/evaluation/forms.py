@@ -202,8 +202,7 @@ def compare_turns(
         tokenizer: The model's own; None: prices are in characters.
     """
     kept = [sample for sample in told if sample.say not in left_out]
-    rows = np.flatnonzero([sample.say not in left_out for sample in told])
-    judged = {name: _of_rows(evaluation, rows) for name, evaluation in found.items()}
+    judged = {name: judged_of(evaluation, told, left_out) for name, evaluation in found.items()}
     comparison = compare_evaluations(list(judged.values()), names=list(judged), endpoints=())
     turns = comparison.positions
     final = compare_evaluations([_last(each) for each in judged.values()], names=list(judged), endpoints=(MEAN,))
@@ -259,8 +258,9 @@ def _last(evaluation: Evaluation) -> Evaluation:
     return replace(evaluation, positions=evaluation.positions[-1:], tables=tables)
 
 
-def _of_rows(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:
-    """The answers to some of the samples alone, and how many of them cannot be judged."""
+def judged_of(evaluation: Evaluation, told: Sequence[Told], left_out: Sequence[str]) -> Evaluation:
+    """The answers under rules that are not left out alone, and how many of them cannot be judged."""
+    rows = np.flatnonzero([sample.say not in left_out for sample in told])
     chosen = {int(row) + evaluation.record.resolved.get("skip", 0) for row in rows}
     reasons = Counter(
         each.reason

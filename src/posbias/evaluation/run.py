@@ -28,6 +28,7 @@ from posbias.evaluation.forms import (
     broken_when_told,
     compare_orders,
     compare_turns,
+    judged_of,
     orders_of,
 )
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
@@ -187,7 +188,10 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
         chosen = _below(options, name, turns=turns, prices=(), score=False)
         found = evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
-        return _concluded(found, None if alone else options.require, run, below=name, arm=placement)
+        if alone:
+            return _concluded(found, None, run, below=name)
+        judged = judged_of(found, told, left_out)
+        return _concluded(found, options.require, run, below=name, arm=placement, judged=judged)
 
     turns, names = options.positions_of(task), directory_names(task.placements)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
@@ -274,10 +278,19 @@ def _told_together(comparison: Together, run: OpenRun) -> Together:
 
 
 def _concluded(
-    evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "", arm: str = ""
+    evaluation: Evaluated,
+    require: Requirement | None,
+    run: OpenRun,
+    *,
+    below: str = "",
+    arm: str = "",
+    judged: Evaluated | None = None,
 ) -> Evaluated:
-    """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
-    check = None if require is None else evaluation.check(require)
+    """Write an evaluation with its verdict and the check of what is required, which of a found one may be new.
+
+    `judged` are the answers that the check is about, if not all are.
+    """
+    check = None if require is None else (judged or evaluation).check(require)
     if check is not None and arm:
         check = replace(check, arm=arm)
     evaluation.record.scalars |= {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
