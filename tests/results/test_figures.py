@@ -65,6 +65,14 @@ def test_a_profile_tells_every_place_with_its_interval() -> None:
     assert told == 2 * [f"position: {j}\nmeasured: 1 [0.5, 2]" for j in range(8)], "on both scales"
 
 
+def test_intervals_of_several_curves_at_few_places_do_not_hide_one_another() -> None:
+    x, y = np.array([1.0, 5.0, 20.0]), np.full(3, 0.5)
+    curves = tuple(Curve(name, x, y, low=y - 0.1, high=y + 0.1) for name in "abc")
+    two, three = (fragment_of(Figure("f", "", "turn", "y", curves[:n]), anchor="f", switched=True) for n in (2, 3))
+    assert ["fill-opacity:0.16" in fragment for fragment in (two, three)] == [True, False]
+    assert titles_of(three)[0] == "turn: 1\n" + "\n".join(f"{name}: 0.5 [0.4, 0.6]" for name in "abc"), "at its turn"
+
+
 def test_rows_keep_their_names_and_intervals() -> None:
     x, y = np.array([1.0, 2.0]), np.array([0.5, -0.5])
     curves = (Curve("a < b", x, y, MEASURED, y - 1, y + 1), Curve("c", x[:1], y[:1], MEASURED))

@@ -51,6 +51,8 @@ MOST_HEIGHT = 700
 FROM_END = "distance from the end (1 is the last)"
 TOLD_PLACES = 16
 """Most places of a picture on a page at which a pointer is told the values of curves."""
+WHISKERED = 8
+"""Most points of a curve that have whiskers where three or more have intervals."""
 MARKED = 24
 """Most points of a curve that are marked each."""
 STYLE: Any = {
@@ -229,17 +231,33 @@ def _placed(canvas: "Canvas", width: float, height: float, *, below: float) -> t
     return float(left), float(bottom), float(across), float(up)
 
 
+def _apart(figure: Figure) -> list[float]:
+    """How far each curve is moved sideways: more than two at the same few places, whose bands would hide one another,
+    have whiskers beside each other; else nothing moves."""
+    banded = [curve for curve in figure.curves if curve.low is not None]
+    few = len(banded) > 2 and all(1 < curve.x.size <= WHISKERED for curve in figure.curves)
+    if not few or figure.by_distance:
+        return [0.0] * len(figure.curves)
+    gap = min(float(np.diff(np.sort(curve.x)).min()) for curve in figure.curves)
+    return list(np.linspace(-0.12, 0.12, len(figure.curves)) * gap)
+
+
 def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     """Draw curves with their bands on axes, by position or, on a "log" scale of a long context, from its end."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     by_distance = figure.by_distance and scale == "log"
-    for curve in figure.curves:
-        x = figure.n_positions - curve.x if by_distance else curve.x
+    apart = _apart(figure)
+    for step, curve in zip(apart, figure.curves, strict=True):
+        x = figure.n_positions - curve.x if by_distance else curve.x + step
         # An unknown end lies on the line: a band without width cannot be seen.
         low, high = (np.where(np.isfinite(end), end, curve.y) for end in curve.ends)
-        if np.any(low < high):
+        if any(apart):
+            panel.errorbar(
+                x, curve.y, [curve.y - low, high - curve.y], fmt="none", ecolor=curve.stroke.colour, elinewidth=1
+            )
+        elif np.any(low < high):
             low = low if figure.log_range is None else np.maximum(low, figure.log_range[0] / 10)
             panel.fill_between(x, low, high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
         panel.plot(
