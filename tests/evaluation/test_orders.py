@@ -118,7 +118,7 @@ def test_units_stand_in_the_order_of_the_file_and_in_others(retrieved):
         (TASK, ("given",), "orders are at least 2, each once"),
         (TASK, ("given", "best"), "order 'best'; allowed: given, question_first, ends, reversed, shuffled, measured"),
         (TASK, ("given", "measured('no')"), "'no'"),
-        ("documents()", ("given", "reversed"), "generated documents have no order of retrieval"),
+        ("documents()", ("given", "reversed"), "of generated documents given, question_first; others need a file="),
         ("documents(file='retrieved.jsonl', setting='oracle')", ("given", "ends"), "setting 'oracle' has no others"),
         (
             "documents(file='retrieved.jsonl', template='own.txt')",

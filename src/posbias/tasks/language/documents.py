@@ -151,7 +151,7 @@ class Documents(LanguageTask):
         check_form(self.name, self.entry, *FORMS)
         why_not = "" if self.setting == "gold" else f"setting {self.setting!r} has no others"
         if self.file is None and self.order not in (None, AS_GIVEN, QUESTION_FIRST):
-            why_not = "generated documents have no order of retrieval; it takes a file=... of retrieved ones"
+            why_not = f"of generated documents {AS_GIVEN}, {QUESTION_FIRST}; others need a file=... of retrieved ones"
         check_order(self, why_not)
         if self.documents is None:
             # Resolved at once, so that a record says how many they were.
