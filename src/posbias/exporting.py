@@ -301,7 +301,8 @@ def serving(source: str, directory: str, rank: int, *, form: str, gguf: bool) ->
     """The end of the card: commands that serve what was written, or the answer to one text.
 
     `transformers serve` takes no adapter. A base model in a GGUF file is one for llama.cpp alone. An adapter that is
-    `activated` by the question is not for vLLM, nor for adapters in transformers itself: they pass over its tokens.
+    `activated` by the question is not for vLLM, which refuses it (0.32), nor for adapters in transformers itself, which
+    pass over its tokens.
     """
     base, based_on_gguf = shlex.quote(source), source.endswith(".gguf")
     if form == "merged":
@@ -316,7 +317,7 @@ def serving(source: str, directory: str, rank: int, *, form: str, gguf: bool) ->
             'print(t.decode(m.generate(**t("PROMPT", return_tensors="pt"), max_new_tokens=20)[0]))'
         )
         lines = [
-            "# not for vLLM or SGLang, which know no activated LoRA: vLLM would apply it to every token",
+            "# not for vLLM, which refuses activated LoRA (0.32 does), nor for SGLang",
             f"python -c {shlex.quote(program)}",
         ]
     else:

@@ -98,7 +98,7 @@ def test_an_adapter_from_the_question_on_acts_from_there_on_wherever_it_is_loade
     field = gguf.GGUFReader(tmp_path / "adapter" / "adapter.gguf").fields["adapter.alora.invocation_tokens"]
     assert field.types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32]
     assert field.contents() == [8], "llama-server begins one token earlier"
-    assert "\n# not for vLLM or SGLang, " in (tmp_path / "adapter" / "README.md").read_text()
+    assert "\n# not for vLLM, which refuses " in (tmp_path / "adapter" / "README.md").read_text()
     with pytest.raises(pb.UsageError, match=r"^export: a merged weight acts on all tokens, this adapter from the que"):
         pb.export(Fitted(method, {}), tmp_path / "merged", model=model, merged=True)
 
