@@ -6,7 +6,7 @@ import posbias as pb
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.cli.predict import explore
 from posbias.designing.result import TARGETS
-from posbias.explorer.app import app, parameters, predicted, spelled
+from posbias.explorer import app, parameters, predicted, spelled
 
 
 def test_everything_registered_can_be_chosen_and_what_the_library_predicts_is_shown():

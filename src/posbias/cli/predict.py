@@ -236,5 +236,5 @@ def explore(*, port: Annotated[int, Interval(ge=1, le=65535)] | None = None, hea
     if importlib.util.find_spec("marimo") is None:
         raise UsageError("explore is an app of marimo, which is not installed: pip install 'posbias[explore]'")
     flags = [*(["--port", str(port)] if port else []), *(["--headless"] if headless else [])]
-    app = str(files("posbias.explorer") / "app.py")
+    app = str(files("posbias") / "explorer.py")
     os.execv(sys.executable, [sys.executable, "-m", "marimo", "run", app, *flags])  # its signals are marimo's
