@@ -42,9 +42,14 @@ def spread(cell: dict[str, Any], part: str) -> float:
     return float(np.ptp(np.mean(cell[part], axis=0)))
 
 
+def judged(cell: dict[str, Any]) -> set[str]:
+    """Left-out families that a cell has."""
+    return {part for part in cell if "(" in part and "seconds" not in part}
+
+
 def families(cell: dict[str, Any], _: str = "") -> float:
     """Mean over left-out families, each by its places."""
-    return float(np.mean([mean(cell, part) for part in cell if "(" in part and "seconds" not in part]))
+    return float(np.mean([mean(cell, part) for part in judged(cell)]))
 
 
 def divergence(cell: dict[str, Any], part: str) -> float:
@@ -52,17 +57,22 @@ def divergence(cell: dict[str, Any], part: str) -> float:
 
 
 def interval(values: list[float], spec: str) -> str:
-    """The mean over fits with its interval by Student's t; of one fit, the value alone."""
+    """The mean over fits with its interval by Student's t; of one fit, and if all are the same, the value alone."""
     found = np.array(values)
-    text = f"{found.mean():{spec}}" if len(found) < 3 else mean_of(found).interval().text(spec)
+    ends = {} if spec.startswith("+") else {"least": 0.0, "most": 1.0}
+    told = len(found) > 2 and np.ptp(found) > 0
+    text = mean_of(found).interval(**ends).text(spec) if told else f"{found.mean():{spec}}"
     return re.sub(r"(?<!\d)0\.", ".", text)
 
 
 def differences(cells: Cells, arm: str, other: str, of: Callable[..., float], part: str) -> list[float]:
-    """Of every seed that both have measured."""
-    pairs = [(cell, cells[other].get(seed)) for seed, cell in sorted(cells[arm].items())]
-    told = (lambda cell: part in cell) if part else (lambda cell: any("(" in name for name in cell))
-    return [of(cell, part) - of(same, part) for cell, same in pairs if same and told(cell) and told(same)]
+    """Of every seed that both have measured; without a part, of all families alike."""
+    found = []
+    for seed, cell in sorted(cells[arm].items()):
+        same = cells[other].get(seed, {})
+        if part in cell and part in same if part else judged(cell) == judged(same) != set():
+            found.append(of(cell, part) - of(same, part))
+    return found
 
 
 def rows(cells: Cells) -> list[str]:
@@ -72,11 +82,13 @@ def rows(cells: Cells) -> list[str]:
         ("eight documents", mean, "eight", ".2f"),
         ("gold alone", mean, "gold alone", ".2f"),
         ("left-out families", families, "", "+.3f"),
-        ("text, nats per token", mean, "text", "+.4f"),
-        ("everyday replies, nats per token", divergence, "replies", "+.4f"),
+        ("text, nats", mean, "text", "+.4f"),
+        ("replies, nats", divergence, "replies", "+.4f"),
     )
     lines = [f"| arm | fits | {' | '.join(name for name, *_ in columns)} |", "|---" * (len(columns) + 2) + "|"]
     for arm, of_arm in cells.items():
+        if not of_arm:
+            continue
         told = []
         for _, of, part, spec in columns:
             if spec.startswith("+"):
@@ -107,13 +119,18 @@ CONTRASTS = (
 """What every prediction is about: its number, the arms, the quantity."""
 
 
-def main(directory: Path) -> None:
-    cells = read(directory)
-    print("\n".join(rows(cells)))
-    print("\n| prediction | arms | difference |\n|---|---|---|")
+def contrasts(cells: Cells) -> list[str]:
+    """The table of predictions."""
+    lines = ["| prediction | arms | difference |", "|---|---|---|"]
     for name, arm, other, of, part in CONTRASTS:
         values = differences(cells, arm, other, of, part)
-        print(f"| {name} | {arm} less {other} | {interval(values, '+.3f') if values else ''} |")
+        lines.append(f"| {name} | {arm} less {other} | {interval(values, '+.3f') if values else ''} |")
+    return lines
+
+
+def main(directory: Path) -> None:
+    cells = read(directory)
+    print("\n".join([*rows(cells), "", *contrasts(cells)]))
 
 
 if __name__ == "__main__":
