@@ -74,9 +74,11 @@ def place(*, run: Path, scores: str, settings: PlaceOptions, flags: options.RunF
 
 def scores_of(text: str) -> list[float]:
     """Relevances from a list, or from a file with one number per line."""
-    lines = ((source, decoded(line, source)) for source, line in read_lines(text))
+    given = [("--scores", part) for part in text.split(",")]
+    if file_exists(text):
+        given = [(source, decoded(line, source)) for source, line in read_lines(text)]
     relevance = []
-    for source, spelled in lines if file_exists(text) else (("--scores", part) for part in text.split(",")):
+    for source, spelled in given:
         try:
             relevance.append(float(spelled))
         except ValueError:

@@ -8,10 +8,8 @@ from posbias.cli import options
 from posbias.cli.output import running
 from posbias.decomposition.options import DecomposeOptions
 from posbias.errors import RunError, UsageError
-from posbias.measurement.options import AttentionOptions, Loading, MeasureOptions
+from posbias.measurement.options import AttentionOptions, MeasureOptions
 from posbias.training.options import TrainOptions
-
-Loaded = Annotated[Loading, options.Take("template_options")]
 
 
 def measure(
@@ -20,7 +18,7 @@ def measure(
     prompts: options.PromptFlags,
     kinds: str = "jacobian,probability",
     settings: MeasureOptions,
-    loading: Loaded,
+    loading: options.Loaded,
     engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -56,7 +54,7 @@ def attention(
     *,
     prompts: options.PromptFlags,
     settings: AttentionOptions,
-    loading: Loaded,
+    loading: options.Loaded,
     flags: options.RunFlags,
 ) -> None:
     """Measure a model's attention and its rollouts.
@@ -81,7 +79,7 @@ def decompose(
     *,
     prompts: Annotated[options.PromptFlags, options.Take(length=256, count=8)],
     settings: DecomposeOptions,
-    loading: Loaded,
+    loading: options.Loaded,
     flags: options.RunFlags,
 ) -> None:
     """Show what each ingredient contributes to a model's profile.
@@ -105,13 +103,7 @@ def decompose(
         run.finish(decompose_model(loaded, drawn, options=asked).record)
 
 
-def train(
-    study: Path,
-    *,
-    settings: TrainOptions,
-    engine: options.EngineFlags,
-    flags: options.RunFlags,
-) -> None:
+def train(study: Path, *, settings: TrainOptions, engine: options.EngineFlags, flags: options.RunFlags) -> None:
     """Train every member of a study.
 
     A study is a grid of masks, encodings, depths and task settings, times seeds.

@@ -105,7 +105,7 @@ class RunFlags:
 
     def given(self, name: str) -> bool:
         """True if an option or argument stands on the command line."""
-        return _given(self.context, name)
+        return getattr(self.context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
     def refuse(self, names: Iterable[str], reason: str) -> None:
         """Refuse options that would do nothing here; `reason` follows the option's name."""
@@ -123,6 +123,8 @@ class Take:
 
 Printed = Annotated[RunFlags, Take("out", "overwrite")]
 """Of a verb that prints what it finds, and makes no run."""
+Loaded = Annotated[Loading, Take("template_options")]
+"""A model that no conversations are put to."""
 
 
 def directory(text: str) -> Path:
@@ -152,7 +154,7 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def command(context: typer.Context, **values: Any) -> None:
-        given = {name: value for name, value in values.items() if _given(context, name)}
+        given = {name: value for name, value in values.items() if RunFlags(context).given(name)}
         made: dict[Any, Any] = {typer.Context: context}
         for name, (kind, take) in reversed(taken.items()):  # one may hold another behind it
             held = {entry.name: made[part] for entry in fields(kind) if (part := _bare(entry.type)[0]) in made}
@@ -263,10 +265,6 @@ def _documented(module: str) -> dict[str, dict[str, str]]:
 def names_of(group: type[Any], *, without: Sequence[str] = ()) -> list[str]:
     """The names of a dataclass's options."""
     return [option.name for option in options_of(group, Take(*without)).values()]
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def command_line() -> str:

@@ -101,7 +101,7 @@ def predict(
     architecture: ArchitectureFlags,
     model: str | None = None,
     prompts: Annotated[options.PromptFlags, options.Take(prompts=None, count=8)],
-    loading: Annotated[Loading, options.Take("template_options")],
+    loading: options.Loaded,
     flags: options.RunFlags,
 ) -> None:
     """Predict the influence of every position on the last one.
@@ -116,8 +116,7 @@ def predict(
     "sliding_window(width=64)"]'` · a model at initialisation: `--model config:demo --theory mean_field --length 2048` ·
     a trained one: `--model DIR --theory 'power_rollout(target=probability)' --prompts synthetic`
     """
-    from posbias.theory import predictions_record
-    from posbias.theory.predict import parse_theory
+    from posbias.theory import parse_theory, predictions_record
 
     of_prompts = options.names_of(options.PromptFlags, without=["length", "seed"])
     if model is None:
@@ -204,13 +203,12 @@ def design(
 
             loaded = loading.load(model)
             solution = find(target, over, model=loaded, options=replace(settings, theory="mean_field"))
-            for n_positions in lengths if initialisations else ():
-                if not isinstance(loaded, HuggingFaceModel):
-                    break
+            if initialisations and isinstance(loaded, HuggingFaceModel):
                 count = max(initialisations, 2)
-                drawn = load_prompts("synthetic", loaded, n_positions=n_positions, count=count, seed=settings.seed)
-                measured = measure_design(solution, loaded, drawn, seed=settings.seed)
-                solution = replace(solution, measured=(*solution.measured, measured))
+                for n_positions in lengths:
+                    drawn = load_prompts("synthetic", loaded, n_positions=n_positions, count=count, seed=settings.seed)
+                    measured = measure_design(solution, loaded, drawn, seed=settings.seed)
+                    solution = replace(solution, measured=(*solution.measured, measured))
         record = solution.record
         if model is None and not flags.given("mixing"):
             record.scalars["caveats"] = [DEFAULT_MIXING]

@@ -97,16 +97,16 @@ class ComparisonRun(ProfileRun):
         names = self._names[THEORIES + pair.theory], self._names[MEASURED + pair.kind]
         first, second = names
         flat = number_text(self.flat["wasserstein"]) if intervals is None else str(intervals.flat)
-        facts = {f"W1 of {first} to {second}": pair.distance, f"W1 of the flat line to {second}": flat}
+        facts = {f"W1 of {first} to {second}": pair.distance_text, f"W1 of the flat line to {second}": flat}
         if intervals is not None:
             facts["W1 less the flat line's"] = f"{intervals.difference}: {intervals.said}"
         for name in ("first_tenth", "middle_tenth", "last_tenth") if self.statistics else ():
             facts[f"{name.replace('_', ' ')}, {first} less {second}"] = str(self.statistics[name])
         for block in self.comparisons:
             others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
-            facts.setdefault(others, block.distance)
+            facts.setdefault(others, block.distance_text)
         curves = tuple(profile.curve(name, drawn=name in names) for name, profile in self.profiles.items())
-        return Shown(f"{first} beside {second}: W1 {pair.distance}, of the flat line {flat}", curves, facts=facts)
+        return Shown(f"{first} beside {second}: W1 {pair.distance_text}, of the flat line {flat}", curves, facts=facts)
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, then every distance and the differences of shares."""
@@ -157,12 +157,7 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     kinds = other.measured or {name: SubjectProfile(entry.profile) for name, entry in other.theories.items()}
     kinds = _only(kinds, options.kind, run="second")
     shared = _shared_units(runs, kinds)
-    judged = {
-        name: _as_prediction(entry, shared=shared, measured=name not in one.theories)
-        for name, entry in {**one.measured, **one.theories}.items()
-    }
-    usual = {name: judged[name] for name in one.theories or one.measured}
-    theories = usual if options.theory is None else _only(judged, options.theory, run="first")
+    theories = _predictions(one, options.theory, shared=shared)
     generator = np.random.default_rng(options.seed)
     # One kind says nothing of another, which may be nearer by chance.
     alike = any(name in one.measured and name in kinds for name in theories)
@@ -236,15 +231,21 @@ def _only(profiles: Mapping[str, SubjectProfile], name: str | None, *, run: str)
     return profiles if name is None else {name: profiles[name]}
 
 
-def _as_prediction(entry: SubjectProfile, *, shared: int, measured: bool) -> SubjectProfile:
-    """A profile that is judged: its units are paired with the measurement's if these are the same `shared` prompts.
+def _predictions(subject: Subject, only: str | None, *, shared: int) -> Mapping[str, SubjectProfile]:
+    """The subject's theories, or what was measured if it has none, taken as predictions; or `only` one of either.
 
-    Otherwise they are resampled on their own; a measurement of which only the mean was kept is one unit: no claim.
+    Units are paired with the measurement's if these are the same `shared` prompts, else resampled on their own; a
+    measurement of which only the mean was kept is one unit: no claim.
     """
-    sample = entry.sample or (Sample(entry.profile.influence[None]) if measured else None)
-    if sample is not None and 1 < shared == len(sample.units):
-        return SubjectProfile(entry.profile, sample.units)
-    return SubjectProfile(entry.profile, apart=sample)
+    judged = {}
+    for name, entry in {**subject.measured, **subject.theories}.items():
+        alone = None if name in subject.theories else Sample(entry.profile.influence[None])
+        sample = entry.sample or alone
+        judged[name] = SubjectProfile(entry.profile, apart=sample)
+        if sample is not None and 1 < shared == len(sample.units):
+            judged[name] = SubjectProfile(entry.profile, sample.units)
+    usual = {name: judged[name] for name in subject.theories or subject.measured}
+    return usual if only is None else _only(judged, only, run="first")
 
 
 def _shared_units(runs: Sequence[ProfileRun], kinds: Mapping[str, SubjectProfile]) -> int:

@@ -139,6 +139,28 @@ class Contrast(BesideFlat):
     """First minus second, per registered statistic."""
 
 
+def beside_flat(rows: Units, sample: Sample, *, apart: Sample | None = None) -> BesideFlat:
+    """Distance of something to a measurement, with intervals over its units, beside the flat line's.
+
+    Args:
+        rows: One normalised profile for all units, or one for each, which is left out with its unit.
+        sample: The measurement.
+        apart: What `rows` averages, if it was drawn independently of the measurement: its units are left out, too.
+    """
+    count, n_positions = sample.units.shape
+    if rows.shape[1] != n_positions:
+        raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+    flat, weights = Profile.uniform(n_positions).influence[None], leave_one_out(count)
+    left_out = [(weights @ rows if len(rows) > 1 else rows, sample.averages(weights))]
+    if apart is not None:
+        left_out.append((apart.averages(leave_one_out(len(apart.units))), sample.average[None]))
+    ours = [wasserstein(profiles, averages) for profiles, averages in left_out]
+    even = [wasserstein(np.broadcast_to(flat, profiles.shape), averages) for profiles, averages in left_out]
+    distance, of_flat = (jackknife(*each).interval(least=0.0, most=1.0) for each in (ours, even))
+    difference = jackknife(*map(np.subtract, ours, even)).interval(least=-1.0, most=1.0)
+    return BesideFlat(distance, of_flat, difference, count if apart is None else min(count, len(apart.units)))
+
+
 def compare_with_prompts(
     predicted: Profile | Predictions | Sample, measured: Sample | Units, *, generator: np.random.Generator
 ) -> PromptComparison:
@@ -151,34 +173,22 @@ def compare_with_prompts(
         generator: Source of halvings and resamples.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
-    count, n_positions = sample.units.shape
-    flat = Profile.uniform(n_positions).influence[None]
-    n_units = min(count, len(predicted.units)) if isinstance(predicted, Sample) else count
+    count, apart = len(sample.units), predicted if isinstance(predicted, Sample) else None
     if isinstance(predicted, np.ndarray):
         rows = Sample.of(predicted).units
         if len(rows) != count:
             raise UsageError(f"{len(rows)} predictions for {count} prompts; one for each, or a single Profile")
     else:
         rows = (predicted.average if isinstance(predicted, Sample) else predicted.influence)[None]
-    if rows.shape[1] != n_positions:
-        raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
-    weights = leave_one_out(count)
-    left_out = [(weights @ rows if len(rows) > 1 else rows, sample.averages(weights))]
-    if isinstance(predicted, Sample):
-        left_out.append((predicted.averages(leave_one_out(len(predicted.units))), sample.average[None]))
-    gaps = []
-    for profiles, averages in left_out:
-        gap = wasserstein(profiles, averages)
-        gaps.append(np.stack([gap, np.broadcast_to(wasserstein(flat, averages), gap.shape)]))
-    distance, of_flat = (jackknife(*(each[row] for each in gaps)).interval(least=0.0, most=1.0) for row in (0, 1))
-    difference = jackknife(*(each[0] - each[1] for each in gaps)).interval(least=-1.0, most=1.0)
+    beside = beside_flat(rows, sample, apart=apart)
+    flat = Profile.uniform(rows.shape[1]).influence[None]
     draws = draw_weights(count, generator=generator, draws=DRAWS)
     medians = (
         percentile_interval(float(np.median(values)), weighted_median(values, draws), count)
         for values in (wasserstein(rows, sample.units), wasserstein(flat, sample.units))
     )
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(distance, of_flat, difference, n_units, noise, *medians)
+    return PromptComparison(beside.distance, beside.flat, beside.difference, beside.n_units, noise, *medians)
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator) -> SplitHalf:

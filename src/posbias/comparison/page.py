@@ -291,7 +291,7 @@ def verdict_of(view: ProfileRun, title: str = "") -> tuple[str, ...]:
         lines.append("No theory is shown to be nearer to the profile than a flat line.")
         if nearest is not None and nearest.sign < 0:
             name, flat = view.called("theories", nearest.theory), nearest.flat["wasserstein"]
-            lines[-1] = f"Nearest theory: {name}, at W1 {nearest.distance}; a flat line is at {flat:.3f}."
+            lines[-1] = f"Nearest theory: {name}, at W1 {nearest.distance_text}; a flat line is at {flat:.3f}."
     return tuple(lines)
 
 
@@ -397,7 +397,7 @@ def _beside(view: ProfileRun, block: KindComparison) -> str:
     """The distance of a theory to a measurement beside the flat line's, and what that decides."""
     name, kind = view.called("theories", block.theory), view.called("measured", block.kind)
     said = "no claim without single prompts" if block.prompts is None else DECISIONS[block.sign]
-    return f"{name}: W1 {block.distance} to {kind}, a flat line {block.flat['wasserstein']:.3f}; {said}"
+    return f"{name}: W1 {block.distance_text} to {kind}, a flat line {block.flat['wasserstein']:.3f}; {said}"
 
 
 def percent(share: Interval | float) -> str:

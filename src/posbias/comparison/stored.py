@@ -37,6 +37,7 @@ from posbias.comparison.distances import (
     Contrast,
     PromptComparison,
     Sample,
+    beside_flat,
     compare_with_prompts,
     distances,
     point_statistics,
@@ -133,7 +134,7 @@ class KindComparison:
         return 0 if self.prompts is None else self.prompts.decides
 
     @property
-    def distance(self) -> str:
+    def distance_text(self) -> str:
         """W1 in three decimals, with its interval if there is one."""
         return number_text(self.metrics["wasserstein"]) if self.prompts is None else str(self.prompts.distance)
 
@@ -204,7 +205,7 @@ def contrast_subjects(
     for kind in (kind for kind in first.measured if kind in (second.measured if near is None else near)):
         one, other = first.measured[kind].sample, second.measured[kind].sample
         if one is not None and other is not None:
-            beside = near[kind] if near else compare_with_prompts(other, one, generator=np.random.default_rng(0))
+            beside = beside_flat(other.average[None], one, apart=other) if near is None else near[kind]
             statistics = statistic_differences(one, other, generator=generator, paired=paired)
             contrasts[kind] = Contrast(beside.distance, beside.flat, beside.difference, beside.n_units, statistics)
     return contrasts

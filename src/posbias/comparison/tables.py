@@ -40,8 +40,6 @@ SHOWN_LAYERS = 7
 """Layers of a table or figure of depth: first, last, and evenly between."""
 TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
 ENDS = ("first_token", "last_token")
-
-
 Row = Mapping[str, str]
 
 
@@ -94,7 +92,7 @@ def _comparisons(views: Sequence[ProfileRun], *, first: bool = False) -> Iterato
 def _theory_rows(views: Sequence[ProfileRun], *, first: bool = False) -> Iterator[Row]:
     """Distances of theories to every measured kind, or to the `first` one of each model alone."""
     for names, block in _comparisons(views, first=first):
-        row = {**names, DISTANCE: block.distance, OF_FLAT: number_text(block.flat["wasserstein"])}
+        row = {**names, DISTANCE: block.distance_text, OF_FLAT: number_text(block.flat["wasserstein"])}
         row |= dict.fromkeys((OF_HALVES, OF_ONE, AGAINST_FLAT), MISSING)
         if (found := block.prompts) is not None:
             row |= {OF_HALVES: number_text(found.noise.mean), OF_ONE: number_text(found.per_prompt.value)}

@@ -182,7 +182,7 @@ def compare_orders(
 
 
 def compare_turns(
-    found: Mapping[str, Evaluation],
+    judged: Mapping[str, Evaluation],
     left_out: Sequence[str],
     task: RulesAtTurns,
     told: Sequence[Told],
@@ -194,7 +194,7 @@ def compare_turns(
     less the first, so that turns at which no rule is lost yet do not water down the difference.
 
     Args:
-        found: The evaluation of each placement; the first is the one that the others are compared to.
+        judged: The evaluation of each placement, as `judged_of`; the first is the one that the others are compared to.
         left_out: Rules that are not judged, as `broken_when_told` finds them.
         task: With the replies of all conversations.
         told: The samples.
@@ -202,7 +202,6 @@ def compare_turns(
         tokenizer: The model's own; None: prices are in characters.
     """
     kept = [sample for sample in told if sample.say not in left_out]
-    judged = {name: judged_of(evaluation, told, left_out) for name, evaluation in found.items()}
     comparison = compare_evaluations(list(judged.values()), names=list(judged), endpoints=())
     turns = comparison.positions
     final = compare_evaluations([_last(each) for each in judged.values()], names=list(judged), endpoints=(MEAN,))
@@ -214,11 +213,11 @@ def compare_turns(
         deciding = deciding[0], math.ceil(deciding[1] * len(told) / final.n_samples)
     prices = {
         name: _price_at_turns(replace(task, placements=(name,)), kept, turns, tokenizer, options.prices)
-        for name in found
+        for name in judged
     }
     record = comparison.record
     record.verb = "evaluate_turns"
-    record.resolved["title"] = f"{next(iter(found.values())).source or 'model'}: are rules kept, by turn and place?"
+    record.resolved["title"] = f"{next(iter(judged.values())).source or 'model'}: are rules kept, by turn and place?"
     record.resolved["task"] = str(task)
     record.scalars |= {
         "compared": as_stored(compared),

@@ -187,20 +187,19 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
 
     def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
         chosen = _below(options, name, turns=turns, prices=(), score=False)
-        found = evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
-        if alone:
-            return _concluded(found, None, run, below=name)
-        judged = judged_of(found, told, left_out)
-        return _concluded(found, options.require, run, below=name, arm=placement, judged=judged)
+        return evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
 
-    turns, names = options.positions_of(task), directory_names(task.placements)
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
-    left_out = broken_when_told(placed("last", "just-told", (min(2, task.turns),), alone=True), told)
+    just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
+    left_out = broken_when_told(_concluded(just_told, None, run, below="just-told"), told)
     task = replace(task, histories=_rolled_out(responder, task, told, options))
-    found = {placement: placed(placement, name, turns) for name, placement in names.items()}
-    comparison = compare_turns(found, left_out, task, told, options=options, tokenizer=responder.tokenizer)
-    below = {name: found[placement] for name, placement in names.items()}
-    return _told_together(replace(comparison, evaluations=below), run)
+    found, judged = {}, {}
+    for name, placement in directory_names(task.placements).items():
+        whole = placed(placement, name, options.positions_of(task))
+        judged[placement] = judged_of(whole, told, left_out)
+        found[name] = _concluded(whole, options.require, run, below=name, arm=placement, judged=judged[placement])
+    comparison = compare_turns(judged, left_out, task, told, options=options, tokenizer=responder.tokenizer)
+    return _told_together(replace(comparison, evaluations=found), run)
 
 
 def _in_orders(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 from pydantic import ConfigDict
 
-from posbias.comparison.distances import Sample, compare_with_prompts, summarise
+from posbias.comparison.distances import Sample, beside_flat, summarise
 from posbias.profiles import Profile
 from posbias.results.figures import BLUE, FLAT, Curve, Stroke
 from posbias.results.records import Record
@@ -207,8 +207,8 @@ class AttentionStatistics(Result):
         """Shares of each rollout's profile, and as `flat` its distance to the flat line, with intervals."""
         found: dict[str, Mapping[str, Interval]] = {}
         for name, rows in self.rollouts.items():
-            sample, flat = Sample.of(rows), Profile.uniform(rows.shape[1])
-            distance = compare_with_prompts(flat, sample, generator=np.random.default_rng(0)).distance
+            sample, flat = Sample.of(rows), Profile.uniform(rows.shape[1]).influence[None]
+            distance = beside_flat(flat, sample).distance
             found[name] = {**summarise(sample, generator=np.random.default_rng(0)), "flat": distance}
         return found
 

@@ -236,7 +236,7 @@ def _apart(figure: Figure) -> list[float]:
     have whiskers beside each other; else nothing moves."""
     banded = [curve for curve in figure.curves if curve.low is not None]
     few = len(banded) > 2 and all(1 < curve.x.size <= WHISKERED for curve in figure.curves)
-    if not few or figure.by_distance:
+    if not few:
         return [0.0] * len(figure.curves)
     gap = min(float(np.diff(np.sort(curve.x)).min()) for curve in figure.curves)
     return list(np.linspace(-0.12, 0.12, len(figure.curves)) * gap)
