@@ -423,10 +423,6 @@ class NoCollapseOfTheModel(ModelClaim):
         )
 
 
-OFFSET = 1.0
-"""Diagonal logit that is added and taken away, in natural-log units."""
-
-
 class OrderOfTheModel(ModelClaim):
     """A drift of the last row's prefix masses, on mean kernels and prompt by prompt."""
 
@@ -501,4 +497,4 @@ class DiagonalDriftOfTheModel(OrderOfTheModel):
 
     def drift(self, kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> float:
         """The model's kernels, tilted both ways."""
-        return diagonal_drift(list(kernels), mixing, np.full(len(mixing), OFFSET))
+        return diagonal_drift(list(kernels), mixing, np.ones(len(mixing)))

@@ -478,10 +478,6 @@ CLAIMED_RANK = 0.99
 CLAIMED_W1 = 0.02
 CLAIM_DIGIT = 0.005
 """Half a unit of the claims' last digit."""
-TEN = 10
-"""Within this factor of the promised value influence is "of that order"."""
-NULL_PROBE = 1e-6
-"""Below this share, in float64, a probe's gradient is round-off."""
 
 
 def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) -> Table:
@@ -496,7 +492,7 @@ def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) ->
     layers, dead = int(shapes[0]["layers"]), float(shapes[0]["dead_zone"])
     gaps, noise = _values(contrasts, "wasserstein"), [float(row["noise"]["mean"]) for row in contrasts]
     same = all(gap <= level for gap, level in zip(gaps, noise, strict=True))
-    blind = [row["model"] for row in probes if row["share"] < NULL_PROBE]
+    blind = [row["model"] for row in probes if row["share"] < 1e-6]  # in float64 round-off
     cells = [
         [
             "rank correlation of the density",
@@ -521,7 +517,7 @@ def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) ->
             "factorial dead zone",
             f"1/({layers}-1)! = {dead:.0e}",
             f"of an even share the middle has {_span(middle, 2)}, the least position {_span(least, 2)}",
-            "no such zone" if min(least) > TEN * dead else "of that order",
+            "no such zone" if min(least) > 10 * dead else "of that order",
         ],
         [
             "recency anchor: share of the last position",
