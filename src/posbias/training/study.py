@@ -33,8 +33,6 @@ from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopp
 
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
-MOST_MEMBERS = 100_000
-"""Most members of a study."""
 ARCHITECTURE_FIELDS = tuple(entry.name for entry in fields(Architecture))
 MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
     entry.name
@@ -63,15 +61,10 @@ class Study:
     """Points of every axis of the grid, each a plain value and the dotted settings it stands for."""
     seeds: tuple[int, ...] = (0,)
 
-    @property
-    def n_members(self) -> int:
-        """Number of points of the grid times number of seeds."""
-        return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
-
     def members(self) -> list[Member]:
         """Every point of the grid, in its order, with every seed."""
-        check_most(f"study {self.name!r}: the grid times the seeds", self.n_members, MOST_MEMBERS, "members")
-        members = []
+        count, members = math.prod(map(len, self.axes.values())) * len(self.seeds), []
+        check_most(f"study {self.name!r}: the grid times the seeds", count, 100_000, "members")
         for points in itertools.product(*self.axes.values()):
             coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))
             settings = {key: value for _, changes in points for key, value in changes.items()}
