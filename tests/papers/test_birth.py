@@ -100,12 +100,6 @@ def test_birth_end_to_end_by_its_flags(posbias, tmp_path):
     assert document["resolved"]["initialisations"] == 2
     assert {row["sort"] for row in document["scalars"]["rows"]} == {"theory", "shape", "rope", "probe"}
     assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
-    profile = np.array(document["arrays"]["gpt2/random/theories/mean_field"])
-    assert profile.sum() == pytest.approx(1)
-    record = load_record(tmp_path / "run").record
-    assert record.scalars == document["scalars"]
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert page == html_of(report_of(record))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A paper's studies survive a kill: what was trained is read back (killed anywhere: cli/test_kill_points)."""
+"""A paper's studies survive a kill: what was trained is read back (killed anywhere: tests/cli/test_kill_points.py)."""
 
 import numpy as np
 import pytest

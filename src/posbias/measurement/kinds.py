@@ -334,7 +334,7 @@ def _score(output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs
 def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
     """The mean of the vectors that the vocabulary's tokens enter the network with."""
     total = torch.zeros(model.width, dtype=torch.float64)
-    for tokens in torch.arange(model.vocabulary_size).split(4096):
+    for tokens in torch.split(torch.arange(model.vocabulary_size), 4096):
         total += in_float64(model.embed(model.token_tensor([tokens.tolist()]))[0]).sum(dim=0).cpu()
     return total / model.vocabulary_size
 
