@@ -74,16 +74,6 @@ def test_initialisations_are_independent(finished, tiny_llama):
     )
 
 
-def test_every_distance_has_interval_flat_line_and_noise(finished):
-    for subject in finished.record.scalars["subjects"].values():
-        assert subject["comparisons"]
-        for block in subject["comparisons"]:
-            prompts = block["prompts"]
-            assert prompts["distance"]["low"] <= prompts["distance"]["value"] <= prompts["distance"]["high"]
-            assert prompts["flat"]["value"] == pytest.approx(block["flat"]["wasserstein"], rel=1e-9)
-            assert prompts["noise"]["mean"] > 0
-
-
 def test_an_unknown_family_is_measured_and_what_is_missing_is_said(tmp_path):
     from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 

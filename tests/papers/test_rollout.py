@@ -95,13 +95,11 @@ def test_the_page_of_the_study_says_what_a_run_says(rollout):
             assert f"{entry['bound']:.3f}"[1:] in page
 
 
-def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
+def test_the_rollouts_record_and_page(rollout, tmp_path):
     record = load_record(rollout.save(tmp_path)).record
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
     assert record.arrays["bloom-176b/published/residual"].shape == (256,)
     page = write_report([record], tmp_path).read_text()
     assert page.count("<figure ") == 5
-    assert 'src="http' not in page
-    assert "default-src 'none'" in page
     assert all(statement in unescape(page) for statement in rollout.statements)

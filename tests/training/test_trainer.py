@@ -46,27 +46,21 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "threads"), [*((name, 2) for name in STACKS), ("retrieval", 1)])
-def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads, monkeypatch):
+MIXED = "masks, encodings and targets"
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "chunk", "size"),
+    [*((name, 2, 2, 64) for name in STACKS), ("retrieval", 1, 2, 64), (MIXED, 2, 5, 64), (MIXED, 2, 4, 2)],
+)
+def test_whatever_the_stack_every_member_gets_the_bits_it_gets_alone(name, threads, chunk, size, monkeypatch):
     members = STACKS[name]
-    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: 2)
-    run = TrainOptions(engine=Local(threads=threads))
+    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: chunk)
+    run = TrainOptions(engine=Local(threads=threads), stack_size=size)
     together = train_members(members, SHORT, options=run)
-    assert together.n_stacks == 1
+    assert together.n_stacks == -(-len(members) // size)
     assert together.counts() == {"done": len(members)}
     assert_as_alone(members, together.members, SHORT, options=run)
-
-
-def test_neither_chunks_nor_the_size_of_stacks_change_a_bit(monkeypatch):
-    members = STACKS["masks, encodings and targets"]
-    results = []
-    for chunk, size in ((1, 64), (5, 64), (4, 2)):
-        monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_, chunk=chunk: chunk)
-        results.append(train_members(members, SHORT, options=TrainOptions(stack_size=size)))
-    assert [result.n_stacks for result in results] == [1, 1, 3]
-    for others in results[1:]:
-        for first, second in zip(results[0].members, others.members, strict=True):
-            assert_same(first, second)
 
 
 def test_odd_widths_are_alone_or_together_equal_to_rounding(monkeypatch):
