@@ -312,20 +312,16 @@ def percentile_interval(value: float, resampled: Values, n_units: int) -> Interv
     Draws that leave the statistic undefined (NaN) are left out; infinite draws count, and may make an end infinite.
     Widening matters when a distance is at the noise floor.
     """
-    defined = np.sort(resampled[~np.isnan(resampled)])
+    defined = resampled[~np.isnan(resampled)]
     if defined.size == 0:
         return Interval(float(value), -np.inf, np.inf)
-    tail = expanded_tail(n_units) * (defined.size - 1)
-    low = _between(defined[int(np.floor(tail))], defined[int(np.ceil(tail))], tail % 1)
-    high = _between(defined[-1 - int(np.floor(tail))], defined[-1 - int(np.ceil(tail))], tail % 1)
+    tail = expanded_tail(n_units)
+    with np.errstate(invalid="ignore"):
+        between = np.quantile(defined, [tail, 1 - tail])
+    # Where one of the two draws around an end is infinite it is the outer one, which errs on the wide side.
+    outer = np.quantile(defined, tail, method="lower"), np.quantile(defined, 1 - tail, method="higher")
+    low, high = np.where(np.isfinite(between), between, outer).tolist()
     return Interval(float(value), low, high).including(float(value))
-
-
-def _between(outer: float, inner: float, share: float) -> float:
-    """Linear interpolation; the outer draw if one of the two is infinite, which errs on the wide side."""
-    if outer == inner or not (np.isfinite(outer) and np.isfinite(inner)):
-        return float(outer)
-    return float(outer + share * (inner - outer))
 
 
 def weighted_median(values: Float64[np.ndarray, "n_units"], weights: Weights) -> Values:
