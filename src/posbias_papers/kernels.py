@@ -108,9 +108,7 @@ def random_content_kernel(
     visible: Bool[np.ndarray, "n n"], generator: np.random.Generator, *, spread: float
 ) -> Float64[np.ndarray, "n n"]:
     """Softmax of independent Gaussian logits of standard deviation `spread`: in general not monotone."""
-    weights = np.where(visible, np.exp(spread * generator.standard_normal(visible.shape)), 0.0)
-    kernel: Float64[np.ndarray, "n n"] = weights / weights.sum(axis=1, keepdims=True)
-    return kernel
+    return masked_softmax(visible, spread * generator.standard_normal(visible.shape))
 
 
 def centre_nodes(visible: Bool[np.ndarray, "query key"]) -> Int64[np.ndarray, "n_centres"]:
