@@ -140,9 +140,7 @@ def _record(model: Model, prompts: Prompts, options: AuditOptions, directory: Pa
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
     initialised = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
-    states: dict[str, list[Unit]] = {}
-    if not initialised:
-        states["trained"] = [Unit(index) for index in range(prompts.count)]
+    states = {} if initialised else {"trained": [Unit(index) for index in range(prompts.count)]}
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if initialised else options.seed

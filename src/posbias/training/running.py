@@ -194,11 +194,8 @@ def _arrays(members: Sequence[TrainedMember]) -> dict[str, np.ndarray]:
 
 def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
     """Rows of different lengths as one array, the missing ends filled."""
-    longest = max(len(row) for row in rows)
-    padded = np.full((len(rows), longest, *rows[0].shape[1:]), missing, dtype=np.result_type(*rows))
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return padded
+    longest, rest = max(map(len, rows)), [(0, 0)] * (rows[0].ndim - 1)
+    return np.stack([np.pad(row, [(0, longest - len(row)), *rest], constant_values=missing) for row in rows])
 
 
 @checked
