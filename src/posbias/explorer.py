@@ -78,7 +78,7 @@ def predicted(stacks: dict[str, pb.Architecture], aim: str, over: str, n_positio
         {"": name} | {f"W1 to {of}": f"{pb.compare(profile, other).wasserstein:.4f}" for of, other in others.items()}
         for name, profile in {**profiles, "flat": others["flat"]}.items()
     ]
-    return mo.vstack([mo.image(picture, width="70rem"), mo.ui.table(rows, selection=None), *below])
+    return mo.vstack([mo.image(picture, width="42rem"), mo.ui.table(rows, selection=None), *below])
 
 
 @app.cell
