@@ -474,10 +474,8 @@ def _watched(number: int, block: nn.Module, forward: Callable[..., Any], *positi
 class BranchWatch:
     """Norms of the layers that have run so far, of one forward pass."""
 
-    stream: list[Tensor] = field(default_factory=list)
-    """|x| of every layer, [batch position]."""
-    branch: list[Tensor | None] = field(default_factory=list)
-    """|a| of every layer; None if none was seen."""
+    seen: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    """|x| and |a| of every layer, [batch position] each; None if no branch was seen."""
 
     def norms(self, layers: Sequence[int] | None = None) -> BranchNorms:
         """Norms of some layers, by default of all.
@@ -485,36 +483,30 @@ class BranchWatch:
         Raises:
             UsageError: some layer does not add a branch to its input.
         """
-        kept = range(len(self.stream)) if layers is None else layers
-        pairs = [(self.stream[layer], self.branch[layer]) for layer in kept]
-        without = [layer for layer, (_, branch) in zip(kept, pairs, strict=True) if branch is None]
-        if without or not pairs:
+        kept = dict(enumerate(self.seen)) if layers is None else {layer: self.seen[layer] for layer in layers}
+        without = [str(layer) for layer, (_, branch) in kept.items() if branch is None]
+        if without or not kept:
             raise UsageError(
                 f"mixing needs blocks that add branches of attention and of an MLP to their input; those of layers "
-                f"{', '.join(map(str, without))} do not"
+                f"{', '.join(without)} do not"
             )
-        device = pairs[0][0].device  # layers may lie on several
-        stream, branch = (torch.stack([norms.to(device) for norms in side]) for side in zip(*pairs, strict=True))
+        device = self.seen[0][0].device  # layers may lie on several
+        stream, branch = (torch.stack([part.to(device) for part in side]) for side in zip(*kept.values(), strict=True))
         return BranchNorms(stream, branch.view(stream.shape))
 
     def done(self, _number: int, stream: Tensor, branch: Tensor | None) -> None:
         """Keep the norms of a block."""
         dtype = torch.promote_types(stream.dtype, torch.float32)
         length = partial(torch.linalg.vector_norm, dim=-1, dtype=dtype)
-        self.stream.append(length(stream.detach()))
-        self.branch.append(None if branch is None else length(branch.detach()))
+        self.seen.append((length(stream.detach()), None if branch is None else length(branch.detach())))
 
 
 @contextmanager
-def watch_branches(network: nn.Module, *, once: bool = False) -> Iterator[BranchWatch]:
-    """Within the context, keep the norms of one forward pass of a network's blocks, in order.
+def watch_branches(network: nn.Module) -> Iterator[BranchWatch]:
+    """Within the context, keep the norms of the network's blocks in its first forward pass, in order.
 
-    With `once`, watching stops when the network's first forward pass is over: what runs a block again afterwards
-    (checkpointing, the next kind's passes) is then not seen.
+    What runs a block again afterwards (checkpointing, the next kind's passes) is not seen.
     """
     watch = BranchWatch()
-    with ExitStack() as hooks:
-        end = hooks.enter_context(branches(network, watch.done))
-        if once:
-            hooks.callback(network.register_forward_hook(lambda *_: end()).remove)
+    with branches(network, watch.done) as end, network.register_forward_hook(lambda *_: end()):
         yield watch
