@@ -75,14 +75,9 @@ class ReferenceConfig:
     as PyTorch's linear layer."""
 
     def __post_init__(self) -> None:
-        layer = self.width * (4 * self.architecture.heads * self.head_dim + 2 * self.hidden_width * self.mlp)
-        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs))
-        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
-        layer += self.architecture.heads * (self.trained_key_bias or 0)
-        weights = self.architecture.depth * layer + self.width * (self.width + tables) + readout
-        check_most("reference weights", weights, CELLS)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
+        check_most("reference weights", sum(math.prod(shape) for _, _, shape, _ in _draws(self)), CELLS)
         heads = self.architecture.heads
         sinks = self.architecture.layer_sinks
         if sinks.max() > float("-inf"):
