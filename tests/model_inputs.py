@@ -1,25 +1,20 @@
 """Damaged models, drawn from a seed: valid files of several formats with one or two places made hostile.
 
-`damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it. As a program
-it runs many in a process of its own, one JSON line each: `python model_inputs.py BASES TARGET SEED COUNT`.
+`damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it.
 """
 
 import copy
 import json
 import random
-import resource
 import shutil
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
-"""Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
-ADDRESS_SPACE = 12 * 10**9
-"""Of the process that runs them, so that a finding does not take the machine with it."""
+"""Seconds are those of the processor: a busy machine is no finding."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "phi", "falcon-alibi", "opt", "qwen2-window")
 HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000]
 """Whole numbers no larger: a network of a billion layers is not refused, and building it never ends."""
@@ -86,6 +81,8 @@ def outcome(source: str | Path) -> str:
     """ "ran" or "refused"; otherwise what was found, which is a finding."""
     from posbias import RunError, UsageError
 
+    before, began = held("VmRSS"), time.process_time()
+    reset_peak()
     try:
         _use(source)
     except (UsageError, RunError) as error:
@@ -94,10 +91,15 @@ def outcome(source: str | Path) -> str:
             return f"a message of {len(message)} characters: {message[:200]!r}"
         if "weights_only" in message or not message.isprintable():
             return f"a message that says {message[:200]!r}"
-        return "refused"
+        found = "refused"
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]!r}"
-    return "ran"
+    else:
+        found = "ran"
+    taken, seconds = held("VmHWM") - before, time.process_time() - began
+    if taken > ALLOWED_BYTES or seconds > ALLOWED_SECONDS:
+        return f"{found}, but took {taken / 1e9:.2g} GB and {seconds:.2g} s"
+    return found
 
 
 def _use(source: str | Path) -> None:
@@ -209,26 +211,3 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def run(bases: Path, target: Path, *, seed: int, count: int) -> None:
-    """Print what was tried and what came of it, before and after each."""
-
-    outcome(bases / "llama")  # imports are not counted
-    for number in range(seed, seed + count):
-        draw = random.Random(number)
-        path, said = damaged(draw.choice(sorted(bases.iterdir())), target, draw)
-        print(json.dumps({"number": number, "said": said}), flush=True)
-        prefix = "config:" if path.is_dir() and draw.random() < 0.3 else ""
-        before, began = held("VmRSS"), time.process_time()
-        reset_peak()
-        found = outcome(f"{prefix}{path}")
-        taken, seconds = held("VmHWM") - before, time.process_time() - began
-        if taken > ALLOWED_BYTES or seconds > ALLOWED_SECONDS:
-            found = f"{found}, but took {taken / 1e9:.2g} GB and {seconds:.2g} s"
-        print(json.dumps({"number": number, "found": found}), flush=True)
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    run(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]), count=int(sys.argv[4]))
