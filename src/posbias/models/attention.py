@@ -29,8 +29,6 @@ from torch.overrides import TorchFunctionMode
 from posbias.errors import UsageError
 from posbias.models.model import BranchNorms
 
-PLAIN_KERNEL = "sdpa_attention_forward"
-"""The kernel of transformers that returns no weights."""
 FUNCTION = "posbias"
 """Name under which the function is registered with transformers."""
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -73,8 +71,6 @@ class KernelCall:
     options: dict[str, Any]
     """All other arguments, `scaling` among them."""
     kernel: Callable[..., Attended]
-    plain: bool
-    """The kernel is torch's fused one, which returns no weights."""
     logits: Float[Tensor, "head query key"] | None = None
     """All that the softmax gets, of attention without the interface; None elsewhere."""
     arguments: Arguments = ((), {})
@@ -162,11 +158,10 @@ def attention(network: nn.Module, attend: Mapping[int, Attend]) -> Iterator[None
                 config._attn_implementation,  # type: ignore[union-attr]
                 home.get("eager_attention_forward"),
             )
-            plain = below.plain if below else kernel.__name__ == PLAIN_KERNEL
             before.append((module, module.config, below))
             config._attn_implementation_internal = FUNCTION  # type: ignore[union-attr]
             module.config = config
-            setattr(module, SITE, _Site(layer, function, kernel, plain))
+            setattr(module, SITE, _Site(layer, function, kernel))
         yield
     finally:
         for module, config, below in reversed(before):
@@ -183,12 +178,11 @@ class _Site:
     layer: int
     attend: Attend
     kernel: Callable[..., Attended]
-    plain: bool
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Attended:
-        return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
+        return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel))
 
 
 def _attention(
@@ -242,7 +236,7 @@ class _Products(TorchFunctionMode):
         query, key, value = (part.reshape(1, -1, *part.shape[-2:]) for part in (query, key, value))
         options = {"scaling": EAGER[type(module).__name__](module)}
         whole = None if logits is None else logits.reshape(-1, *logits.shape[-2:])
-        call = KernelCall(self._layer, module, query, key, value, mask, options, KernelCall.run, False, whole)
+        call = KernelCall(self._layer, module, query, key, value, mask, options, KernelCall.run, whole)
         self._receive(call)
 
 
