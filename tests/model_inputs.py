@@ -3,7 +3,6 @@
 `damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it.
 """
 
-import copy
 import json
 import random
 import shutil
@@ -13,26 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fuzz_files import bytes_changed, node_changed
+
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
 """Seconds are those of the processor: a busy machine is no finding."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "phi", "falcon-alibi", "opt", "qwen2-window")
-HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000]
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000, 1e-300, 1e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf"), "", "x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000),
+    *([], [0], [None], ["x"], [-1, 9], [[]], {}, {"a": 1}, {"": None}, "w.bin", "float8_e4m3fn", "auto", "sdpa"),
+    *("cuda", "2", "None", "llama", "full_attention"),
+)
 """Whole numbers no larger: a network of a billion layers is not refused, and building it never ends."""
-HOSTILE += [1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]
-HOSTILE += ["x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000, [], [0], [None], ["x"], [-1, 9], [[]], {}]
-HOSTILE += [
-    {"a": 1},
-    {"": None},
-    "w.bin",
-    "float8_e4m3fn",
-    "auto",
-    "sdpa",
-    "cuda",
-    "2",
-    "None",
-    "llama",
-    "full_attention",
-]
 WORDS = [0, 1, 3, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -65,16 +56,17 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
 
 
 def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
-    """A copy of a model with one file damaged once or twice; what to load, and what was done."""
+    """A copy of a model with one file damaged once or twice; what to load, and which file it is."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(base, target)
     names = [path.name for path in sorted(target.iterdir()) if path.suffix in DAMAGE]
     # Half of all damage goes to the file that says most.
     first = next((name for name in names if name in ("config.json", "reference.json", "w.gguf")), names[0])
     path = target / (first if draw.random() < 0.5 else draw.choice(names))
-    done = [draw.choice(DAMAGE[path.suffix])(path, draw) for _ in range(draw.choice((1, 1, 2)))]
+    for _ in range(draw.choice((1, 1, 2))):
+        draw.choice(DAMAGE[path.suffix])(path, draw)
     whole = target / "w.gguf"
-    return (whole if whole.exists() else target), f"{base.name}/{path.name}: {', '.join(done)}"
+    return (whole if whole.exists() else target), f"{base.name}/{path.name}"
 
 
 def outcome(source: str | Path) -> str:
@@ -113,87 +105,43 @@ def _use(source: str | Path) -> None:
     measure(model, load_prompts("synthetic", model, n_positions=6, count=1))
 
 
-def _another_value(path: Path, draw: random.Random) -> str:
-    """One entry of a JSON file, at any depth, replaced, removed or added."""
-    try:
-        document = json.loads(path.read_text())
-        said = _change(document, draw)
-    except (ValueError, RecursionError):
-        return _other_bytes(path, draw)  # damaged before
-    path.write_text(json.dumps(document))
-    return said
+def _other_bytes(path: Path, draw: random.Random) -> None:
+    """Anywhere."""
+    if path.stat().st_size:
+        path.write_bytes(bytes_changed(path, draw))
 
 
-def _change(document: Any, draw: random.Random) -> str:
-    places = [
-        (holder, key)
-        for holder in _holders(document)
-        for key in (holder if isinstance(holder, dict) else range(len(holder)))
-    ]
-    if not places:
-        return "nothing"
-    holder, key = draw.choice(places[:400])
-    if draw.random() < 0.1:
-        del holder[key]
-        return f"without {key}"
-    holder[key] = copy.deepcopy(draw.choice(HOSTILE))
-    return f"{key} is {str(holder[key])[:40]!r}"
-
-
-def _holders(value: Any) -> list[Any]:
-    if not isinstance(value, dict | list):
-        return []
-    items = value.values() if isinstance(value, dict) else value
-    return [value, *(holder for item in items for holder in _holders(item))]
-
-
-def _other_bytes(path: Path, draw: random.Random) -> str:
-    """A few bytes near the beginning changed, or the end missing."""
-    content = bytearray(path.read_bytes())
-    if not content or draw.random() < 0.2:
-        kept = draw.randrange(len(content) + 1)
-        path.write_bytes(content[:kept])
-        return f"cut to {kept} bytes"
-    place = draw.randrange(min(len(content), 4000))
-    content[place] = draw.randrange(256)
-    path.write_bytes(content)
-    return f"byte {place} is {content[place]}"
-
-
-def _another_word(path: Path, draw: random.Random) -> str:
+def _another_word(path: Path, draw: random.Random) -> None:
     """Four or eight bytes near the beginning replaced by a number that is too large somewhere."""
     content = bytearray(path.read_bytes())
     size = draw.choice((4, 8))
     place, word = draw.randrange(max(min(len(content), 2000) - size, 1)), draw.choice(WORDS) % 256**size
     content[place : place + size] = word.to_bytes(size, "little")
     path.write_bytes(content)
-    return f"{size} bytes from {place} are {word}"
 
 
-def _another_header(path: Path, draw: random.Random) -> str:
-    """One entry of the header of a safetensors file."""
+def _another_value(path: Path, draw: random.Random) -> None:
+    """At any depth of a JSON file, or of the header of a safetensors file."""
     content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\0"))
+    begin = 8 if path.suffix == ".safetensors" else 0
+    end = begin + int.from_bytes(content[:8], "little") if begin else len(content)
     try:
-        header = json.loads(content[8 : 8 + length])
-        said = _change(header, draw)
+        changed = json.dumps(node_changed(json.loads(content[begin:end]), draw, HOSTILE)).encode()
     except (ValueError, RecursionError):
-        return _other_bytes(path, draw)
-    written = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(written)) + written + content[8 + length :])
-    return said
+        _other_bytes(path, draw)  # damaged before
+        return
+    path.write_bytes((struct.pack("<Q", len(changed)) if begin else b"") + changed + content[end:])
 
 
-def _deep(path: Path, draw: random.Random) -> str:
+def _deep(path: Path, draw: random.Random) -> None:
     levels = draw.choice((50, 500, 50_000))
     path.write_text('{"a":' * levels + "1" + "}" * levels)
-    return f"{levels} levels"
 
 
-Damage = Callable[[Path, random.Random], str]
+Damage = Callable[[Path, random.Random], None]
 DAMAGE: dict[str, list[Damage]] = {
     ".json": [_another_value] * 12 + [_other_bytes, _deep],
-    ".safetensors": [_another_header] * 3 + [_other_bytes, _another_word],
+    ".safetensors": [_another_value] * 3 + [_other_bytes, _another_word],
     ".gguf": [_other_bytes, _another_word, _another_word],
 }
 
