@@ -77,4 +77,4 @@ def available_bytes() -> int:
 def check_room(needed: int, what: str, advice: str) -> None:
     """Refuse what this machine's memory cannot hold: a CPU's kernel kills such a process instead of saying so."""
     if needed > (free := available_bytes()):
-        raise UsageError(f"{what} take {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB of memory are free; {advice}")
+        raise UsageError(f"{what} take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free; {advice}")

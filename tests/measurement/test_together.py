@@ -96,7 +96,7 @@ def test_a_batch_is_halved_where_memory_runs_out_and_layers_are_computed_again_a
 
 def test_what_a_processor_cannot_hold_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr("posbias.memory.available_bytes", lambda: 10_000)
-    with pytest.raises(UsageError, match=r"passes over 12 positions take .+ GB, and 1e-05 GB of memory are free; try"):
+    with pytest.raises(UsageError, match=r"passes over 12 positions take .+ GB, and 0\.0 GB of memory are free; try"):
         measure(shaken_model("llama"), PROMPTS, kinds="probability")
 
 
