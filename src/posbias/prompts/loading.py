@@ -29,10 +29,9 @@ from posbias.prompts.prompts import (
     check_vocabulary,
     shuffled,
     synthetic_prompts,
-    why_no_tokenizer,
 )
 from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
-from posbias.prompts.tokens import opening, tokenise
+from posbias.prompts.tokens import opening, tokenised
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
@@ -94,7 +93,8 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
         if model.tokenizer is None:
-            raise UsageError(f"{name}: {why_no_tokenizer(model)}, so prompts must be token ids, not text")
+            why = getattr(model, "no_tokenizer", "the model has no tokenizer")
+            raise UsageError(f"{name}: {why}, so prompts must be token ids, not text")
         prefix = opening(model.tokenizer)
         check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     if n_positions <= len(prefix):
@@ -187,12 +187,12 @@ class WindowDrawer:
         return "".join(text.split()).casefold().encode() or bytes(window)
 
     def _token_ids(self, documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
-        texts = [document for document in documents if isinstance(document, str)]
-        ready = [document for document in documents if not isinstance(document, str)]
-        token_lists = (tokenise(texts, self.model.tokenizer) if texts else []) + ready
-        for token_ids in token_lists:
-            check_vocabulary(token_ids, self.model, name)
-        return token_lists
+        found = []
+        for document in documents:
+            ready = tokenised(document, self.model.tokenizer).token_ids if isinstance(document, str) else document
+            found.append(np.asarray(ready, dtype=np.int64))
+            check_vocabulary(found[-1], self.model, name)
+        return found
 
     def _generator(self, *path: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *path])

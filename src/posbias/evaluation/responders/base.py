@@ -130,7 +130,7 @@ class AnswerScore:
     logprobs: tuple[float, ...]
     """Natural log-probability of each answer token, <= 0."""
     ranks: tuple[int | None, ...]
-    """1 + how many tokens are more probable, per answer token; None if a server lists too few of them."""
+    """1 + how many tokens are more probable, per answer token (1: the model's choice); None: a server lists too few."""
 
     @property
     def logprob(self) -> float:
@@ -141,11 +141,6 @@ class AnswerScore:
     def n_tokens(self) -> int:
         """Tokens of the answer, >= 1."""
         return len(self.logprobs)
-
-    @property
-    def first_rank(self) -> int | None:
-        """Rank of the first answer token; 1 is the model's own choice."""
-        return self.ranks[0]
 
 
 @dataclass(frozen=True)
