@@ -91,7 +91,7 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     name, groups = _groups(text, n_positions)
     prefix: tuple[int, ...] = ()
-    if any(group.is_text for group in groups):
+    if any(isinstance(document, str) for group in groups for segment in group.segments for document in segment):
         if model.tokenizer is None:
             why = getattr(model, "no_tokenizer", "the model has no tokenizer")
             raise UsageError(f"{name}: {why}, so prompts must be token ids, not text")
@@ -174,17 +174,14 @@ class WindowDrawer:
     def draw(self) -> Iterator[Window]:
         """Windows until every distinct one has been drawn."""
         order = self._generator(0).permutation(len(self.groups)).tolist()
-        digests: set[bytes] = set()
+        tokenizer, digests = self.model.tokenizer, set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
-            digest = hashlib.blake2b(self._key(window), digest_size=16).digest()
+            text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
+            key = "".join(text.split()).casefold().encode() or bytes(window)
+            digest = hashlib.blake2b(key, digest_size=16).digest()
             if digest not in digests:
                 digests.add(digest)
                 yield window
-
-    def _key(self, window: Window) -> bytes:
-        tokenizer = self.model.tokenizer
-        text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
-        return "".join(text.split()).casefold().encode() or bytes(window)
 
     def _token_ids(self, documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
         found = []

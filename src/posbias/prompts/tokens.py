@@ -200,11 +200,6 @@ def check_template_options(options: object) -> None:
         raise UsageError(f"template options must be values that JSON can express: {error}") from None
 
 
-def template_options_of(tokenizer: Any) -> dict[str, Any]:
-    """Options of a tokenizer's chat template."""
-    return dict(getattr(tokenizer, TEMPLATE_OPTIONS, {}))
-
-
 def described_tools(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Message]]:
     """The tools that a conversation begins with (DESCRIPTIONS), and the conversation without them."""
     if not messages or messages[0].get("role") != DESCRIPTIONS:
@@ -330,7 +325,7 @@ def _by_template(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> s
         raise UsageError(
             f"{name}: the model's chat template passes descriptions of tools over; items(calls='text') writes them out"
         )
-    options = {**({"tools": tools} if tools else {}), **template_options_of(tokenizer)}
+    options = {**({"tools": tools} if tools else {}), **getattr(tokenizer, TEMPLATE_OPTIONS, {})}
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know

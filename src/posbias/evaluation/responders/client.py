@@ -157,9 +157,7 @@ class RefusedError(Exception):
 
     def of_field(self, name: str) -> bool:
         """True if the model does not take this field of the body, or not with this value."""
-        return f"'{name}'" in self.words and (
-            "unsupported_parameter" in self.words or "unsupported_value" in self.words
-        )
+        return f"'{name}'" in self.words and "unsupported_" in self.words
 
 
 class Client:
@@ -224,11 +222,12 @@ class Client:
             )
             return response.content
         except openai.APIStatusError as error:
-            said, attempts = error.response.extensions[SAID], _attempts(error.response.request)
+            said, request = error.response.extensions[SAID], error.response.request
         except openai.APIConnectionError as error:
-            # Of a server that never answered all attempts count, whichever request they were for.
-            said, attempts = self._missed(error), _attempts(error.request) if self.reached else self.sent
+            said, request = self._missed(error), error.request
         self.given_up = True
+        # Of a server that never answered all attempts count, whichever request they were for.
+        attempts = int(request.headers[ATTEMPT]) + 1 if self.reached else self.sent
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
     def _missed(self, error: "openai.APIConnectionError") -> str:
@@ -263,7 +262,7 @@ class _Transport(httpx2.AsyncClient):
         client = self._asking
         if client.given_up:  # this task wakes in the same turn of the loop, before the group of tasks can cancel it
             raise asyncio.CancelledError
-        client.sent, client.retried = client.sent + 1, client.retried + (_attempts(request) > 1)
+        client.sent, client.retried = client.sent + 1, client.retried + (request.headers[ATTEMPT] != "0")
         try:
             async with asyncio.timeout(client.options.timeout):
                 response = await super().send(request, **settings)
@@ -314,10 +313,6 @@ def line(text: str, key: str | None) -> str:
     """The first 200 characters of a message on one line, printable ones, without the key."""
     hidden = text if key is None else text.replace(key, MASKED)
     return " ".join("".join(letter if letter.isprintable() else " " for letter in hidden).split())[:200]
-
-
-def _attempts(request: httpx2.Request) -> int:
-    return int(request.headers[ATTEMPT]) + 1
 
 
 def meaning_of(status: int, words: str) -> Meaning:
