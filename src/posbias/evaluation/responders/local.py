@@ -49,7 +49,7 @@ PROBE, COMPARED = 32, 16
 """Tokens on which cache and padding are tried if no layer has a window, and the last of them whose logits are held
 against each other: a vocabulary is large."""
 Kept = list[tuple[Tensor, Tensor]]
-"""Keys and values of a sequence's first positions, one entry per layer, each [1, head, position, feature]."""
+"""Keys and values of a sequence's first positions by layer, or of a layer by sequence; [1, head, position, feature]."""
 
 
 @dataclass(eq=False)
@@ -357,17 +357,22 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, in tensors that have room for more positions.
+    """One layer's keys and values of several sequences that end together, in tensors with room for more positions.
 
     The library's own layer copies all that it holds at every step, on long prompts more than a step's matrix products
     take (benchmarks/README.md). This one is full whatever the configuration says: windows mask what they must not see.
     """
 
-    def __init__(self, rooms: tuple[Tensor, Tensor], n_positions: int) -> None:
+    def __init__(self, rows: Kept, longest: int, *, room: int) -> None:
         super().__init__()
-        self.dtype, self.device, self.is_initialized = rooms[0].dtype, rooms[0].device, True
-        self._rooms = rooms
-        self.keys, self.values = (room[..., :n_positions, :] for room in rooms)
+        self._rooms = []
+        for parts in zip(*rows, strict=True):
+            _, heads, _, features = parts[0].shape
+            self._rooms.append(parts[0].new_zeros(len(rows), heads, longest + room, features))
+            for row, part in zip(self._rooms[-1], parts, strict=True):
+                row[:, longest - part.shape[-2] : longest] = part[0]
+        self.keys, self.values = (whole[..., :longest, :] for whole in self._rooms)
+        self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values into the room, >= as many positions."""
@@ -387,12 +392,8 @@ def cut(cache: DynamicCache, row: int, length: int, end: int) -> Kept:
 
 
 def joined(batch: Sequence[Kept], *, room: int) -> DynamicCache:
-    """One cache of several sequences, padded to end together, with room for more positions; they are given up."""
+    """One cache of several sequences, which are given up: layer by layer, so that memory holds them but once."""
     longest, cache = max(kept[0][0].shape[-2] for kept in batch), DynamicCache()
     while batch[0]:
-        keys, values = (
-            torch.cat([nn.functional.pad(part, (0, 0, longest - part.shape[-2], room)) for part in parts])
-            for parts in zip(*(kept.pop(0) for kept in batch), strict=True)
-        )
-        cache.layers.append(GrowingLayer((keys, values), longest))
+        cache.layers.append(GrowingLayer([kept.pop(0) for kept in batch], longest, room=room))
     return cache
