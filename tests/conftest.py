@@ -114,20 +114,20 @@ def _texts_tokenised_once() -> Iterator[None]:
     """Texts and small tokenizers are the same in hundreds of runs, where tokenising took a fifth of the time."""
     from posbias.prompts import loading
 
-    tokenise: Callable[..., list[Any]] = loading.tokenise
-    token_ids: dict[tuple[str, ...], list[Any]] = {}
+    tokenised = loading.tokenised
+    known: dict[tuple[str, str], Any] = {}
 
-    def tokenise_once(texts: list[str], tokenizer: Any, ordinary: Any = None) -> list[Any]:
+    def tokenised_once(text: str, tokenizer: Any) -> Any:
         inner = getattr(tokenizer, "backend_tokenizer", None)
-        if inner is None or inner.get_vocab_size() > LARGEST_VOCABULARY or ordinary is not None:
-            return tokenise(texts, tokenizer, ordinary)
-        key = (inner.to_str(), *texts)
-        if key not in token_ids:
-            token_ids[key] = tokenise(texts, tokenizer)
-        return [row.copy() for row in token_ids[key]]
+        if inner is None or inner.get_vocab_size() > LARGEST_VOCABULARY:
+            return tokenised(text, tokenizer)
+        key = inner.to_str(), text
+        if key not in known:
+            known[key] = tokenised(text, tokenizer)
+        return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "tokenise", tokenise_once)
+        patch.setattr(loading, "tokenised", tokenised_once)
         yield
 
 

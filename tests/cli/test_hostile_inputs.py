@@ -13,7 +13,7 @@ import pytest
 import posbias as pb
 from conftest import without_notes
 from posbias.cli.output import LONGEST, error_line
-from posbias.prompts.tokens import render_conversation
+from posbias.prompts.tokens import rendered
 
 UNASKED = "--server http://127.0.0.1:9/v1 --served-model m"
 """Whom nothing is asked: the task is refused before."""
@@ -169,7 +169,7 @@ class Templated:
 )
 def test_templates_are_bounded(template, said):
     with pytest.raises(ValueError, match=r"^conversation 0") as caught:
-        render_conversation(Templated(template), [{"role": "user", "content": "x"}])
+        rendered([{"role": "user", "content": "x"}], Templated(template))
     assert said in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from evaluation.replies import Says, place_of
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import write_outputs
 from posbias.evaluation.page import statements_of, tables_of
-from posbias.evaluation.responders import AnswerScore, Reply, Response, as_responder
+from posbias.evaluation.responders import AnswerScore, Reply, Response
 from posbias.results.page import html_of
 from posbias.results.result import report_of
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
@@ -67,7 +67,7 @@ def test_the_subject_is_a_responder_a_loaded_model_or_the_name_of_one(long_model
     for table in tables[1:]:
         np.testing.assert_array_equal(table, tables[0])
     with pytest.raises(UsageError, match="no tokenizer"):
-        as_responder(long_model.network)
+        evaluate(long_model.network, TASK)
     with pytest.raises(UsageError, match="'nowhere/at-all'"):
         evaluate("nowhere/at-all", TASK)
     with pytest.raises(UsageError, match=r"task must be .*, got Oracle"):

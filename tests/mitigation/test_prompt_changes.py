@@ -131,7 +131,7 @@ def test_the_vote_does_not_depend_on_the_order_given() -> None:
     assert found[0].score is not None
     expected = math.log((0.8 * right + 0.1 * (7 - right)) / 7) - 1
     assert found[0].score.logprob == pytest.approx(expected, abs=1e-12)
-    assert found[0].score.first_rank is None
+    assert found[0].score.ranks[0] is None
 
 
 def test_mean_scores_are_those_of_the_mixture() -> None:

@@ -12,7 +12,7 @@ from conftest import json_lines, refused
 from posbias import load_prompts
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.encoding import encode_requests
-from posbias.prompts.tokens import control_pattern, render_conversation, spelled_in, tokenise
+from posbias.prompts.tokens import control_pattern, rendered, spelled_in, tokenised
 from posbias.tasks.language import Documents, Needle, encode, locate
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -68,28 +68,27 @@ def control_of(token_ids: Any, tokenizer: Any) -> list[str]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_holds_no_control_token(sort: str, text: str) -> None:
     tokenizer = tokenizer_of(sort)
-    (token_ids,) = tokenise([text], tokenizer)
+    token_ids = tokenised(text, tokenizer).token_ids
     assert control_of(token_ids, tokenizer) == []
     encoded = encode(text, tokenizer)
-    assert encoded.token_ids == tuple(token_ids.tolist())
-    assert encoded.offsets is not None
+    assert encoded.token_ids == token_ids
     assert encoded.offsets[-1][1] == len(text)
     if not spelled_in(text, tokenizer):
-        assert token_ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert token_ids == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_conversation_holds_those_of_its_template_alone(sort: str, text: str) -> None:
     tokenizer, messages = tokenizer_of(sort), [{"role": "user", "content": text}]
-    rendered = render_conversation(tokenizer, messages)
+    found = rendered(messages, tokenizer)
     shown = {"add_generation_prompt": True, "tokenize": False}
-    assert rendered.text == tokenizer.apply_chat_template(messages, **shown)
-    (token_ids,) = tokenise([rendered.text], tokenizer, [rendered.spelled])
+    assert found.text == tokenizer.apply_chat_template(messages, **shown)
+    token_ids = tokenised(found.text, tokenizer, found.spelled).token_ids
     assert control_of(token_ids, tokenizer) == WRITTEN
     if sort != "unigram":  # which transformers refuses
         sanitised = {"add_generation_prompt": True, "sanitize_control_tokens": True, "return_dict": False}
-        assert token_ids.tolist() == tokenizer.apply_chat_template(messages, **sanitised)
+        assert token_ids == tokenizer.apply_chat_template(messages, **sanitised)
 
 
 def test_passages_are_found_behind_what_others_spell() -> None:
@@ -166,10 +165,10 @@ def test_a_template_that_looks_for_what_messages_spell_renders_them_as_it_does_b
         {"role": "user", "content": "Is </s> a mark?"},
         {"role": "assistant", "content": "<think>\nIt is.\n</think>\n\nYes <|im_end|>"},
     ]
-    rendered = render_conversation(tokenizer, spoken)
-    assert rendered.text == tokenizer.apply_chat_template(spoken, tokenize=False)
-    assert "think" not in rendered.text
-    assert [rendered.text[slice(*span)] for span in rendered.spelled] == ["</s>", "<|im_end|>"]
+    found = rendered(spoken, tokenizer)
+    assert found.text == tokenizer.apply_chat_template(spoken, tokenize=False)
+    assert "think" not in found.text
+    assert [found.text[slice(*span)] for span in found.spelled] == ["</s>", "<|im_end|>"]
     tokenizer.chat_template = "{% for m in messages %}{{ m.content.split('</s>')[-1].lstrip() }}{% endfor %}"
     with refused("conversation 0 spells special tokens that the chat template reads"):
-        render_conversation(tokenizer, [{"role": "user", "content": "</s>  x"}])
+        rendered([{"role": "user", "content": "</s>  x"}], tokenizer)

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import refused
 from posbias import load_prompts
-from posbias.prompts.tokens import render_conversation
+from posbias.prompts.tokens import rendered
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'alien' %}{{ raise_exception('unknown role\\nalien') }}{% endif %}"
@@ -26,7 +26,7 @@ def test_parts_are_handed_to_the_template(tokenizer):
         "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
     )
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
-    assert render_conversation(tokenizer, [{"role": "user", "content": parts}]).text == "What is it?"
+    assert rendered([{"role": "user", "content": parts}], tokenizer).text == "What is it?"
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,7 @@ def test_parts_are_handed_to_the_template(tokenizer):
 )
 def test_conversations_that_do_not_fit_are_refused(tokenizer, conversation, words):
     with refused(words):
-        render_conversation(tokenizer, conversation)
-
-
-def test_a_template_that_goes_on_for_ever_is_ended(tokenizer, monkeypatch):
-    monkeypatch.setattr("posbias.prompts.tokens.TEMPLATE_SECONDS", 0.3)
-    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x"
-    with refused("conversation 0: the chat template refuses it (takes longer than 0.3 s)"):
-        render_conversation(tokenizer, [{"role": "user", "content": "x"}])
+        rendered(conversation, tokenizer)
 
 
 def test_conversations_are_no_source_of_prompts(bos_model):

@@ -28,7 +28,7 @@ def numbered(lengths):
                 first += length
             documents += part
             parts.append(part)
-        groups.append(Group(str(number), parts, is_text=False))
+        groups.append(Group(str(number), parts))
     return groups, documents
 
 
@@ -73,7 +73,7 @@ def test_groups_and_documents_take_turns():
 
 
 def test_equal_windows_are_drawn_once():
-    groups = [Group("same", [[np.zeros(50, dtype=np.int64)]], is_text=False)]
+    groups = [Group("same", [[np.zeros(50, dtype=np.int64)]])]
     assert len(list(drawer(groups, 5, seed=0).draw())) == 1
 
 

@@ -36,9 +36,8 @@ from posbias.evaluation.levels import Requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.reading import judge_verdicts, reading_of
 from posbias.evaluation.recovery import ALONE, BARE, recovery_of
-from posbias.evaluation.responders import ServerResponder
+from posbias.evaluation.responders import LocalResponder, ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
-from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.samples import (
     HISTORIES,
     Sample,
@@ -136,8 +135,10 @@ def _below(options: EvaluateOptions, name: str, **chosen: Any) -> EvaluateOption
 
 
 def opened(subject: Any) -> Responder:
-    """The responder of a subject, which is loaded now if its turn was waited for."""
-    return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
+    """The responder of a subject: itself, or of a model, which is loaded now; of one that waited for its turn, too."""
+    if isinstance(subject, Unopened):
+        return subject.open()
+    return subject if isinstance(subject, Responder) else LocalResponder(subject)
 
 
 def _name(number: int, subject: Any) -> str:

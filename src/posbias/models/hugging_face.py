@@ -22,7 +22,7 @@ from posbias.models.families import FAMILIES
 from posbias.models.layout import Layout, stretched_positions
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
-from posbias.prompts.tokens import template_options_of
+from posbias.prompts.tokens import TEMPLATE_OPTIONS
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
@@ -283,8 +283,8 @@ class HuggingFaceModel(Model):
             "transformers": transformers.__version__,
             "caveats": self.caveats(),
         }
-        if options := template_options_of(self.tokenizer):
-            description["template_options"] = options
+        if options := getattr(self.tokenizer, TEMPLATE_OPTIONS, None):
+            description["template_options"] = dict(options)
         if self._family is not None:
             description |= {"depth": self.sizes["layers"], "heads": self.sizes["heads"]}
         return description

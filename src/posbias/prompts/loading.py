@@ -29,10 +29,9 @@ from posbias.prompts.prompts import (
     check_vocabulary,
     shuffled,
     synthetic_prompts,
-    why_no_tokenizer,
 )
 from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
-from posbias.prompts.tokens import opening, tokenise
+from posbias.prompts.tokens import opening, tokenised
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
@@ -92,9 +91,10 @@ def _unshuffled(source: Any, model: TokenModel, *, n_positions: int, count: int,
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     name, groups = _groups(text, n_positions)
     prefix: tuple[int, ...] = ()
-    if any(group.is_text for group in groups):
+    if any(isinstance(document, str) for group in groups for segment in group.segments for document in segment):
         if model.tokenizer is None:
-            raise UsageError(f"{name}: {why_no_tokenizer(model)}, so prompts must be token ids, not text")
+            why = getattr(model, "no_tokenizer", "the model has no tokenizer")
+            raise UsageError(f"{name}: {why}, so prompts must be token ids, not text")
         prefix = opening(model.tokenizer)
         check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     if n_positions <= len(prefix):
@@ -174,25 +174,22 @@ class WindowDrawer:
     def draw(self) -> Iterator[Window]:
         """Windows until every distinct one has been drawn."""
         order = self._generator(0).permutation(len(self.groups)).tolist()
-        digests: set[bytes] = set()
+        tokenizer, digests = self.model.tokenizer, set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
-            digest = hashlib.blake2b(self._key(window), digest_size=16).digest()
+            text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
+            key = "".join(text.split()).casefold().encode() or bytes(window)
+            digest = hashlib.blake2b(key, digest_size=16).digest()
             if digest not in digests:
                 digests.add(digest)
                 yield window
 
-    def _key(self, window: Window) -> bytes:
-        tokenizer = self.model.tokenizer
-        text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
-        return "".join(text.split()).casefold().encode() or bytes(window)
-
     def _token_ids(self, documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
-        texts = [document for document in documents if isinstance(document, str)]
-        ready = [document for document in documents if not isinstance(document, str)]
-        token_lists = (tokenise(texts, self.model.tokenizer) if texts else []) + ready
-        for token_ids in token_lists:
-            check_vocabulary(token_ids, self.model, name)
-        return token_lists
+        found = []
+        for document in documents:
+            ready = tokenised(document, self.model.tokenizer).token_ids if isinstance(document, str) else document
+            found.append(np.asarray(ready, dtype=np.int64))
+            check_vocabulary(found[-1], self.model, name)
+        return found
 
     def _generator(self, *path: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *path])

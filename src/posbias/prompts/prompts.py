@@ -16,8 +16,6 @@ from jaxtyping import Int, Int64
 from posbias.checks import CELLS, Natural, checked, checked_value
 from posbias.errors import UsageError, check_most
 
-SHUFFLED = " (shuffled, seed {seed})"
-"""Behind the source of prompts whose tokens were put into random order."""
 EMBEDDED = 1 << 24
 """Numbers of the embedding looked at in one go (64 MB in float32)."""
 
@@ -32,11 +30,6 @@ class TokenModel(Protocol):
     """Valid token ids are 0 ... vocabulary_size - 1."""
     max_positions: int | None
     """Longest input in tokens; None if unbounded."""
-
-
-def why_no_tokenizer(model: Any) -> str:
-    """Why a model has no tokenizer, as far as it was found when the model was loaded."""
-    return str(getattr(model, "no_tokenizer", "the model has no tokenizer"))
 
 
 def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int) -> None:
@@ -115,23 +108,21 @@ class PromptSource:
     """Put the tokens of each prompt into random order: a control without language but with its token frequencies."""
 
 
-def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
+def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
     """Prompts of uniform random tokens.
 
     Tokens are drawn from the whole vocabulary; if the tokenizer is known, without its special tokens and without
     embedding rows it has no token for; if the model can be asked, without tokens whose embedding is exactly zero
     (padding), which have no mixing. Within a prompt they are distinct if the vocabulary allows it, otherwise
-    independent. The first prompts are the same for every count. Arguments as `load_prompts`.
+    independent. The first prompts are the same for every count. Arguments as `load_prompts`, which checks them.
     """
-    check_request(model, n_positions=n_positions, count=count, seed=seed)
     candidates = np.arange(model.vocabulary_size, dtype=np.int64)
     if model.tokenizer is not None:
         special = np.asarray(model.tokenizer.all_special_ids, dtype=np.int64)
         candidates = np.setdiff1d(candidates[: len(model.tokenizer)], special)
     if hasattr(model, "embed"):
         whole: Any = model
-        step = max(EMBEDDED // whole.width, 1)
-        chunks = [candidates[start : start + step] for start in range(0, len(candidates), step)]
+        chunks = np.array_split(candidates, 1 + candidates.size * whole.width // EMBEDDED)
         has_vector = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
         embedded = candidates[np.concatenate(has_vector)]
         candidates = embedded if len(embedded) else candidates
@@ -149,7 +140,7 @@ def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
     token_ids = prompts.token_ids.copy()
     for row in range(prompts.count):
         token_ids[row, fixed:] = np.random.default_rng([seed, row]).permutation(token_ids[row, fixed:])
-    return replace(prompts, token_ids=token_ids, source=prompts.source + SHUFFLED.format(seed=seed))
+    return replace(prompts, token_ids=token_ids, source=f"{prompts.source} (shuffled, seed {seed})")
 
 
 def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:

@@ -39,9 +39,7 @@ class Group:
     name: str
     """Name in messages: the file's."""
     segments: list[list[Document]]
-    """Documents that are tokenised together, without empty ones."""
-    is_text: bool = True
-    """Set if documents are texts; otherwise they are token ids."""
+    """Documents that are tokenised together, without empty ones; all of them are texts, or token ids."""
 
 
 def default_corpus(names: str = "") -> list[Group]:
@@ -140,12 +138,12 @@ def record_file(path: Path, n_positions: int, field: str | None) -> Group:
         size += len(line)
         check_most(repr(str(path)), size, READ_BYTES, "bytes")
         record = json_object(line, where)
+        field = choose_field(field, list(record), where)  # that of the first one, in all
+        value = record[field]
         if is_text is None:
-            field = choose_field(field, list(record), where)
-            is_text = isinstance(record[field], str)
-        value = record[choose_field(field, list(record), where)]
+            is_text = isinstance(value, str)
         if value != [] and not (isinstance(value, str) and not value.strip()):
             documents.append(_checked(value, is_text, where))
     if is_text is None:
         raise UsageError(f"{str(path)!r} holds no records")
-    return Group(path.name, segmented(documents, n_positions), is_text)
+    return Group(path.name, segmented(documents, n_positions))

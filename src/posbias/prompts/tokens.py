@@ -15,17 +15,11 @@ import copy
 import inspect
 import json
 import re
-import signal
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Int64
 
 from posbias.errors import UsageError, check_most
 from posbias.files import READ_BYTES, check_text
@@ -42,6 +36,8 @@ DESCRIPTIONS = "tools"
 conversation."""
 TEMPLATE_OPTIONS = "posbias_template_options"
 """Attribute of a tokenizer that holds the options of its chat template."""
+PATTERN = "posbias_control_pattern"
+"""Attribute that holds its `control_pattern`, and what that was made from: it takes milliseconds, every prompt asks."""
 USUAL = re.compile(
     r"<\|[\w./ -]{1,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask)>|<(?:start|end)_of_(?:turn|image|audio)>|\[/?INST\]"
     r"|<</?SYS>>|<｜[\w▁ ]{1,40}｜>|\[(?:CLS|SEP|PAD|MASK|UNK)\]"
@@ -49,21 +45,18 @@ USUAL = re.compile(
 """The usual spellings of control tokens, for a model on a server, whose tokenizer is not known."""
 LEAD = "\n"
 """Put before a piece of a text while it is tokenised: some tokenizers put a space before the first word."""
-TEMPLATE_SECONDS = 10.0
-"""Longest rendering of one conversation: a template is a program of the model's makers, which may go on for ever."""
 PRIVATE = range(0xE000, 0xF900)
 """Characters that mean nothing to anyone: two of them mark in a message what it spells, until it is rendered."""
 
-_KNOWN: "WeakKeyDictionary[Any, tuple[tuple[int, str], re.Pattern[str]]]" = WeakKeyDictionary()
-"""Patterns by tokenizer, with the data that each was made from: making one takes milliseconds, every prompt asks."""
 
+class Encoded(NamedTuple):
+    """A text as a model reads it."""
 
-class Tokenised(NamedTuple):
-    """A text in tokens."""
-
+    text: str
+    """What was tokenised: a prompt itself, or a rendered conversation."""
     token_ids: list[int]
     offsets: list[Span]
-    """Begin and end of every token in the text; empty for a tokenizer that does not say."""
+    """Begin and end of each token in `text`, (0, 0) for opening special tokens; empty: a slow tokenizer."""
 
 
 def control_pattern(tokenizer: Any) -> re.Pattern[str]:
@@ -75,13 +68,11 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str]:
         return USUAL
     template = str(getattr(tokenizer, "chat_template", None) or "")
     made_from = len(tokenizer) if hasattr(tokenizer, "__len__") else 0, template
-    entry = _KNOWN.get(tokenizer) if isinstance(tokenizer, Hashable) else None
-    if entry is not None and entry[0] == made_from:
-        return entry[1]
-    pattern = _pattern(tokenizer, template)
-    if isinstance(tokenizer, Hashable):
-        _KNOWN[tokenizer] = made_from, pattern
-    return pattern
+    known: tuple[Any, re.Pattern[str]] | None = getattr(tokenizer, PATTERN, None)
+    if known is None or known[0] != made_from:
+        known = made_from, _pattern(tokenizer, template)
+        setattr(tokenizer, PATTERN, known)
+    return known[1]
 
 
 def _pattern(tokenizer: Any, template: str = "") -> re.Pattern[str]:
@@ -100,58 +91,57 @@ def spelled_in(text: str, tokenizer: Any) -> tuple[Span, ...]:
     return tuple(match.span() for match in control_pattern(tokenizer).finditer(text))
 
 
-def tokenised(text: str, tokenizer: Any, ordinary: Sequence[Span] = (), *, offsets: bool = False) -> Tokenised:
-    """Tokenise a text, without special tokens around it; control tokens spelled in `ordinary` spans are ordinary text.
+def tokenised(text: str, tokenizer: Any, ordinary: Sequence[Span] | None = None) -> Encoded:
+    """Tokenise a text, without special tokens around it and without a limit.
 
-    Only a tokenizer that knows `offsets` may be asked for them.
+    Control tokens spelled in `ordinary` spans are ordinary text; None: all of them are.
     """
+    options = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
 
-    def read(text: str) -> Tokenised:
+    def read(text: str) -> Encoded:
         """A text as the tokenizer reads it."""
-        options = {"return_offsets_mapping": True} if offsets else {}
         encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
-        return Tokenised(list(encoded["input_ids"]), [tuple(place) for place in encoded.get("offset_mapping", ())])
+        return Encoded(text, list(encoded["input_ids"]), list(map(tuple, encoded.get("offset_mapping", ()))))
 
     token_ids: list[int] = []
     places: list[Span] = []
-    borders = [0, *(border for span in ordinary for border in span), len(text)]
+    spans = spelled_in(text, tokenizer) if ordinary is None else ordinary
+    borders = [0, *(border for span in spans for border in span), len(text)]
     for number, (begin, end) in enumerate(pairwise(borders)):
         if begin == end and len(borders) > 2:
             continue
         piece = text[begin:end]
         if number % 2:
             found = _ordinary(piece, tokenizer, behind=begin > 0)
-            placed = [(begin, end)] * len(found) if offsets else []
+            placed = [(begin, end)] * len(found) if options else []
         else:
-            found, own = _behind(read, piece) if begin else read(piece)
+            _, found, own = _behind(read, piece) if begin else read(piece)
             placed = [(first + begin, last + begin) for first, last in own]
         token_ids += found
         places += placed
-    return Tokenised(token_ids, places)
+    return Encoded(text, token_ids, places)
 
 
-def _behind(read: Callable[[str], Tokenised], piece: str) -> Tokenised:
+def _behind(read: Callable[[str], Encoded], piece: str) -> Encoded:
     """A piece of a text as it is read behind other text."""
     lead, whole = read(LEAD), read(LEAD + piece)
     count = len(lead.token_ids)
     if whole.token_ids[:count] != lead.token_ids:
         return read(piece)  # the lead joins what follows, as a line break does another
-    return Tokenised(
-        whole.token_ids[count:],
-        [(max(0, first - len(LEAD)), last - len(LEAD)) for first, last in whole.offsets[count:]],
-    )
+    offsets = [(max(0, first - len(LEAD)), last - len(LEAD)) for first, last in whole.offsets[count:]]
+    return Encoded(piece, whole.token_ids[count:], offsets)
 
 
 def _ordinary(piece: str, tokenizer: Any, *, behind: bool) -> list[int]:
     """The spelling of a control token in the tokens of ordinary text."""
 
-    def read(text: str) -> Tokenised:
+    def read(text: str) -> Encoded:
         if not getattr(tokenizer, "is_fast", False):
-            return Tokenised(list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)), [])
+            return Encoded(text, tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), [])
         backend = tokenizer.backend_tokenizer
         normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
         parts = [(normal, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(normal)
-        return Tokenised([token.id for part, _ in parts for token in backend.model.tokenize(part)], [])
+        return Encoded(text, [token.id for part, _ in parts for token in backend.model.tokenize(part)], [])
 
     token_ids = (_behind(read, piece) if behind else read(piece)).token_ids
     if tokenizer.convert_tokens_to_ids(piece) in token_ids:  # its model has the token as a word, as unigram ones do
@@ -164,18 +154,6 @@ def opening(tokenizer: Any) -> tuple[int, ...]:
     full, plain = (list(map(int, tokenizer("a", **how)["input_ids"])) for how in ({}, {"add_special_tokens": False}))
     begins = [begin for begin in range(len(full) - len(plain) + 1) if full[begin : begin + len(plain)] == plain]
     return tuple(full[: begins[0]]) if begins else ()
-
-
-def tokenise(
-    texts: Sequence[str], tokenizer: Any, ordinary: Sequence[Sequence[Span]] | None = None
-) -> list[Int64[np.ndarray, "_"]]:
-    """Token ids of each text, no special tokens added, no length limit.
-
-    `ordinary`: spans of each text in which the spelling of a control token is not one; None: all.
-    """
-    spans = [spelled_in(text, tokenizer) for text in texts] if ordinary is None else ordinary
-    pairs = zip(texts, spans, strict=True)
-    return [np.asarray(tokenised(text, tokenizer, places).token_ids, dtype=np.int64) for text, places in pairs]
 
 
 def check_template(tokenizer: Any) -> None:
@@ -222,11 +200,6 @@ def check_template_options(options: object) -> None:
         raise UsageError(f"template options must be values that JSON can express: {error}") from None
 
 
-def template_options_of(tokenizer: Any) -> dict[str, Any]:
-    """Options of a tokenizer's chat template."""
-    return dict(getattr(tokenizer, TEMPLATE_OPTIONS, {}))
-
-
 def described_tools(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Message]]:
     """The tools that a conversation begins with (DESCRIPTIONS), and the conversation without them."""
     if not messages or messages[0].get("role") != DESCRIPTIONS:
@@ -260,25 +233,36 @@ def check_messages(messages: Sequence[object], place: str) -> None:
 
 
 class Rendered(NamedTuple):
-    """A conversation as the text that a model reads, special tokens included."""
+    """A prompt as the text that a model reads, special tokens of a template included."""
 
     text: str
     spelled: tuple[Span, ...]
-    """Places where messages spelled control tokens, which stay ordinary text; all others are the template's."""
+    """Places where control tokens are spelled that stay ordinary text; all others are the template's, or meant."""
+    opening: tuple[int, ...] = ()
+    """The special tokens before it (a template writes its own out)."""
 
 
-def render_conversation(tokenizer: Any, messages: Any, *, name: str = "conversation 0") -> Rendered:
-    """Render one conversation by the tokenizer's chat template, up to the opening of the assistant's answer.
+def rendered(prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0, own_control: bool = False) -> Rendered:
+    """The text that a model reads: of a conversation up to the opening of the assistant's answer.
+
+    Args:
+        prompt: A text, or a conversation, which the tokenizer's chat template renders.
+        tokenizer: The model's own.
+        index: Number of the conversation, for messages.
+        own_control: As `Example.own_control`.
 
     Raises:
-        UsageError: no messages, one without a proper role and content, or the template refuses them; `name` says
-            which conversation it is.
+        UsageError: no chat template, no messages, one without a proper role and content, or the template refuses them.
     """
-    if not isinstance(messages, list | tuple) or not messages:
-        raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
-    check_messages(messages, name)
-    plain = [_with_arguments(message, tokenizer, name) for message in messages]
-    text, told = _rendered(tokenizer, plain, name), str(plain)
+    if isinstance(prompt, str):
+        return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer), opening(tokenizer))
+    check_template(tokenizer)
+    name = f"conversation {index}"
+    if not isinstance(prompt, list | tuple) or not prompt:
+        raise UsageError(f"{name} must be a list of messages with role and content, got {prompt!r}")
+    check_messages(prompt, name)
+    plain = [_with_arguments(message, tokenizer, name) for message in prompt]
+    text, told = _by_template(tokenizer, plain, name), str(plain)
     free = [mark for mark in map(chr, PRIVATE) if mark not in told and repr(mark)[1:-1] not in told][:2]
     if len(free) < 2:
         raise UsageError(f"{name} holds every private-use character, so that no part of it can be marked")
@@ -286,7 +270,7 @@ def render_conversation(tokenizer: Any, messages: Any, *, name: str = "conversat
         marked = _marked(plain, pattern, *free)
         if marked == plain:
             return Rendered(text, ())
-        found = _unmarked(_rendered(tokenizer, marked, name), pattern, *free)
+        found = _unmarked(_by_template(tokenizer, marked, name), pattern, *free)
         if found.text == text:
             return found
         # The template itself looks for what was marked, such as the thoughts of an earlier answer, and renders it so.
@@ -334,17 +318,16 @@ def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> di
     }
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
+def _by_template(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
     """The text that a tokenizer's chat template makes of checked messages."""
     tools, turns = described_tools(messages)
     if tools and not re.search(r"\btools\b", str(tokenizer.chat_template)):
         raise UsageError(
             f"{name}: the model's chat template passes descriptions of tools over; items(calls='text') writes them out"
         )
-    options = {**({"tools": tools} if tools else {}), **template_options_of(tokenizer)}
+    options = {**({"tools": tools} if tools else {}), **getattr(tokenizer, TEMPLATE_OPTIONS, {})}
     try:
-        with _ended_after(TEMPLATE_SECONDS):
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
         said = " ".join(str(error).split())
         called = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
@@ -357,62 +340,16 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> str:
     return str(text)
 
 
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End what takes longer with TimeoutError; other threads than the main one have no alarm, and wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise TimeoutError(f"takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def text_of(prompt: str | Sequence[Message]) -> str:
     """A prompt's text; of a conversation, its last message's."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt as a model reads it."""
-
-    text: str
-    """The text that was tokenised: the prompt itself, or the rendered conversation."""
-    token_ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...] | None
-    """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
-
-
-def rendered(
-    prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0, own_control: bool = False
-) -> tuple[Rendered, tuple[int, ...]]:
-    """The text that a model reads, and the special tokens that open it (a template writes its own out).
-
-    A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
-    without); `index` is its number, for messages. `own_control`: as `Example.own_control`.
-    """
-    if isinstance(prompt, str):
-        return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer)), tuple(opening(tokenizer))
-    check_template(tokenizer)
-    return render_conversation(tokenizer, prompt, name=f"conversation {index}"), ()
-
-
 def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool = False) -> Encoded:
     """The token ids of a prompt, with their places in its text. Arguments and errors as `rendered`."""
-    (text, ordinary), before = rendered(prompt, tokenizer, own_control=own_control)
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    tokens = tokenised(text, tokenizer, ordinary, offsets=fast)
-    offsets = ((0, 0),) * len(before) + tuple(tokens.offsets) if fast else None
-    return Encoded(text, (*before, *tokens.token_ids), offsets)
+    text, ordinary, before = rendered(prompt, tokenizer, own_control=own_control)
+    _, token_ids, offsets = tokenised(text, tokenizer, ordinary)
+    return Encoded(text, [*before, *token_ids], [*[(0, 0)] * len(before), *offsets] if offsets else [])
 
 
 def locate(
@@ -443,7 +380,7 @@ def locate(
     if tokenizer is None:
         return None, None
     encoded = encode(prompt, tokenizer, own_control=own_control)
-    if encoded.offsets is None:
+    if not encoded.offsets:
         return None, len(encoded.token_ids)
     if spans and not isinstance(prompt, str):
         in_text = _of_tool if prompt[message]["role"] == DESCRIPTIONS else _of_message
@@ -461,7 +398,7 @@ def leaves_thoughts_out(prompt: str | Sequence[Message], tokenizer: Any) -> bool
     thoughts = [] if isinstance(prompt, str) else [message[THOUGHTS] for message in prompt if THOUGHTS in message]
     if not thoughts or tokenizer is None:
         return False
-    text = rendered(prompt, tokenizer)[0].text
+    text = rendered(prompt, tokenizer).text
     return any(thought.strip() not in text for thought in thoughts)
 
 
@@ -503,4 +440,4 @@ def _of_tool(prompt: Sequence[Message], index: int, spans: Sequence[Span], token
 
 def _with_content(prompt: Sequence[Message], index: int, content: str, tokenizer: Any) -> str:
     """The rendered text of a conversation in which one message says something else."""
-    return rendered([*prompt[:index], {**prompt[index], "content": content}, *prompt[index:][1:]], tokenizer)[0].text
+    return rendered([*prompt[:index], {**prompt[index], "content": content}, *prompt[index:][1:]], tokenizer).text

@@ -130,7 +130,7 @@ class AnswerScore:
     logprobs: tuple[float, ...]
     """Natural log-probability of each answer token, <= 0."""
     ranks: tuple[int | None, ...]
-    """1 + how many tokens are more probable, per answer token; None if a server lists too few of them."""
+    """1 + how many tokens are more probable, per answer token (1: the model's choice); None: a server lists too few."""
 
     @property
     def logprob(self) -> float:
@@ -141,11 +141,6 @@ class AnswerScore:
     def n_tokens(self) -> int:
         """Tokens of the answer, >= 1."""
         return len(self.logprobs)
-
-    @property
-    def first_rank(self) -> int | None:
-        """Rank of the first answer token; 1 is the model's own choice."""
-        return self.ranks[0]
 
 
 @dataclass(frozen=True)
@@ -238,9 +233,8 @@ _MARKS = (
     (r"(<\|channel>thought)", r"(<channel\|>)"),
     (rf"(<\|?\s*{_NAME}(?:\s[^<>|]{{0,60}})?\|?>)", rf"(<\|?\s*\\?/\s*{_NAME}\s*\|?>)"),
 )
-"""How thoughts are opened and closed; each mark is one group. What fits several is the first."""
-_BEFORE_ALONE = 0
-"""Index of the convention whose marks stand around an explanation, which is no thought behind an answer."""
+"""How thoughts are opened and closed; each mark is one group. What fits several is the first. Marks of the first pair
+stand around an explanation, which is no thought behind an answer."""
 _MARK = re.compile("|".join(mark for pair in _MARKS for mark in pair), re.IGNORECASE)
 _WRAPPED = re.compile(r"</?answer>|<\|(?:begin|end)_of_solution\|>|<\|(?:START|END)_RESPONSE\|>")
 """What stands around an answer behind thoughts."""
@@ -328,7 +322,7 @@ def _between_marks(text: str, opened: bool) -> Told:
     for mark in _MARK.finditer(text):
         convention, closing = _convention(mark)
         part = text[read_to : mark.start()]
-        if convention == _BEFORE_ALONE and inside is None and (explained or "".join([*answers, part]).strip()):
+        if convention == 0 and inside is None and (explained or "".join([*answers, part]).strip()):
             explained = explained or not closing
             if explained:
                 continue

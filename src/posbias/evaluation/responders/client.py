@@ -37,36 +37,23 @@ TEMPLATE_FIELD = "chat_template_kwargs"
 """Field of a request's body that holds the options of a chat template."""
 SCHEMA_FIELD = "response_format"
 """Field that holds the schema of an answer."""
-WRAPPING = 32
-"""Tokens that an answer may have more if it stands in JSON."""
 OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprobs", "n", "stream"})
 """Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
-LONGEST = 86_400
-"""No time is as long (seconds)."""
-Seconds = Annotated[float, Interval(gt=0, lt=LONGEST)]
 SECRET = 12
 """Characters from which a key is one: shorter ones are placeholders, such as `none`, that answers may well hold."""
 CONNECTING = 10.0
 """Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less."""
 UNREACHED = 3.0
 """After so long no further attempt is begun to reach a server that was never reached (seconds)."""
-LONGEST_WAIT = 40
-"""Characters of a `Retry-After` that a message repeats."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
 """Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
 OF_THE_PROMPT = (400, 403, 413, 422, 451)
 """Statuses that refuse what was sent; who sent it, or where, is refused by others."""
-BAD_GATEWAY, BAD_REQUEST, UNAUTHORISED = 502, 400, 401
-"""Status that an answer gets which is none, or which a filter has ended."""
-QUOTA = "insufficient_quota"
-"""Code of an error: nothing more is paid for."""
 TOO_LONG = (
     *("context length", "context_length", "context size", "context_size", "context window"),
     *("prompt is too long", "input is too long", "maximum length", "number of tokens allowed", "reduce the length"),
 )
 """How OpenAI, vLLM, SGLang, llama.cpp, LiteLLM, Anthropic, Google and TGI name what a prompt does not fit into."""
-SHOWN = 200
-"""Characters of a server's own message that ours repeats."""
 MASKED = "***"
 ATTEMPT, STEERING = "x-stainless-retry-count", ("x-should-retry", "retry-after", "retry-after-ms")
 """Headers by which the client counts its attempts, and by which servers steer them."""
@@ -74,8 +61,6 @@ SAID = "posbias.said"
 """What is kept with a response: the server's words."""
 FILTER = "content_filter"
 """Code of an error: this prompt is refused."""
-UNSUPPORTED = ("unsupported_parameter", "unsupported_value")
-"""Codes of an error: the model does not take a field of the body, or not with this value."""
 Meaning = Literal["passes", "too_long", "refused", "final"]
 """It may pass; this prompt does not fit; this prompt is refused; nothing that is requested will be answered."""
 
@@ -92,7 +77,7 @@ class ServerOptions:
     retries: CountOrZero = 6
     """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer. They
     are further apart each time, or as far as the server's `Retry-After` says, up to two minutes."""
-    timeout: Seconds = 120.0
+    timeout: Annotated[float, Interval(gt=0, lt=86_400)] = 120.0
     """Longest wait for one answer, from the connection to its last byte (seconds, > 0); ten at most connect."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key (KEY, TOKEN or SECRET is a word of its name); unset: no key is sent."""
@@ -171,8 +156,8 @@ class RefusedError(Exception):
         self.status, self.meaning, self.words = status, meaning, words
 
     def of_field(self, name: str) -> bool:
-        """True if the model does not take this field of the body."""
-        return f"'{name}'" in self.words and any(code in self.words for code in UNSUPPORTED)
+        """True if the model does not take this field of the body, or not with this value."""
+        return f"'{name}'" in self.words and "unsupported_" in self.words
 
 
 class Client:
@@ -237,11 +222,12 @@ class Client:
             )
             return response.content
         except openai.APIStatusError as error:
-            said, attempts = error.response.extensions[SAID], _attempts(error.response.request)
+            said, request = error.response.extensions[SAID], error.response.request
         except openai.APIConnectionError as error:
-            # Of a server that never answered all attempts count, whichever request they were for.
-            said, attempts = self._missed(error), _attempts(error.request) if self.reached else self.sent
+            said, request = self._missed(error), error.request
         self.given_up = True
+        # Of a server that never answered all attempts count, whichever request they were for.
+        attempts = int(request.headers[ATTEMPT]) + 1 if self.reached else self.sent
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
 
     def _missed(self, error: "openai.APIConnectionError") -> str:
@@ -276,7 +262,7 @@ class _Transport(httpx2.AsyncClient):
         client = self._asking
         if client.given_up:  # this task wakes in the same turn of the loop, before the group of tasks can cancel it
             raise asyncio.CancelledError
-        client.sent, client.retried = client.sent + 1, client.retried + (_attempts(request) > 1)
+        client.sent, client.retried = client.sent + 1, client.retried + (request.headers[ATTEMPT] != "0")
         try:
             async with asyncio.timeout(client.options.timeout):
                 response = await super().send(request, **settings)
@@ -305,12 +291,12 @@ class _Transport(httpx2.AsyncClient):
             content = content.replace(self._key.encode(), MASKED.encode())
         status, words = judged(response.status_code, content, response.headers.get("Location"))
         said = line(words, self._key)
-        if status == UNAUTHORISED:
+        if status == 401:
             key = "is not set, so no key was sent" if self._key is None else "holds the key that was sent"
             said += f"; {self._asking.options.key_variable} {key}"
         if words and (meaning := meaning_of(status, words)) != "passes":
             raise RefusedError(status, said, meaning, words)
-        if later := line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]:
+        if later := line(response.headers.get("Retry-After", ""), self._key)[:40]:
             said += f"; it asks to wait (Retry-After {later})"
         headers = {name: response.headers[name] for name in STEERING if name in response.headers}
         return httpx2.Response(
@@ -324,13 +310,9 @@ def key_in_clear(address: str, options: ServerOptions) -> bool:
 
 
 def line(text: str, key: str | None) -> str:
-    """The beginning of a message on one line, of printable characters, without the key."""
+    """The first 200 characters of a message on one line, printable ones, without the key."""
     hidden = text if key is None else text.replace(key, MASKED)
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in hidden).split())[:SHOWN]
-
-
-def _attempts(request: httpx2.Request) -> int:
-    return int(request.headers[ATTEMPT]) + 1
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in hidden).split())[:200]
 
 
 def meaning_of(status: int, words: str) -> Meaning:
@@ -339,7 +321,7 @@ def meaning_of(status: int, words: str) -> Meaning:
     known = TOO_LONG if status in OF_THE_PROMPT else TOO_LONG[:5] if status >= 500 else ()
     if status == 413 or any(name in words.lower() for name in known):
         return "too_long"
-    if QUOTA in words:
+    if "insufficient_quota" in words:
         return "final"
     if status in OF_THE_PROMPT or FILTER in words:
         return "refused"
@@ -376,22 +358,17 @@ def judged(status: int, content: bytes, way: str | None) -> tuple[int, str]:
         return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
     choices = whole.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    error, finish, ought = (
-        whole.get("error") or first.get("error"),
-        str(first.get("finish_reason")).lower(),
-        BAD_GATEWAY,
-    )
+    error, finish, ought = whole.get("error") or first.get("error"), str(first.get("finish_reason")).lower(), 502
     if not error and "choices" not in whole and {"message", "detail"} & set(whole):
         error = whole
     if error:
         code, words = error.get("code") if isinstance(error, dict) else None, words_of(error) or "no message"
-        ought = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
+        ought = code if isinstance(code, int) and 400 <= code < 600 else 502
     elif not first:
-        words = (
-            f"malformed answer ({f'no JSON from {place}' if place else 'choices: no list that begins with an object'})"
-        )
+        why = f"no JSON from {place}" if place else "choices: no list that begins with an object"
+        words = f"malformed answer ({why})"
     elif finish.startswith(FILTERED_FINISHES):
-        ought, words = BAD_REQUEST, f"the answer was ended by a content filter ({finish[:60]})"
+        ought, words = 400, f"the answer was ended by a content filter ({finish[:60]})"
     elif finish == "error":
         words = "the answer was ended by an error"
     else:

@@ -19,13 +19,9 @@ from posbias.evaluation.responders.base import (
     opens_thoughts,
     told_apart,
 )
-from posbias.prompts.tokens import spelled_in, tokenise
-from posbias.tasks.language import rendered
+from posbias.prompts.tokens import rendered, spelled_in, tokenised
 from posbias.tasks.language.calls import call_text, calls_in
 
-TokenIds = Int64[np.ndarray, "_"]
-OPENING = 64
-"""Last tokens of a prompt among which an answer is opened."""
 WITHIN_THOUGHTS = (
     "the prompts end where the model's thoughts begin, and an answer would be scored within them; --template-options "
     "'enable_thinking=False' closes them in templates that know it"
@@ -39,9 +35,9 @@ class EncodedRequest:
     """One request in tokens."""
 
     request: Request
-    prompt: TokenIds
+    prompt: Int64[np.ndarray, "_"]
     """The prompt with the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
-    answer: TokenIds
+    answer: Int64[np.ndarray, "_"]
     """Tokens to score; empty if the request has no answer."""
     thinks: bool = False
     """True if the prompt ends within thoughts, so that what follows it is no answer."""
@@ -61,21 +57,19 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
         raise UsageError(f"the model has no tokenizer, {CANNOT_READ}")
     encoded = []
     for index, request in enumerate(requests):
-        (text, ordinary), before = rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
+        text, ordinary, before = rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
         wanted = request.answer or ""
-        spelled = spelled_in(wanted, tokenizer)
-        moved = [(len(text) + begin, len(text) + end) for begin, end in spelled]
-        prompt, whole, alone = tokenise(
-            [text, text + wanted, wanted], tokenizer, [ordinary, [*ordinary, *moved], spelled]
-        )
-        continues = len(whole) > len(prompt) and np.array_equal(whole[: len(prompt)], prompt)
-        answer = whole[len(prompt) :] if continues else alone
-        full = np.concatenate([np.array(before, dtype=np.int64), prompt])
-        if not len(full):
+        moved = [(len(text) + begin, len(text) + end) for begin, end in spelled_in(wanted, tokenizer)]
+        prompt = tokenised(text, tokenizer, ordinary).token_ids
+        whole = tokenised(text + wanted, tokenizer, [*ordinary, *moved]).token_ids
+        apart = len(whole) <= len(prompt) or whole[: len(prompt)] != prompt
+        answer = tokenised(wanted, tokenizer).token_ids if apart else whole[len(prompt) :]
+        if not before and not prompt:
             raise UsageError(f"prompt {index} has no tokens; give at least 1")
-        if wanted and not len(answer):
+        if wanted and not answer:
             raise UsageError(f"the answer of prompt {index}, {wanted!r}, has no tokens; give at least 1")
-        encoded.append(EncodedRequest(request, full, answer, thinks=opens_thoughts(text), apart=not continues))
+        full, scored = (np.array(tokens, dtype=np.int64) for tokens in ([*before, *prompt], answer))
+        encoded.append(EncodedRequest(request, full, scored, thinks=opens_thoughts(text), apart=apart))
     return encoded
 
 
@@ -135,7 +129,7 @@ class Ending:
         if template is None or isinstance(asked.request.prompt, str) or asked.request.answer_pattern is not None:
             return None
         try:
-            opening = self._text(asked.prompt[-OPENING:].tolist(), special=True)
+            opening = self._text(asked.prompt[-64:].tolist(), special=True)
             message = self.tokenizer.parse_response(text, prefix=opening)
             functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
             calls = [call_text(function["name"], function.get("arguments")) for function in functions]

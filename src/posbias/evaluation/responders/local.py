@@ -6,12 +6,12 @@ one batch, whatever the lengths (parts timed: benchmarks/README.md). Where a tri
 logits with padding, prompts go one at a time; where it finds others with a cache, they are read whole.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,7 @@ from posbias.checks import Natural, checked, checked_value
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.options import LocalOptions
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.encoding import (
-    CANNOT_READ,
-    WITHIN_THOUGHTS,
-    EncodedRequest,
-    Ending,
-    TokenIds,
-    encode_requests,
-)
+from posbias.evaluation.responders.encoding import CANNOT_READ, WITHIN_THOUGHTS, EncodedRequest, Ending, encode_requests
 from posbias.models.devices import free_bytes
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.layout import AngleLengths
@@ -55,9 +48,8 @@ FULL, FULL_ACCELERATED = 512, 1 << 13
 PROBE, COMPARED = 32, 16
 """Tokens on which cache and padding are tried if no layer has a window, and the last of them whose logits are held
 against each other: a vocabulary is large."""
-NOT_FINITE = "the model's logits are not finite numbers after {} tokens; try dtype float32"
 Kept = list[tuple[Tensor, Tensor]]
-"""Keys and values of a sequence's first positions, one entry per layer, each [1, head, position, feature]."""
+"""Keys and values of a sequence's first positions by layer, or of a layer by sequence; [1, head, position, feature]."""
 
 
 @dataclass(eq=False)
@@ -73,14 +65,20 @@ class Reading:
     """Name of the rotary angles in all its passes, from the prompt's to the longest; empty: they change on the way."""
     score: AnswerScore | None = None
     response: Response | None = None
-    generated: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """Those of the prompt, and those generated so far."""
     kept: Kept = field(default_factory=list)
     """What is kept of the prompt from its reading until it is continued."""
 
     @cached_property
-    def token_ids(self) -> TokenIds:
+    def token_ids(self) -> list[int]:
         """All tokens that are read: the last one of an answer predicts nothing."""
-        return np.concatenate([self.encoded.prompt, self.encoded.answer[: -1 if self.scored else 0]])
+        return [*self.encoded.prompt.tolist(), *self.encoded.answer[: -1 if self.scored else 0].tolist()]
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens behind the prompt's."""
+        return self.tokens[len(self.encoded.prompt) :]
 
     @property
     def rows(self) -> int:
@@ -94,12 +92,12 @@ class Reading:
 
     def shared(self, other: "Reading") -> int:
         """First tokens whose keys and values another one can go on from."""
-        shorter = min(self.alike, other.alike, len(self.token_ids), len(other.token_ids) - other.rows)
-        different = np.flatnonzero(self.token_ids[:shorter] != other.token_ids[:shorter])
-        return int(different[0]) if len(different) else shorter
+        most = min(self.alike, other.alike, len(other.encoded.prompt) - 1)
+        pairs = zip(self.token_ids[:most], other.token_ids, strict=False)
+        return next((place for place, (own, others) in enumerate(pairs) if own != others), most)
 
 
-def passes_of(readings: Sequence[Reading], *, fixed: int, most: int) -> Iterator[tuple[list[Reading], int]]:
+def passes_of(readings: Sequence[Reading], *, fixed: float, most: int) -> Iterator[tuple[list[Reading], int]]:
     """Readings, given in lexicographic order, of each pass, and the tokens that it goes on from of the pass before.
 
     Args:
@@ -107,11 +105,12 @@ def passes_of(readings: Sequence[Reading], *, fixed: int, most: int) -> Iterator
         fixed: Tokens that a pass costs whatever it runs: what is shared must save more, and padding not cost more.
         most: Tokens of a pass with several readings, padding included; 0: each has a pass of its own.
     """
-    shared = [0, *(one.shared(other) for one, other in pairwise(readings)), 0]
+    alike = [one.shared(other) for one, other in pairwise(readings)]
+    shared = [0, *(length if length > fixed else 0 for length in alike), 0]
     lone: list[Reading] = []
-    for place, reading in enumerate(readings):
-        if max(shared[place : place + 2]) > fixed:
-            yield [reading], shared[place] if shared[place] > fixed else 0
+    for reading, before, behind in zip(readings, shared, shared[1:], strict=False):
+        if before or behind:
+            yield [reading], before
         else:
             lone.append(reading)
     group: list[Reading] = []
@@ -138,21 +137,20 @@ class LocalResponder(Responder):
         self.model, self.tokenizer, self.max_positions = model, model.tokenizer, model.max_positions
         self.options = options or LocalOptions()
         self.reading: tuple[int, ...] = ()
-        """Numbers of the requests in the rows that the network now reads; empty: of none."""
+        """Numbers of the requests in the rows that the network now reads; empty until it reads the first."""
         self._at_once: int | None = None
         """Most prompts at a time; 1: padding would change logits, 0: a cache would, too; None: neither was tried."""
-        self._position_bytes = 0.0
-        """Bytes of one position's keys and values in all layers."""
+        self._slots = inf
+        """Positions whose keys and values in all layers memory has room for; a state needs none."""
         self._apart = 0
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
-        ends: list[Any] = []
+        ends: set[int] = set()
         for settings in (getattr(model.network, "generation_config", None), model.tokenizer):
-            named = getattr(settings, "eos_token_id", None)  # one, several or none
-            ends += [] if named is None else named if isinstance(named, list | tuple) else [named]
-        for token in ends:
-            checked_value("eos_token_id of the model", token, Natural)
-        self._ending = Ending(model.tokenizer, frozenset(ends))
+            named = getattr(settings, "eos_token_id", None)
+            named = checked_value("eos_token_id of the model", named, Natural | Sequence[Natural] | None)
+            ends |= {named} if isinstance(named, int) else set(named or ())
+        self._ending = Ending(model.tokenizer, ends)
         self._lengths = AngleLengths.of(model.config)
 
     def __repr__(self) -> str:
@@ -188,11 +186,8 @@ class LocalResponder(Responder):
             readings.append(reading)
         asked = [each for each in readings if each.response is None and (generate or each.scored)]
         self._apart += sum(each.scored and each.encoded.apart for each in asked)
-        try:
-            for portion in track(list(self._portions(asked)), "answers"):
-                self._answer(portion, generate=generate)
-        finally:
-            self.reading = ()
+        for portion in track(list(self._portions(asked)), "answers"):
+            self._answer(portion, generate=generate)
         return [Reply(each.response, each.score) for each in readings]
 
     def _portions(self, readings: Sequence[Reading]) -> Iterator[list[Reading]]:
@@ -200,12 +195,10 @@ class LocalResponder(Responder):
         if not readings:
             return
         self.tried(max((reading.encoded.prompt for reading in readings), key=len))
-        free = None if self.model.device.type == "cpu" else free_bytes(self.model.device)
-        slots = (CACHE_BYTES if free is None else free // 2) / max(1.0, self._position_bytes)  # a state has none
         portion: list[Reading] = []
-        for reading in sorted(readings, key=lambda each: (each.angles, each.token_ids.astype(">i8").tobytes())):
-            largest = max(each.room for each in (*portion, reading))
-            full = len(portion) >= (self.options.batch or MOST_ROWS) or (len(portion) + 1) * largest > slots
+        for reading in sorted(readings, key=lambda each: (each.angles, each.token_ids)):
+            room = (len(portion) + 1) * max(each.room for each in (*portion, reading))
+            full = len(portion) >= (self.options.batch or MOST_ROWS) or room > self._slots
             if portion and (full or reading.angles != portion[0].angles):
                 yield portion
                 portion = []
@@ -218,24 +211,22 @@ class LocalResponder(Responder):
         Raises:
             RunError: a prompt alone does not fit, or gives no finite logits.
         """
+        at_once = self.tried(portion[0].encoded.prompt) if portion[0].angles else 0
         try:
-            at_once = self.tried(portion[0].encoded.prompt) if portion[0].angles else 0
             self._begin(portion, at_once, generate=generate)
             for batch in [portion] if at_once > 1 else [[each] for each in portion]:
                 if generate:
                     self._continue(batch, whole=at_once == 0)
             return
-        except RunError:
-            if len(portion) == 1:
-                raise
         except RuntimeError as error:
-            if not should_reduce_batch_size(error):
-                raise
-            if len(portion) == 1:
+            full = should_reduce_batch_size(error)
+            if full and len(portion) == 1:
                 raise RunError(
                     "the memory of the device does not hold one prompt; try fewer tokens, --dtype bfloat16, or another "
                     "--device"
                 ) from None
+            if len(portion) == 1 or not (full or isinstance(error, RunError)):
+                raise
         for each in portion:
             each.kept = []
         middle = len(portion) // 2
@@ -245,52 +236,41 @@ class LocalResponder(Responder):
     def _begin(self, portion: Sequence[Reading], at_once: int, *, generate: bool) -> None:
         """Score requests, and find the first token of their answers; what a pass keeps serves the next ones."""
         fixed, most = (FIXED, FULL) if self.model.device.type == "cpu" else (FIXED_ACCELERATED, FULL_ACCELERATED)
-        states: list[Kept] = []
-        for group, shared in passes_of(portion, fixed=fixed if at_once else sys.maxsize, most=most * (at_once > 1)):
+        cache = DynamicCache()
+        for group, shared in passes_of(portion, fixed=fixed if at_once else inf, most=most * (at_once > 1)):
             self.reading = tuple(reading.index for reading in group)
-            logits, states = self._read(
-                [reading.token_ids for reading in group],
-                first(states[0], shared) if shared else None,
-                rows=max(reading.rows for reading in group),
-                keep=at_once > 0,
-            )
+            cache = DynamicCache(cut(cache, 0, cache.get_seq_length(), shared) if shared else ())
+            rows = max(reading.rows for reading in group)
+            logits = self._read([reading.token_ids for reading in group], cache if at_once else None, rows=rows)
             for row, reading in enumerate(group):
-                wanted = logits[row, -reading.rows :]
+                wanted, length = logits[row, -reading.rows :], len(reading.encoded.prompt)
                 if reading.scored:
                     reading.score = score_answer(wanted, reading.encoded.answer)
-                reading.generated = [int(wanted[0].argmax())]
-                if states and generate:
-                    reading.kept = first(states[row], len(reading.encoded.prompt))
+                reading.tokens = [*reading.token_ids[:length], int(wanted[0].argmax())]
+                if at_once and generate:
+                    reading.kept = cut(cache, row, len(reading.token_ids), length)
 
     def _continue(self, batch: Sequence[Reading], *, whole: bool) -> None:
         """Continue requests together, greedily, from what was kept of them and is given up; `whole`: read anew."""
-        asked, cache, padding = batch, None, list[int]()
-        while True:
-            active = [row for row, each in enumerate(batch) if not self._ending.reached(each.generated, each.encoded)]
-            if not active:
-                break
-            if not whole and (cache is None or len(active) < SPARE_ROWS * len(batch)):
-                parts = [batch[row].kept if cache is None else cut(cache, row, padding[row]) for row in active]
-                batch, active = [batch[row] for row in active], list(range(len(active)))
-                cache, padding = joined(
-                    parts, room=max(each.encoded.request.max_tokens - len(each.generated) for each in batch)
-                )
-            self.reading = tuple(each.index for each in batch)
-            new = [
-                np.array([*each.encoded.prompt, *each.generated] if whole else each.generated[-1:]) for each in batch
-            ]
-            best = self._logits(new, cache, padding)[:, -1].max(dim=-1)
-            # Both in one transfer: an accelerator waits for each.
-            choices, finite = torch.stack([best.indices, best.values.isfinite().long()]).tolist()
-            if not all(finite):
-                raise RunError(NOT_FINITE.format(len(new[0])))
-            for row in active:
-                batch[row].generated.append(choices[row])
-        for each in asked:
+        rows, cache = batch, None
+        while active := [each for each in rows if not self._ending.reached(each.generated, each.encoded)]:
+            if not whole and (cache is None or len(active) < SPARE_ROWS * len(rows)):
+                parts = [
+                    each.kept if cache is None else cut(cache, row, len(each.tokens) - 1, len(each.tokens) - 1)
+                    for row, each in enumerate(rows)
+                    if each in active
+                ]
+                rows, cache = active, joined(parts, room=max(each.room - len(each.tokens) for each in active))
+            self.reading = tuple(each.index for each in rows)
+            choices = self._read([each.tokens for each in rows], cache)[:, -1].argmax(dim=-1).tolist()
+            for each, choice in zip(rows, choices, strict=True):
+                if each in active:
+                    each.tokens.append(choice)
+        for each in batch:
             each.response = self._ending.response(each.generated, each.encoded)
             each.kept = []  # of one that ended at once
 
-    def tried(self, prompt: TokenIds) -> int:
+    def tried(self, prompt: Int64[np.ndarray, "_"]) -> int:
         """How many prompts may go together; tried on the first prompt, in the time of a few short ones.
 
         Its first tokens are read, cut back to the half and continued with the second half reversed; then that goes
@@ -298,67 +278,56 @@ class LocalResponder(Responder):
         """
         if self._at_once is not None:
             return self._at_once
-        window = getattr(self.model.config, "sliding_window", None)
+        window, angles = getattr(self.model.config, "sliding_window", None), self._lengths.angles
         # Long enough that every sliding window has left positions behind, before the cut and after it.
-        probe = prompt[: max(PROBE, 5 * window // 2) if isinstance(window, int) else PROBE]
-        moving = self._lengths.moving_from
-        turns = [*self._lengths.switches, *([] if moving is None else [moving])]
-        probe = probe[: min(turns, default=len(probe))]  # beyond, a pass of another length is another one
-        half = len(probe) // 2
-        turned = np.concatenate([probe[:half], probe[half:][::-1]])
+        longest = min(len(prompt), max(PROBE, 5 * window // 2) if isinstance(window, int) else PROBE)
+        # Beyond a length where angles turn otherwise, a pass of another length is another one.
+        probe = prompt[: sum(angles(length) == angles(1) for length in range(1, longest + 1))].tolist()
+        half, near = len(probe) // 2, max(torch.finfo(of).eps for of in (self.model.dtype, torch.float32)) ** 0.5
+        turned = probe[:half] + probe[half:][::-1]
         self._at_once = 0
         with suppress(Exception):  # whatever an architecture without such a cache may raise; it is run whole then
-            if len(probe) < 4 or looks_ahead(self.model, self.model.embed(self.model.token_tensor([probe.tolist()]))):
+            if len(probe) < 4 or looks_ahead(self.model, self.model.embed(self.model.token_tensor([probe]))):
                 return 0
-            _, (kept,) = self._read([probe], keep=True)
-            self._position_bytes = sum(part.nbytes for layer in kept for part in layer) / len(probe)
-            self._compare([turned], first(kept, half))
-            self._at_once = 1
-            self._compare([turned, probe[half - 1 :]])
-            self._at_once = MOST_ROWS
+            cache = DynamicCache()
+            self._read([probe], cache)
+            kept = cut(cache, 0, len(probe), half)
+            free = None if self.model.device.type == "cpu" else free_bytes(self.model.device)
+            held = sum(part.nbytes for layer in kept for part in layer)
+            self._slots = (CACHE_BYTES if free is None else free // 2) * half / held
+            for at_once, sequences, cache in (
+                (1, [turned], DynamicCache(kept)),
+                (MOST_ROWS, [turned, probe[half - 1 :]], DynamicCache()),
+            ):
+                new = min(map(len, sequences)) - 1 - cache.get_seq_length()
+                before = self._read([row[:-1] for row in sequences], cache, rows=min(COMPARED, new))
+                together = torch.cat([before, self._read(sequences, cache)], dim=1)
+                for sequence, found in zip(sequences, together, strict=True):
+                    (alone,) = self._read([sequence], None, rows=len(found))
+                    if not torch.allclose(found, alone, rtol=0, atol=near * float(alone.abs().max())):
+                        return self._at_once
+                self._at_once = at_once
         return self._at_once
 
-    def _compare(self, sequences: Sequence[TokenIds], past: Kept | None = None) -> None:
-        """Hold the last logits of sequences that are read together, and a step further, against each one's alone.
-
-        Raises:
-            RunError: they are others.
-        """
-        near = max(torch.finfo(self.model.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
-        new = min(map(len, sequences)) - 1 - (past[0][0].shape[-2] if past else 0)
-        before, kept = self._read([row[:-1] for row in sequences], past, rows=min(COMPARED, new), keep=True)
-        behind = self._logits([row[-1:] for row in sequences], *joined(kept, room=1))
-        for sequence, *found in zip(sequences, before, behind, strict=True):
-            [alone], _ = self._read([sequence], rows=len(found[0]) + 1)
-            if not float((torch.cat(found) - alone).abs().max()) <= near * float(alone.abs().max()):
-                raise RunError("the logits are others than those of the sequence alone")
-
     def _read(
-        self, sequences: Sequence[TokenIds], past: Kept | None = None, *, rows: int = 1, keep: bool = False
-    ) -> tuple[Float[Tensor, "sequence rows vocabulary"], list[Kept]]:
-        """Logits of the last `rows` positions of sequences and, if wanted, what is kept of each.
-
-        With `past`, the first positions of a single sequence, what is behind them is run alone.
+        self, sequences: Sequence[list[int]], cache: DynamicCache | None, *, rows: int = 1
+    ) -> Float[Tensor, "sequence rows vocabulary"]:
+        """Logits of the last `rows` positions of sequences that end together; what the cache holds is not run again.
 
         Raises:
             RunError: logits are not finite.
         """
-        longest, begin = max(map(len, sequences)), 0 if past is None else past[0][0].shape[-2]
+        longest, begin = max(map(len, sequences)), 0 if cache is None else cache.get_seq_length()
         padding = [longest - len(sequence) for sequence in sequences]
-        padded = [np.concatenate([np.repeat(row[:1], longest - len(row)), row[begin:]]) for row in sequences]
-        cache = DynamicCache(past or ()) if past or keep else None
-        logits = self._logits(padded, cache, padding, rows=rows)
-        if not logits.amax(dim=-1).isfinite().all():
-            raise RunError(NOT_FINITE.format(longest - begin))
-        return logits, [cut(cache, row, begins) for row, begins in enumerate(padding)] if keep else []
-
-    def _logits(
-        self, new: Sequence[TokenIds], cache: Any, padding: Sequence[int], *, rows: int = 1
-    ) -> Float[Tensor, "row rows vocabulary"]:
-        """Logits of the last of as many new tokens in every row, of which the first ones, cached ones too, are none."""
-        tokens, length = self.model.token_tensor([row.tolist() for row in new]), len(new[0])
+        tokens = self.model.token_tensor(
+            [(row[:1] * pad + row)[begin:] for row, pad in zip(sequences, padding, strict=True)]
+        )
+        wanted = list(range(longest - begin - rows, longest - begin))
         slots = torch.tensor(padding, device=tokens.device) if any(padding) else None
-        return self.model.logits(tokens, list(range(length - rows, length)), cache=cache, padding=slots)
+        logits = self.model.logits(tokens, wanted, cache=cache, padding=slots)
+        if not logits.amax(dim=-1).isfinite().all():
+            raise RunError(f"the model's logits are not finite numbers after {longest} tokens; try dtype float32")
+        return logits
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -375,20 +344,6 @@ class LocalResponder(Responder):
         return {"answers_apart": self._apart}
 
 
-def as_responder(subject: Any) -> Responder:
-    """The responder that puts requests to a subject.
-
-    Args:
-        subject: A responder, which is taken as it is; a loaded model; or what `load_model` takes: a hub id, a
-            directory, a file.gguf, "demo", or a model of transformers.
-
-    Raises:
-        UsageError: a model that cannot be loaded, or one without a tokenizer, such as a model of transformers alone:
-            `load_model(network, tokenizer)` gives it one.
-    """
-    return subject if isinstance(subject, Responder) else LocalResponder(as_model(subject))
-
-
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:
     """Log-probability and rank of each answer token, from the logits of the position before it.
 
@@ -402,17 +357,22 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, in tensors that have room for more positions.
+    """One layer's keys and values of several sequences that end together, in tensors with room for more positions.
 
     The library's own layer copies all that it holds at every step, on long prompts more than a step's matrix products
     take (benchmarks/README.md). This one is full whatever the configuration says: windows mask what they must not see.
     """
 
-    def __init__(self, rooms: tuple[Tensor, Tensor], n_positions: int) -> None:
+    def __init__(self, rows: Kept, longest: int, *, room: int) -> None:
         super().__init__()
-        self.dtype, self.device, self.is_initialized = rooms[0].dtype, rooms[0].device, True
-        self._rooms = rooms
-        self.keys, self.values = (room[..., :n_positions, :] for room in rooms)
+        self._rooms = []
+        for parts in zip(*rows, strict=True):
+            _, heads, _, features = parts[0].shape
+            self._rooms.append(parts[0].new_zeros(len(rows), heads, longest + room, features))
+            for row, part in zip(self._rooms[-1], parts, strict=True):
+                row[:, longest - part.shape[-2] : longest] = part[0]
+        self.keys, self.values = (whole[..., :longest, :] for whole in self._rooms)
+        self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values into the room, >= as many positions."""
@@ -424,28 +384,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
 
-def first(kept: Kept, end: int) -> Kept:
-    """The first positions alone, as views."""
-    return [(keys[..., :end, :], values[..., :end, :]) for keys, values in kept]
+def cut(cache: DynamicCache, row: int, length: int, end: int) -> Kept:
+    """Keys and values that a cache holds of the first `end` of a row's last `length` positions, as views."""
+    begin = cache.get_seq_length() - length
+    place = (slice(row, row + 1), slice(None), slice(begin, begin + end))
+    return [(layer.keys[place], layer.values[place]) for layer in cache.layers]
 
 
-def cut(cache: DynamicCache, row: int, begin: int) -> Kept:
-    """Keys and values that a cache holds of a row behind its padding, as views."""
-    rows = slice(row, row + 1)
-    return [(layer.keys[rows, :, begin:], layer.values[rows, :, begin:]) for layer in cache.layers]
-
-
-def joined(batch: Sequence[Kept], *, room: int) -> tuple[DynamicCache, list[int]]:
-    """One cache of several sequences with room for more positions, and the padding before each; they are given up."""
-    lengths = [kept[0][0].shape[-2] for kept in batch]
-    longest, cache = max(lengths), DynamicCache()
-    padding = [longest - length for length in lengths]
+def joined(batch: Sequence[Kept], *, room: int) -> DynamicCache:
+    """One cache of several sequences, which are given up: layer by layer, so that memory holds them but once."""
+    longest, cache = max(kept[0][0].shape[-2] for kept in batch), DynamicCache()
     while batch[0]:
-        rooms = []
-        for parts in zip(*(kept.pop(0) for kept in batch), strict=True):
-            _, heads, _, features = parts[0].shape
-            rooms.append(parts[0].new_zeros(len(batch), heads, longest + room, features))
-            for row, (begin, part) in enumerate(zip(padding, parts, strict=True)):
-                rooms[-1][row, :, begin:longest] = part[0]
-        cache.layers.append(GrowingLayer((rooms[0], rooms[1]), longest))
-    return cache, padding
+        cache.layers.append(GrowingLayer([kept.pop(0) for kept in batch], longest, room=room))
+    return cache

@@ -48,15 +48,13 @@ from posbias.evaluation.responders.client import (
     SCHEMA_FIELD,
     SECRET,
     TEMPLATE_FIELD,
-    WRAPPING,
     Client,
     RefusedError,
     ServerOptions,
     check_address,
 )
 from posbias.files import write_file
-from posbias.prompts.tokens import described_tools, with_template_options
-from posbias.tasks.language import rendered
+from posbias.prompts.tokens import described_tools, rendered, with_template_options
 from posbias.tasks.language.calls import call_text
 
 TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
@@ -363,7 +361,7 @@ class ServerResponder(Responder):
         """The answer of a server that keeps to a schema, out of its JSON; as it is if the server did not keep to it."""
         answer = {"type": "object", "properties": {"answer": request.schema}, "required": ["answer"]}
         schema = {"name": "answer", "strict": True, "schema": {**answer, "additionalProperties": False}}
-        body = {**body, "max_tokens": request.max_tokens + WRAPPING}
+        body = {**body, "max_tokens": request.max_tokens + 32}  # for what is JSON around it
         body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
         response = await self._told(body, replace(request, stop=()))
         with suppress(ValueError, LookupError, TypeError):
@@ -386,8 +384,7 @@ class ServerResponder(Responder):
             # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
             opened = False
             if finish == CUT_OFF and self.tokenizer is not None and (continues or self.tokenizer.chat_template):
-                (text, _), _ = rendered(self._conversation(request), self.tokenizer)
-                opened = opens_thoughts(text)
+                opened = opens_thoughts(rendered(self._conversation(request), self.tokenizer).text)
             told = told_apart(said.text, opened=opened, pattern=pattern)
         told = told.cut(request.stop)
         finish = STOPPED if told.stopped else finish

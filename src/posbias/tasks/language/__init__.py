@@ -1,6 +1,6 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
-from posbias.prompts.tokens import Span, encode, locate, rendered
+from posbias.prompts.tokens import Span, encode, locate
 from posbias.tasks.language.adherence import RulesAtTurns
 from posbias.tasks.language.among import TaskAmong
 from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, file_sha256

@@ -16,7 +16,7 @@ from annotated_types import Ge
 from posbias.checks import Count, FileName, Steps
 from posbias.errors import UsageError
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.prompts.tokens import encode, spelled_in, tokenised
+from posbias.prompts.tokens import encode, tokenised
 from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, Draft, LanguageTask, Text
 from posbias.tasks.language.documents import CITIES
 
@@ -139,7 +139,7 @@ def drawn_text(
     start = source.randrange(max(1, len(text) - characters))
     begin = CLAUSE_END.search(text, start) if start else None
     text = text[begin.end() if begin else 0 :][:characters]
-    offsets = tokenised(text, tokenizer, spelled_in(text, tokenizer), offsets=True).offsets
+    offsets = tokenised(text, tokenizer).offsets
     if len(offsets) < tokens:
         raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens, needs {tokens}")
     ends = np.array([end for _, end in offsets])
