@@ -96,7 +96,7 @@ def predicted(stacks: Mapping[str, pb.Architecture], aim: str | None, over: str,
             row["flat to target"] = f"{pb.compare(flat, targets[name]).wasserstein:.4f}"
         rows.append(row)
     table = mo.ui.table(rows, selection=None, show_download=False, show_search=False)
-    return mo.vstack([mo.Html(STYLE + fragment_of(drawn, anchor="explore")), table, *found])
+    return mo.vstack([mo.Html(STYLE + fragment_of(drawn)), table, *found])
 
 
 @app.cell

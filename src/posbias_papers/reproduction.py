@@ -37,7 +37,7 @@ LONGEST_CELL = 60
 """Characters of a cell that is no sentence."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two if it has a band."""
-FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range")
 
 Rows = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, Callable[[Any], str]]
@@ -95,8 +95,8 @@ class Reproduction(Result):
         ).with_record(record)
 
     def shown(self) -> Shown:
-        """The outcomes as facts; the figures are on the page."""
-        return Shown(self.title, facts={f"outcome {number}": text for number, text in enumerate(self.statements, 1)})
+        """The title; outcomes and figures are on the page."""
+        return Shown(self.title)
 
 
 def _figure_as_stored(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -124,7 +124,6 @@ def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         curves=tuple(curves),
         log_range=stored["log_range"] and tuple(stored["log_range"]),
         linear_range=stored["linear_range"] and tuple(stored["linear_range"]),
-        rows=tuple(stored.get("rows", ())),
     )
 
 

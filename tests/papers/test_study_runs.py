@@ -70,7 +70,7 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     assert (made.numbers["members"], made.statements) == (4, [])
 
 
-@pytest.mark.parametrize("moment", ["Record.write_run", "clear_parts"])
+@pytest.mark.parametrize("moment", ["Record.save", "clear_parts"])
 def test_checkpoints_stay_until_the_record_is_on_the_disk(tmp_path, monkeypatch, moment):
     def killed(*arguments, **named):
         raise Killed

@@ -11,13 +11,8 @@ from posbias.results.naming import ATTENTION_ROLLOUTS, STATISTICS, label
 from posbias.results.page import Report
 from posbias.results.tables import Table, number_text
 
-LAYER = "layer (0 is nearest the input)"
 PANELS = 6
 """Layers whose mean kernel is drawn."""
-KERNEL_DECADES = 4.0
-"""Decades of attention that the colours of a mean kernel span."""
-SINK_RANGE = (1e-4, 1.3)
-"""Shares of queries on the logarithmic axis of the figure of the sinks."""
 GLOSSARY = {
     "Interval": "In brackets, the 95 % interval over prompts; none with a single prompt.",
     "Distance": "How many positions back a query's attention lies on average, over queries, heads and prompts. Even"
@@ -58,7 +53,9 @@ def attention_report(run: AttentionStatistics) -> Report:
         f"{run.title}: {prompts}",
         kicker="posbias · what attention looks like",
         verdict=verdict,
-        picture=[replace(run.shown().figure(), slug="distance", title=layers, x_label=LAYER)],
+        picture=[
+            replace(run.shown().figure(), slug="distance", title=layers, x_label="layer (0 is nearest the input)")
+        ],
         summary=[_whole_table(run, f"Attention of {run.title}, {prompts}")],
         figures=figures,
         tables=[_layer_table(run), _rollout_table(run)],
@@ -126,6 +123,7 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
     panels = {f"layer {layer}": np.where(hidden, np.nan, kernels[layer]) for layer in chosen}
     size = run.n_positions / cells
     in_cells = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
+    largest = max(float(np.nanmax(panel)) for panel in panels.values())
     return HeatMap(
         "kernels",
         f"{run.title}: where each query's attention goes, mean over prompts and heads{in_cells}",
@@ -135,7 +133,8 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
         panels,
         x=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
         y=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
-        floor=max(float(np.nanmax(panel)) for panel in panels.values()) * 10**-KERNEL_DECADES,
+        ends=(largest * 1e-4, largest),
+        logarithmic=True,
     )
 
 
@@ -152,6 +151,6 @@ def _sink_figure(run: AttentionStatistics) -> Figure:
         "position in the context",
         "share of the queries that see it",
         tuple(curves),
-        log_range=SINK_RANGE,
+        log_range=(1e-4, 1.3),
         linear_range=(0.0, max(1.25 * inside, 0.01)),
     )
