@@ -186,7 +186,16 @@ def figures_of(view: ProfileRun) -> list[Figure]:
                 curves.append(profile.curve(name, stroke))
             title = f"{state_of(view, subject)}: how the profile forms"
             figures.append(profile_figure(f"{subject.name}-depth", title, curves))
-    return figures + ([_mixing_figure(view)] if any(subject.mixing for subject in view.subjects) else [])
+    coefficients = []
+    for number, subject in enumerate(view.subjects):
+        for place, (definition, mixing) in enumerate(subject.mixing.items()):
+            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, "dash" if place else "solid")
+            layers = np.arange(mixing.value.size, dtype=np.float64)
+            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
+            coefficients.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
+    title = f"{view.label}: the share of a layer's output that attention contributes"
+    axes = "layer (0 is nearest the input)", "mixing coefficient"
+    return figures + ([Figure("mixing", title, *axes, tuple(coefficients), markers=True)] if coefficients else [])
 
 
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
@@ -242,18 +251,6 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
         (first, *further) = theories.values()
         heading = f"{title}: {'how much each position weighs' if further else shares_sentence(first, PREDICTED)}"
         yield profile_figure(f"{subject.name}-predicted", heading, curves)
-
-
-def _mixing_figure(view: ProfileRun) -> Figure:
-    curves = []
-    for number, subject in enumerate(view.subjects):
-        for place, (definition, mixing) in enumerate(subject.mixing.items()):
-            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, "dash" if place else "solid")
-            layers = np.arange(mixing.value.size, dtype=np.float64)
-            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
-            curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
-    title = f"{view.label}: the share of a layer's output that attention contributes"
-    return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)
 
 
 FLAT_TENTH = 0.1

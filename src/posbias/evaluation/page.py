@@ -169,11 +169,19 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, what is left of the item's gain, differences to the best position, and the correlation."""
+    rows = []
+    tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
+    for column, place in enumerate(evaluation.positions if evaluation.curves else ()):
+        samples = str(next(iter(evaluation.curves.values())).counts[column])
+        row = {"position": str(place), "answer's token": number_text(float(tokens[column]), 0), "samples": samples}
+        means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
+        rows.append(row | means)
+    scores = Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
     found = evaluation.recovery or Recovery()
     title = f"Recovery: share of the item's gain alone, {found.gain.text('.2f')} nats, that is left among the others"
     recovered = zip(evaluation.positions, found.by_position, strict=False)  # none if not measured, or not defined
     rows = [{"position": str(place), "recovery": each.text()} for place, each in recovered]
-    tables = [_score_table(evaluation), Table.of(title, rows)]
+    tables = [scores, Table.of(title, rows)]
     tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
     tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
@@ -253,17 +261,6 @@ def _withheld(evaluation: Evaluation) -> list[str]:
         remedies.append("the task's pattern='...' reads another form")
     told = ", ".join([f"{OUTPUTS_FILE} has them", *remedies])
     return [f"No conclusion from the generated answers: {reading.withheld}.", f"{told}."]
-
-
-def _score_table(evaluation: Evaluation) -> Table:
-    rows = []
-    tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
-    for column, place in enumerate(evaluation.positions if evaluation.curves else ()):
-        token = number_text(float(tokens[column]), 0)
-        samples = str(next(iter(evaluation.curves.values())).counts[column])
-        means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
-        rows.append({"position": str(place), "answer's token": token, "samples": samples, **means})
-    return Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:

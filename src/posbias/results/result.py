@@ -227,7 +227,7 @@ def verdict(run: Showing) -> tuple[str, ...]:
 
 
 @checked
-def write_report(runs: Showing | Sequence[Showing], out: Path) -> Path:
+def write_report(runs: Showing | Record | Sequence[Showing | Record], out: Path) -> Path:
     """Write `report.html` into the directory `out`, atomically.
 
     Args:
@@ -253,7 +253,7 @@ def write_report(runs: Showing | Sequence[Showing], out: Path) -> Path:
 
 
 @checked
-def write_paper(runs: Showing | Sequence[Showing], out: Path) -> Path:
+def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) -> Path:
     """Write what a paper takes from finished runs: every figure of the report as PDF and SVG, and `tables.tex`.
 
     `out` is a new directory, or an empty one, and is returned; errors as those of `write_report`.
