@@ -301,12 +301,10 @@ def claims_report(run: ClaimsRun) -> Report:
     verdicts = sorted(run.verdicts, key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
     cells = [[entry["claim"], entry["verdict"], _text(entry["value"]), entry["computed"]] for entry in verdicts]
     return Report(
-        run.title,
         kicker="posbias · published statements on position bias as numerical experiments",
         verdict=_told(verdicts),
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
         sections=list(map(_claim, verdicts)),
-        record=run.record,
     )
 
 

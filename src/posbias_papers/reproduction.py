@@ -132,7 +132,6 @@ def reproduction_report(run: Reproduction) -> Report:
     said = run.statements  # among them the count of verdicts, "Of 13 published findings: ..."
     tables = [_laid_out(table) for table in run.tables]
     return Report(
-        run.title,
         kicker=f"posbias · a published experiment, run again · {PAPERS[run.experiment].paper}",
         verdict=[next((text for text in said if text.startswith("Of ")), said[0])] if said else [],
         picture=run.figures[:1],
@@ -140,7 +139,6 @@ def reproduction_report(run: Reproduction) -> Report:
         statements=said,
         figures=run.figures[1:],
         tables=tables[1:],
-        record=run.record,
     )
 
 

@@ -126,7 +126,6 @@ def _report_of_one(view: ProfileRun) -> Report:
         tables=overview[MOST_TABLES:],
         sections=[Section("Every number", tables=details)] if details else [],
         left_out=list(view.left_out),
-        record=view.record,
         glossary=GLOSSARY,
     )
 

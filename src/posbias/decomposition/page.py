@@ -45,7 +45,6 @@ def decomposition_report(decomposition: Decomposition) -> Report:
         note=NOTE,
         tables=tables[2:],
         left_out=[f"{name}: not possible, {reason.removeprefix(f'{name}: ')}" for name, reason in refused],
-        record=decomposition.record,
     )
 
 

@@ -51,7 +51,6 @@ def design_report(run: Design) -> Report:
         statements=statements,
         note=NOTE.format(apart="" if run.target.whole else APART),
         tables=[Table.of(title, values)] if len(values) <= MOST_ROWS else [],
-        record=run.record,
     )
 
 

@@ -71,7 +71,6 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
             if series.correlations[measure].n_samples == 1:  # from which nothing can be resampled
                 left_out.append(f"{about}: no interval, since a measurement has a single sample")
     return Report(
-        result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[correlation_verdict(result.pooled) or nothing],
         summary=[Table.of("What is correlated", measured), *tables[:1]],
@@ -80,7 +79,6 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         note=NOTE,
         tables=tables[1:],
         left_out=left_out,
-        record=result.record,
     )
 
 
@@ -158,7 +156,6 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     ]
     figure = replace(comparison.shown().figure(), slug="evaluations", x_label=axis_of(comparison.n_items))
     return Report(
-        comparison.record.title,
         kicker="posbias · evaluations compared",
         verdict=[
             *(f"No conclusion from the {told}." for told in _withheld(comparison, "generated answers of {}")),
@@ -172,7 +169,6 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         ],
         tables=[Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], by_position)],
         note=PAIRED_NOTE,
-        record=comparison.record,
     )
 
 
@@ -219,7 +215,6 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
     title = "Share of replies that keep the rule, by its place"
     figure = replace(comparison.shown().figure(), slug="turns", title=title, x_label="turn", y_label="share of replies")
     return Report(
-        comparison.record.title,
         kicker="posbias · rules at turns",
         verdict=turns_verdict(comparison),
         picture=[figure],
@@ -232,7 +227,6 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
         tables=[Table.of(f"Every rule at turn {turns[-1]}", by_rule)],
         left_out=[f"broken even when just told, and not judged: {say}" for say in comparison.left_out],
         note=TURNS_NOTE,
-        record=comparison.record,
     )
 
 
@@ -332,12 +326,10 @@ def orders_report(comparison: OrdersEvaluation) -> Report:
         for entry in comparison.compared
     ]
     return Report(
-        comparison.record.title,
         kicker="posbias · orders of passages",
         verdict=orders_verdict(comparison),
         summary=[Table.of(f"What each order gains, and costs, {comparison.n_samples} samples", rows)],
         note=ORDERS_NOTE,
-        record=comparison.record,
     )
 
 
@@ -474,12 +466,10 @@ def placement_report(placement: Placement) -> Report:
     places = f"place among {curve.size} (0 is the first)"
     figure = replace(placement.shown().figure(), slug="placement", title=title, x_label=places)
     return Report(
-        placement.record.title,
         kicker="posbias · where relevant passages should stand",
         verdict=said,
         picture=[replace(figure, y_label=f"expected {measure}")],
         summary=[Table.of(f"Gain in {measure} of the order estimated as best, per unit of relevance", rows)],
-        record=placement.record,
     )
 
 

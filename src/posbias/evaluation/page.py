@@ -53,11 +53,9 @@ REMEDIES = {
 
 def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
-    record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
     first = 2 if evaluation.recovery and evaluation.recovery.by_position else 1
     return Report(
-        record.title,
         kicker="posbias · behaviour by position",
         notices=notices_of(evaluation),
         verdict=verdict_of(evaluation),
@@ -69,7 +67,6 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         note=NOTE,
         tables=tables[first:],
         left_out=_reasons(evaluation),
-        record=record,
     )
 
 
@@ -341,11 +338,11 @@ LENGTHS_NOTE = (
 
 def length_report(evaluation: LengthEvaluation) -> Report:
     """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
-    record, cut = evaluation.record, evaluation.cut_off
+    cut = evaluation.cut_off
     cut_off = [f"{cut} of {evaluation.examples} generated answers were cut off, not ended by themselves."] * bool(cut)
     heat_map = HeatMap(
         "accuracy-by-length",
-        f"{record.resolved['title']}: accuracy by length and depth",
+        f"{evaluation.record.title}: accuracy by length and depth",
         "depth of the answer (0 begin, 1 end)",
         "tokens",
         "accuracy",
@@ -356,7 +353,6 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         rows=tuple(map(str, evaluation.lengths)),
     )
     return Report(
-        record.title,
         kicker="posbias · behaviour by length and depth",
         notices=list(evaluation.notices),
         verdict=length_verdict(evaluation),
@@ -365,7 +361,6 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         caveats=cut_off,
         note=LENGTHS_NOTE,
         left_out=[f"too long at {tokens} tokens: {lost} samples" for tokens, lost in evaluation.too_long.items()],
-        record=record,
     )
 
 

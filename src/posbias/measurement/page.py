@@ -60,7 +60,6 @@ def attention_report(run: AttentionStatistics) -> Report:
         figures=figures,
         tables=[_layer_table(run), _rollout_table(run)],
         left_out=list(run.left_out),
-        record=run.record,
         glossary=GLOSSARY,
     )
 

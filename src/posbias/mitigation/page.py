@@ -68,7 +68,7 @@ FORM = (
 
 def mitigation_report(trial: MitigationTrial) -> Report:
     """The method to apply, if any, and why."""
-    record, judgement = trial.record, trial.judgement
+    resolved, judgement = trial.record.resolved, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     whys = [
         {"method": verdict.name, "verdict": words(verdict), "why": " ".join(reasons(verdict, judgement))}
@@ -80,11 +80,10 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     header = ["method", *(f"position {place}" for place in judgement.positions)]
     by_position = Table(f"{label(MEASURES, judgement.measure)} by position of the answer", header, means)
     required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
-    here = (record.resolved.get("responder") or {}).get("kind") == "local"
+    here = (resolved.get("responder") or {}).get("kind") == "local"
     return Report(
-        record.title,
         kicker="posbias · methods against position bias, judged",
-        notices=notice_sentences(trial.notices, count=record.resolved.get("count"), here=here),
+        notices=notice_sentences(trial.notices, count=resolved.get("count"), here=here),
         verdict=[*recommendation(judgement), *required],
         basis=f"{n_samples} samples that no fit used.",
         caveats=[*warnings(trial.choice, trial.arms), *([FORM] if judgement.measure == "logprob" else [])],
@@ -97,7 +96,6 @@ def mitigation_report(trial: MitigationTrial) -> Report:
             **_use(trial),
         },
         left_out=list(trial.left_out),
-        record=record,
     )
 
 

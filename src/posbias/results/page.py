@@ -34,7 +34,8 @@ LONGEST_LIST = 8
 class Section:
     """A part of a page, in the order in which it is shown; folded, unless it is the whole report."""
 
-    title: str
+    title: str = ""
+    """By default that of the record."""
     badge: str = ""
     mark: str = ""
     """Colour of the badge: `holds`, `correction` or `fails`."""
@@ -51,7 +52,7 @@ class Section:
     left_out: Sequence[str] = ()
     """Things that were not possible or not done, and why."""
     record: Record | None = None
-    """The run that is repeated by its command, under its conditions."""
+    """The run that is repeated by its command, under its conditions; of a page of one run `report_of` knows it."""
 
     def __post_init__(self) -> None:
         of_record: list[str] = []
@@ -60,6 +61,7 @@ class Section:
             model = resolved.get("model") or (resolved.get("responder") or {}).get("model")
             of_record += model.get("caveats", ()) if isinstance(model, Mapping) else ()
             of_record += self.record.scalars.get("caveats", ())
+            object.__setattr__(self, "title", self.title or self.record.title)
         object.__setattr__(self, "caveats", list(dict.fromkeys([*map(str, of_record), *self.caveats])))
 
 

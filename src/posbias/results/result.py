@@ -6,7 +6,7 @@ run directory back, `write_report` draws it. A page is made from the record alon
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -207,7 +207,7 @@ def report_of(*runs: Showing) -> "Report":
             raise UsageError(f"the run {result.record.run_id} {why}; only finished runs can be drawn")
     try:
         report: Report = resolve_name(first.drawn_by)(*results)
-        return report
+        return report if len(results) > 1 else replace(report, record=first.record)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(
             f"the record of run {first.record.run_id} is damaged: {type(error).__name__} {error}"

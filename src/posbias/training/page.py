@@ -37,11 +37,9 @@ def training_report(run: StudyRun) -> Report:
         least, most = (f"{row[-1]} nats with {', '.join(row[:-2])}" for row in extremes)
         said.append(f"Loss at the end: from {least} to {most}.")
     return Report(
-        run.title,
         kicker="posbias · small models, trained at once",
         verdict=said,
         picture=[replace(shown.figure(), slug="losses", title=losses_title)] if drawn else [],
         summary=[Table(title, header, rows)],
         statements=[f"{name}: {ended}" for name, ended in shown.facts.items()],
-        record=run.record,
     )
