@@ -98,12 +98,8 @@ def _plain(number: float, spec: str) -> str:
 
 ROUNDING = 64 * np.finfo(np.float64).eps
 """Spread over units, relative to their size, that counts as none."""
-UNITS_FOR_SKEWNESS = 6
-"""Units below which the skewness cannot be estimated, and Student's interval stands alone."""
 LEAST_SKEWNESS = 1e-6
 """Below it Hall's transformation is the identity to within rounding."""
-UNDERSTATED = 1.25
-"""Factor on the skewness of a cautious estimate: few units mostly lack the rare large values that make it up."""
 
 Numbers = Float64[np.ndarray, "*values"]
 Scalars = Numbers | float
@@ -134,7 +130,8 @@ class Estimate:
         """The values of the skewness that intervals and p-values allow for."""
         if not self.cautious:
             return (self.skewness,)
-        larger, error = UNDERSTATED * self.skewness, np.sqrt(6) / (self.freedom + 1)
+        # Few units mostly lack the rare large values that make it up.
+        larger, error = 1.25 * self.skewness, np.sqrt(6) / (self.freedom + 1)
         return self.skewness, larger - error, larger + error
 
     def ends(
@@ -200,7 +197,8 @@ def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estima
     return Estimate(
         np.asarray(value),
         error=error,
-        skewness=np.where(varies & (fewest >= UNITS_FOR_SKEWNESS), skewness, 0.0),
+        # Of fewer than 6 units it cannot be estimated, and Student's interval stands alone.
+        skewness=np.where(varies & (fewest >= 6), skewness, 0.0),
         freedom=np.where(varies, freedom, fewest - 1),
     )
 
@@ -258,8 +256,6 @@ DRAWS = 1000
 """Bootstrap resamples: the ends of a 95 % interval then move by about 2 % of its width."""
 BLOCK_VALUES = 4_000_000
 """Float64 values of averaged draws held at a time (32 MB)."""
-HALF_SLACK = 1e-9
-"""Relative rounding allowed when cumulated weights, multiples of 1 / units, are exactly one half."""
 
 Weights = Float64[np.ndarray, "draws n_units"]
 Values = Float64[np.ndarray, "draws"]
@@ -316,20 +312,16 @@ def percentile_interval(value: float, resampled: Values, n_units: int) -> Interv
     Draws that leave the statistic undefined (NaN) are left out; infinite draws count, and may make an end infinite.
     Widening matters when a distance is at the noise floor.
     """
-    defined = np.sort(resampled[~np.isnan(resampled)])
+    defined = resampled[~np.isnan(resampled)]
     if defined.size == 0:
         return Interval(float(value), -np.inf, np.inf)
-    tail = expanded_tail(n_units) * (defined.size - 1)
-    low = _between(defined[int(np.floor(tail))], defined[int(np.ceil(tail))], tail % 1)
-    high = _between(defined[-1 - int(np.floor(tail))], defined[-1 - int(np.ceil(tail))], tail % 1)
+    tail = expanded_tail(n_units)
+    with np.errstate(invalid="ignore"):
+        between = np.quantile(defined, [tail, 1 - tail])
+    # Where one of the two draws around an end is infinite it is the outer one, which errs on the wide side.
+    outer = np.quantile(defined, tail, method="lower"), np.quantile(defined, 1 - tail, method="higher")
+    low, high = np.where(np.isfinite(between), between, outer).tolist()
     return Interval(float(value), low, high).including(float(value))
-
-
-def _between(outer: float, inner: float, share: float) -> float:
-    """Linear interpolation; the outer draw if one of the two is infinite, which errs on the wide side."""
-    if outer == inner or not (np.isfinite(outer) and np.isfinite(inner)):
-        return float(outer)
-    return float(outer + share * (inner - outer))
 
 
 def weighted_median(values: Float64[np.ndarray, "n_units"], weights: Weights) -> Values:
@@ -341,7 +333,7 @@ def weighted_median(values: Float64[np.ndarray, "n_units"], weights: Weights) ->
     order = np.argsort(values)
     cumulative = np.cumsum(weights[:, order], axis=1)
     half = cumulative[:, -1:] / 2
-    slack = half * HALF_SLACK
+    slack = half * 1e-9  # rounding where cumulated weights, multiples of 1 / units, are exactly one half
     lower = np.argmax(cumulative >= half - slack, axis=1)
     upper = np.argmax(cumulative > half + slack, axis=1)
     ordered = values[order]
@@ -352,8 +344,6 @@ POWER = 0.8
 """Chance that a test finds an effect of detectable size."""
 NUDGE = 1e-9
 """Share of the way to the limit at which the search for an end begins."""
-CACHED = 1 << 14
-"""Intervals of counts that are kept: comparisons of many positions and methods ask for the same ones again."""
 
 Binary = Float64[np.ndarray, "n_units"]
 """0 or 1 per unit."""
@@ -366,7 +356,13 @@ def wilson(values: Float64[np.ndarray, "n"], confidence: float = CONFIDENCE) -> 
     """
     if not len(values):
         return Interval(np.nan, -np.inf, np.inf)
-    return _wilson(round(values.sum()), len(values), confidence)
+    from scipy.special import ndtri
+
+    count, share, z = len(values), float(values.mean()), float(ndtri((1 + confidence) / 2))
+    middle, reach = share + z**2 / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    low, high = max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)
+    return Interval(share, low, high).including(share)  # at 0 and 1 rounding would leave it out
 
 
 def bounded_mean(units: Float64[np.ndarray, "n"], confidence: float = CONFIDENCE) -> Interval:
@@ -410,14 +406,6 @@ def _low_end(units: Float64[np.ndarray, "n"], alpha: float) -> float:
     return float(units.max() * brentq(excess, NUDGE, float(values.mean()), xtol=1e-7))
 
 
-@lru_cache(maxsize=CACHED)
-def _wilson(successes: int, count: int, confidence: float) -> Interval:
-    from scipy.stats import binomtest
-
-    ends = binomtest(successes, count).proportion_ci(confidence, method="wilson")
-    return Interval(successes / count, float(ends.low), float(ends.high)).including(successes / count)
-
-
 def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> tuple[Interval, float]:
     """Mean of `first` less mean of `second` on the same units, and the two-sided p-value of their being equal.
 
@@ -434,7 +422,7 @@ def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE)
     return interval.including(0.0), max(p, 1 - confidence)
 
 
-@lru_cache(maxsize=CACHED)
+@lru_cache(maxsize=1 << 14)  # comparisons of many positions and methods ask for the same ones again
 def tango(gained: int, lost: int, count: int, confidence: float = CONFIDENCE) -> Interval:
     """Score interval of the difference of two paired proportions; it excludes 0 when McNemar's score test rejects.
 

@@ -41,9 +41,6 @@ PAPERS_OF_CLAIMS = {
     "wu2025": "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951",
 }
 """Title of each paper, by the first part of its claims' names."""
-TITLE = "Published claims put to the test"
-TEXT_WIDTH = 112
-"""Characters of a line of a verdict as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +167,7 @@ class Verdict:
             evidence = f" ({premise.found})" if premise.found else ""
             paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")
         paragraphs += [f"sharper: {self.sharper}"] if self.sharper else []
-        wrap = TextWrapper(TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        wrap = TextWrapper(112, initial_indent="  ", subsequent_indent="    ")
         head = [f"{self.name}: {self.verdict.upper()}", f"  {self.claim.source} of {self.paper}"]
         return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
 
@@ -254,7 +251,7 @@ def claims_record(verdicts: Sequence[Verdict], *, seed: int, read: Mapping[str, 
         A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, names, numbers and words.
     """
     subject = f" on {read['model'].get('source', 'a model')}" if read and "model" in read else ""
-    resolved = {"title": f"{TITLE}{subject}", **(read or {})}
+    resolved = {"title": f"Published claims put to the test{subject}", **(read or {})}
     scalars = {"verdicts": plain([verdict.as_dict() for verdict in verdicts])}
     return Record("verify", {}, resolved, scalars, seeds={"claims": seed})
 

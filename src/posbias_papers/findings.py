@@ -123,20 +123,9 @@ class Seeded:
     """Increasing; a seed is here only where all its places are."""
     rows: Float64[np.ndarray, "n_seeds n_places"]
 
-    def __len__(self) -> int:
-        return len(self.seeds)
-
     def at(self, seeds: Sequence[int]) -> Float64[np.ndarray, "n_chosen n_places"]:
         """The rows of some of its seeds."""
         return self.rows[[self.seeds.index(seed) for seed in seeds]]
-
-
-def paired(
-    first: Seeded, second: Seeded
-) -> tuple[Float64[np.ndarray, "n_pairs n_places"], Float64[np.ndarray, "n_pairs n_places"], int]:
-    """Rows of the seeds that both have, in one order, and how many seeds have no partner and are left out."""
-    shared = sorted(set(first.seeds) & set(second.seeds))
-    return first.at(shared), second.at(shared), len(set(first.seeds) ^ set(second.seeds))
 
 
 @dataclass(frozen=True, eq=False)

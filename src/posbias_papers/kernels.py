@@ -108,9 +108,7 @@ def random_content_kernel(
     visible: Bool[np.ndarray, "n n"], generator: np.random.Generator, *, spread: float
 ) -> Float64[np.ndarray, "n n"]:
     """Softmax of independent Gaussian logits of standard deviation `spread`: in general not monotone."""
-    weights = np.where(visible, np.exp(spread * generator.standard_normal(visible.shape)), 0.0)
-    kernel: Float64[np.ndarray, "n n"] = weights / weights.sum(axis=1, keepdims=True)
-    return kernel
+    return masked_softmax(visible, spread * generator.standard_normal(visible.shape))
 
 
 def centre_nodes(visible: Bool[np.ndarray, "query key"]) -> Int64[np.ndarray, "n_centres"]:
@@ -155,13 +153,6 @@ def reachable(visible: Bool[np.ndarray, "query key"]) -> Bool[np.ndarray, "query
 
 
 Violation = Literal["none", "weights", "values"]
-
-RUNAWAY_LOGIT = 20.0
-"""Growth per layer of the diagonal logit in a network with unbounded weights: e^-20 leaks out of the diagonal."""
-VALUE_EXCESS = 0.1
-"""Excess of the first value map's norm over 1; it falls as 1/layer^2, so the products stay bounded."""
-VALUE_RUNAWAY = 1.5
-"""Norm of every value map in a network whose value maps are not bounded in product."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,14 +213,15 @@ def run_network(network: Network, generator: np.random.Generator) -> Run:
     states = generator.standard_normal((n_positions, width)) / np.sqrt(width)
     if runaway:
         states = np.linalg.qr(states)[0]
-    excess = VALUE_EXCESS / np.arange(1, len(network.mixing) + 1) ** 2
+    # Of the value maps' norms over 1: their products stay bounded.
+    excess = 0.1 / np.arange(1, len(network.mixing) + 1) ** 2
     state_bound = float(np.linalg.norm(states, axis=1).max() * np.exp(np.sum(network.mixing * excess)))
     kernels = np.empty((len(network.mixing), n_positions, n_positions))
     largest = 0.0
     for layer, mixing in enumerate(network.mixing):
         largest = max(largest, float(np.linalg.norm(states, axis=1).max()))
         if runaway:
-            logits, values = RUNAWAY_LOGIT * (layer + 1) * (states @ states.T), states
+            logits, values = 20.0 * (layer + 1) * (states @ states.T), states  # e^-20 leaks out of the diagonal
         else:
             query, key = (
                 network.weight_bound * weights / np.linalg.norm(weights, 2)
@@ -237,7 +229,7 @@ def run_network(network: Network, generator: np.random.Generator) -> Run:
             )
             logits = (states @ query) @ (states @ key).T
             if network.violation == "values":
-                values = VALUE_RUNAWAY * states
+                values = 1.5 * states
             else:  # a random rotation times a norm whose excess over 1 is summable
                 values = states @ np.linalg.qr(generator.standard_normal((width, width)))[0] * (1 + excess[layer])
         kernels[layer] = masked_softmax(network.visible, logits + network.bias)

@@ -95,8 +95,8 @@ def run_model(model: Model, prompts: Prompts) -> ModelRun:
     traces = [trace(model, ids) for ids in track(prompts.token_ids, "attention")]
     kernels = np.stack([kernel for kernel, _, _ in traces])
     mixing = np.stack([shares for _, shares, _ in traces])
-    if not (np.isfinite(kernels).all() and np.isfinite(mixing).all()):
-        raise RunError("the model's attention or mixing is not finite on a prompt; check its weights for overflow")
+    if not np.isfinite(kernels).all():
+        raise RunError("the model's attention is not finite on a prompt; check its weights for overflow")
     # Rows of float32 softmaxes sum to 1 within 1e-7; the claims are compared to far less.
     return ModelRun(kernels / kernels.sum(-1, keepdims=True), mixing, traces[0][2])
 
@@ -108,10 +108,7 @@ def _of_reference(model: Any, ids: Int64[np.ndarray, "n_positions"]) -> Trace:
     tokens = model.token_tensor([ids.tolist()])
     inputs = tokens if model.config.vocabulary_size is not None else model.embed(tokens)
     maps = attention_maps(model.config, stacked([weights]), stacked([constants]), inputs[None])
-    norms = model.branch_norms(tokens)
-    stream, branch = (part[:, 0].cpu().double().numpy() for part in (norms.stream, norms.branch))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mixing = (branch / (stream + branch)).mean(axis=1)
+    mixing = model.branch_norms(tokens).share().mean(axis=1)
     visible = (constants["bias"] > -torch.inf).any(dim=1).cpu().numpy()
     return in_float64(maps[:, 0, 0]).mean(dim=1).cpu().numpy(), mixing, visible
 
@@ -424,10 +421,6 @@ class NoCollapseOfTheModel(ModelClaim):
         )
 
 
-OFFSET = 1.0
-"""Diagonal logit that is added and taken away, in natural-log units."""
-
-
 class OrderOfTheModel(ModelClaim):
     """A drift of the last row's prefix masses, on mean kernels and prompt by prompt."""
 
@@ -502,4 +495,4 @@ class DiagonalDriftOfTheModel(OrderOfTheModel):
 
     def drift(self, kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> float:
         """The model's kernels, tilted both ways."""
-        return diagonal_drift(list(kernels), mixing, np.full(len(mixing), OFFSET))
+        return diagonal_drift(list(kernels), mixing, np.ones(len(mixing)))

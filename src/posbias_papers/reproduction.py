@@ -33,8 +33,6 @@ from posbias.training.study import Study, load_study
 
 PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper."""
-LONGEST_CELL = 60
-"""Characters of a cell that is no sentence."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two if it has a band."""
 FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range")
@@ -144,7 +142,7 @@ def reproduction_report(run: Reproduction) -> Report:
 
 def _laid_out(table: Table) -> Table:
     """A table with sentences is broken into lines, its verdicts first."""
-    prose = any(len(cell) > LONGEST_CELL for row in table.cells for cell in row)
+    prose = any(len(cell) > 60 for row in table.cells for cell in row)
     rows = [table.header, *table.cells]
     if prose and "verdict" in table.header:
         place = table.header.index("verdict")
@@ -172,14 +170,12 @@ class Experiment(ABC):
         Returns:
             The settings, or their defaults if they are None.
         """
-        if self.settings is None:
-            if settings is not None:
-                raise UsageError(f"{self.name} has no settings: its models, length and text are those published")
-            return None
-        chosen = self.settings() if settings is None else settings
-        if not isinstance(chosen, self.settings):
-            raise UsageError(f"{self.name} takes {self.settings.__name__}, got {type(chosen).__name__}")
-        return chosen
+        if settings is None:
+            return self.settings and self.settings()
+        if self.settings is None or not isinstance(settings, self.settings):
+            taken = self.settings.__name__ if self.settings else "no settings, everything being as published"
+            raise UsageError(f"{self.name} takes {taken}, got {type(settings).__name__}")
+        return settings
 
     @abstractmethod
     def run(self, settings: Any) -> Reproduction:

@@ -1,20 +1,15 @@
 """The audit on a real (tiny) model: what it records, how it resumes, what it leaves out and says so."""
 
-import json
-
 import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
-from posbias.auditing import run as auditing
+from posbias import AuditOptions, CompareOptions, Profile, UsageError, compare
 from posbias.comparison.distances import Sample
 from posbias.comparison.stored import ProfileRun
-from posbias.measurement.prompt import measure_together
 from posbias.models.networks import reinitialise
-from posbias.results.records import read_record
-from posbias.results.result import verdict
 from posbias.runs import parts as storage
+from posbias.runs.engines import Local
 from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6
@@ -79,36 +74,6 @@ def test_initialisations_are_independent(finished, tiny_llama):
     )
 
 
-def test_every_distance_has_interval_flat_line_and_noise(finished):
-    for subject in finished.record.scalars["subjects"].values():
-        assert subject["comparisons"]
-        for block in subject["comparisons"]:
-            prompts = block["prompts"]
-            assert prompts["distance"]["low"] <= prompts["distance"]["value"] <= prompts["distance"]["high"]
-            assert prompts["flat"]["value"] == pytest.approx(block["flat"]["wasserstein"], rel=1e-9)
-            assert prompts["noise"]["mean"] > 0
-
-
-def test_the_directory_holds_record_and_report_and_nothing_else(finished):
-    names = {path.name for path in finished.report.parent.iterdir()}
-    assert {"record.json", "arrays.safetensors", "report.html"} <= names
-    assert not any(name.startswith("parts") or name.endswith(".tmp") for name in names)
-    assert not any(name.endswith(".png") for name in names), "pictures are drawn on demand"
-    saved = read_record(finished.report.parent)
-    assert verdict(saved) == finished.verdict
-    assert finished.verdict[0].startswith(("It loses", "It does not lose", "Whether it loses"))
-    assert saved.environment["packages"]["torch"]
-
-
-def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
-    monkeypatch.setattr(auditing, "measure_units", lambda *_, **__: pytest.fail("measured again"))
-    again = pb.audit(
-        tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.report.parent,
-        options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),
-    )  # fmt: skip
-    assert again.record.run_id == finished.record.run_id
-
-
 def test_an_unknown_family_is_measured_and_what_is_missing_is_said(tmp_path):
     from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
@@ -130,35 +95,43 @@ def test_a_configuration_has_no_trained_state(tiny_llama):
     assert [subject.name for subject in run.subjects] == ["initialised"]
 
 
-def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, monkeypatch):
-    def fails_on_the_third(model, token_ids, *, kinds, keys, options):
-        if keys[0][1] == 2:
-            raise RunError("prompt 2: the gradient is not finite")
-        return measure_together(model, token_ids, kinds=kinds, keys=keys, options=options)
-
-    monkeypatch.setattr("posbias.measurement.units.measure_together", fails_on_the_third)
-    with pytest.raises(RunError):
-        pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(initialisations=0))
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["status"] == "failed"
-    assert "prompt 2" in record["error"]
-    assert len(list((tmp_path / "run" / storage.PARTS).iterdir())) == 2
-
-
 def test_a_piece_read_back_has_its_arrays_in_their_own_order(tmp_path):
     arrays = {name: np.zeros(1) for name in ("theory/second", "theory/first")}
     storage.PartStore(tmp_path, {}).get("piece", lambda: arrays)
     assert list(storage.PartStore(tmp_path, {}).get("piece", dict)) == list(arrays)
 
 
-def test_a_model_at_initialisation_without_initialisations_is_refused(tiny_llama):
-    with pytest.raises(UsageError, match="initialisations must be at least 1 if the model itself is one"):
-        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=0, init_seed=4))
+def test_initialisations_that_would_share_a_prompt_or_are_none_at_all_are_refused(tiny_llama):
+    for settings, said in (
+        ({"initialisations": 7}, "initialisations must be at most the 2 prompts, one prompt for each; got 7"),
+        ({"initialisations": 0, "init_seed": 4}, "initialisations must be at least 1 if the model itself is one"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(**settings))
 
 
-def test_initialisations_that_would_share_a_prompt_are_refused(tiny_llama):
-    with pytest.raises(UsageError, match="initialisations must be at most the 2 prompts, one prompt for each; got 7"):
-        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=7))
+@pytest.mark.slow  # workers of `measure` and of influence are tested fast
+def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_llama, tmp_path):
+    def audited(workers, out=None, resume=False):
+        options = AuditOptions(
+            kinds=("probability",), initialisations=1, resume=resume, engine=Local(workers=workers, threads=1)
+        )
+        return pb.audit(tiny_llama, n_positions=16, prompts=2, out=out, options=options).record
+
+    one, two = audited(1), audited(2, tmp_path / "run")
+    assert one.arrays.keys() == two.arrays.keys()
+    for name, array in one.arrays.items():
+        np.testing.assert_array_equal(two.arrays[name], array, err_msg=name)
+    assert two.resolved["engine"] == {"name": "local", "threads": 1, "workers": 2}
+    assert one.resolved["fingerprint"] == two.resolved["fingerprint"]
+    assert audited(1, tmp_path / "run", resume=True).run_id == two.run_id
+
+
+def test_weights_on_disk_are_refused(tiny_llama, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.accelerate.get_max_memory", lambda *_, **__: {"cpu": 60_000})
+    options = AuditOptions(device="spread")
+    with pytest.raises(UsageError, match="need all weights in place, and some are on disk"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, options=options)
 
 
 def other_measurement(tiny_llama, **settings):
@@ -234,13 +207,7 @@ def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
         compare(finished.record, finished.record, options=CompareOptions(**chosen))
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("init_seed", 0), ("dtype", "bfloat16"), ("device", "cpu"), ("template_options", {"enable_thinking": False})],
-)
-def test_settings_of_loading_are_refused_beside_a_loaded_model(tiny_llama, tmp_path, setting, value):
-    model = pb.load_model(tiny_llama)
-    for loaded in (model, model.network):
-        with pytest.raises(UsageError, match=f"{setting}={value!r} goes with a model's name; .* is loaded already"):
-            pb.audit(loaded, n_positions=16, prompts=2, out=tmp_path, options=AuditOptions(**{setting: value}))
+def test_settings_of_loading_are_refused_beside_a_loaded_model(tiny_llama, tmp_path):
+    with pytest.raises(UsageError, match=r"init_seed=0 goes with a model's name; .* is loaded already"):
+        pb.audit(pb.load_model(tiny_llama), prompts=2, out=tmp_path, options=AuditOptions(init_seed=0))
     assert not list(tmp_path.iterdir())

@@ -131,14 +131,6 @@ def test_runs_are_compared_as_what_was_saved(both, tmp_path):
     assert found.statistics == alive.statistics
 
 
-def test_of_an_audit_the_trained_state_is_taken(model):
-    audit = pb.audit(model, n_positions=24, prompts=2, options=pb.AuditOptions(kinds=("logit",)))
-    found = pb.compare(audit, audit.record, options=CompareOptions(theory="logit"))
-    assert found.wasserstein == 0
-    trained = audit.record.arrays["trained/measured/logit/influence"]
-    np.testing.assert_array_equal(next(iter(found.profiles.values())).influence, trained)
-
-
 def test_what_cannot_be_compared_is_refused_in_one_line(both):
     measurement, design = both[0], pb.design("flat", options=DesignOptions(depth=1, n_positions=24))
     for first, second, kind, said in (

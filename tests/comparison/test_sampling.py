@@ -164,18 +164,3 @@ def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() 
     shares = averages[:, 0] / averages.sum(axis=1)
     summary = summarise(sample, generator=generator())["first_token"]
     assert vars(summary) == pytest.approx(vars(jackknife(shares).interval(least=0.0)), rel=1e-9)
-
-
-def test_equal_scales_are_as_none_and_a_prompt_with_a_large_total_raises_the_noise() -> None:
-    raw = prompts_around(u_shape(), seed=3)
-    predicted = Profile.normalised(u_shape())
-
-    def distance(sample: Sample) -> tuple[float, float]:
-        interval = compare_with_prompts(predicted, sample, generator=generator()).distance
-        return interval.value, interval.high - interval.low
-
-    plain, equal = distance(Sample.of(raw)), distance(Sample.of(raw, scales=np.full(16, 3.0)))
-    assert equal == pytest.approx(plain, rel=1e-9)
-    dominated = Sample.of(raw, scales=np.array([1000.0] + [1.0] * 15))
-    noise = [split_half_noise(sample, generator=generator()).mean for sample in (dominated, Sample.of(raw))]
-    assert noise[0] > noise[1]

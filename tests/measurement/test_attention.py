@@ -2,12 +2,14 @@
 
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from operations import Operations
 from posbias import AttentionOptions, RunError, UsageError, attention
 from posbias.measurement.attention import reduce_content, reduce_layer
 from posbias.measurement.prompt import measure_prompt
@@ -250,6 +252,22 @@ def test_equal_keys_attend_evenly():
     np.testing.assert_allclose(found.distance.per_prompt, (N_POSITIONS - 1) / 4)
     np.testing.assert_allclose(found.entropy.per_prompt, 1)
     np.testing.assert_allclose(found.content.difference.per_prompt, 0, atol=TOLERANCE)
+
+
+class Operations(TorchDispatchMode):
+    """Operations that would start work on an accelerator (views start none), and the largest result, in elements.
+
+    On the device "meta" whatever would read a value back is refused, so what runs there waits for none.
+    """
+
+    count = largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and isinstance(result, Tensor):
+            self.count += 1
+            self.largest = max(self.largest, result.numel())
+        return result
 
 
 def reduced_without_values(n_positions):

@@ -99,15 +99,6 @@ def test_every_layer_agrees_with_the_dense_jacobian(gpt2_64, output, rows):
     np.testing.assert_allclose(measured(gpt2_64, EXACT, output=output).depth.influence, expected, rtol=1e-9)
 
 
-def test_one_forward_pass_serves_the_kinds_and_all_layers(gpt2_64):
-    passes = []
-    handle = gpt2_64.network.register_forward_hook(lambda *_: passes.append(1))
-    assert measured(gpt2_64, "logit").depth.influence.shape == (2, 8)
-    assert measured(gpt2_64, "logit", layers=None).depth is None
-    handle.remove()
-    assert len(passes) == 2
-
-
 @pytest.mark.parametrize(
     ("layers", "output", "words"),
     [

@@ -1,5 +1,7 @@
 """arXiv 2603.10123 again, four layers narrow: the pieces of the experiment, and that verdicts follow the numbers."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,25 @@ def test_verdicts_follow_the_numbers(birth):
 def test_settings_are_refused_by_name(wrong, names):
     with pytest.raises(UsageError, match=names):
         BirthSettings(**wrong)
+
+
+def test_birth_end_to_end_by_its_flags(posbias, tmp_path):
+    options = "--size tiny --length 24 --initialisations 2 --probes 1 --seed 1 --json"
+    finished = posbias("reproduce", "birth-2603.10123", *options.split(), "--out", tmp_path / "run")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["resolved"]["initialisations"] == 2
+    assert {row["sort"] for row in document["scalars"]["rows"]} == {"theory", "shape", "rope", "probe"}
+    assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nobody-2020",), "unknown paper"),
+        (("rollout-2602.16837", "--initialisations", 3), "--initialisations belongs to birth-2603.10123"),
+        (("birth-2603.10123", "--size", "huge"), "size must be one of"),
+    ],
+)
+def test_bad_requests_are_usage_errors(posbias, arguments, complaint):
+    assert complaint in posbias("reproduce", *arguments).stderr.replace("\n", " ")

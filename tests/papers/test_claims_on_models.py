@@ -180,5 +180,5 @@ def test_what_cannot_be_examined_is_said():
     with pytest.raises(UsageError, match="unknown claim or paper 'nobody'"):
         verify_model(model, prompts_of(model), "nobody")
     model.network.embedding.data.zero_()
-    with pytest.raises(RunError, match="attention or mixing is not finite"):
+    with pytest.raises(RunError, match="zero or not finite in layer 0"):
         verify_model(model, prompts_of(model))

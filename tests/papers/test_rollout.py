@@ -1,11 +1,12 @@
 """arXiv 2602.16837 again: BLOOM's published distances, and what no measured curve could undercut."""
 
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from posbias import UsageError
+from posbias import UsageError, load_record, write_report
 from posbias_papers import reproduce
 from posbias_papers.rollout2602.table import TABLE_DIGIT, bloom_influence, published_models
 
@@ -92,3 +93,13 @@ def test_the_page_of_the_study_says_what_a_run_says(rollout):
             assert f"{entry['metrics']['wasserstein']:.4f}"[1:] in page
         elif entry["contradicts_table"] and entry["slopes"] == "published":
             assert f"{entry['bound']:.3f}"[1:] in page
+
+
+def test_the_rollouts_record_and_page(rollout, tmp_path):
+    record = load_record(rollout.save(tmp_path)).record
+    assert (record.verb, record.status) == ("reproduce", "done")
+    assert len(record.scalars["rows"]) == 5 * 2 * 4
+    assert record.arrays["bloom-176b/published/residual"].shape == (256,)
+    page = write_report([record], tmp_path).read_text()
+    assert page.count("<figure ") == 5
+    assert all(statement in unescape(page) for statement in rollout.statements)

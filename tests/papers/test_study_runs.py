@@ -1,4 +1,4 @@
-"""A paper's studies survive a kill anywhere: what was trained is read back, checkpoints go only after the record."""
+"""A paper's studies survive a kill: what was trained is read back (killed anywhere: tests/cli/test_kill_points.py)."""
 
 import numpy as np
 import pytest
@@ -49,10 +49,6 @@ def told(members, options, chosen):
     return Reproduction("a paper", "a title", [], [], [], [], {"members": len(members)}, arrays={"losses": losses})
 
 
-def parts(directory):
-    return sorted(path.parent.parent.name for path in directory.glob("studies/*/parts/*.safetensors"))
-
-
 def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatch):
     seen = []
 
@@ -68,34 +64,6 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
     assert (made.numbers["members"], made.statements) == (4, [])
-
-
-@pytest.mark.parametrize("moment", ["Record.save", "clear_parts"])
-def test_checkpoints_stay_until_the_record_is_on_the_disk(tmp_path, monkeypatch, moment):
-    def killed(*arguments, **named):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"posbias.runs.running.{moment}", killed)
-        with pytest.raises(Killed):
-            reproduced(settings(tmp_path), told)
-    recorded = (tmp_path / "studies" / "first" / "record.json").exists()
-    assert recorded == (moment == "clear_parts")
-    assert "first" in parts(tmp_path), "a kill here leaves the finished stack"
-    trained = []
-    original = running.train_members
-
-    def counted(members, schedule, *, options):
-        found = original(members, schedule, options=options)
-        trained.append(found.resumed)
-        return found
-
-    monkeypatch.setattr(running, "train_members", counted)
-    reproduced(settings(tmp_path, resume=True), told)
-    assert trained == ([0] if recorded else [1, 0]), (
-        "the first study is read back, or its stack found; the second trained"
-    )
-    assert parts(tmp_path) == []
 
 
 def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(tmp_path, monkeypatch):

@@ -21,6 +21,12 @@ PLAIN_LOOP = 2e-6
 """Relative to the largest weight, after 8 steps in float32: a plain loop sums in another order."""
 
 
+def assert_as_alone(members, trained, schedule, **options):
+    """Each is what training it alone gives."""
+    for member, found in zip(members, trained, strict=True):
+        assert_same(found, train_members([member], schedule, **options).members[0])
+
+
 def normed(target, **settings):
     return copier(target, norm="pre", mlp=True, residual="added", heads=2, width=12, **settings)
 
@@ -40,28 +46,21 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "threads"), [*((name, 2) for name in STACKS), ("retrieval", 1)])
-def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads, monkeypatch):
+MIXED = "masks, encodings and targets"
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "chunk", "size"),
+    [*((name, 2, 2, 64) for name in STACKS), ("retrieval", 1, 2, 64), (MIXED, 2, 5, 64), (MIXED, 2, 4, 2)],
+)
+def test_whatever_the_stack_every_member_gets_the_bits_it_gets_alone(name, threads, chunk, size, monkeypatch):
     members = STACKS[name]
-    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: 2)
-    run = TrainOptions(engine=Local(threads=threads))
+    monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_: chunk)
+    run = TrainOptions(engine=Local(threads=threads), stack_size=size)
     together = train_members(members, SHORT, options=run)
-    assert together.n_stacks == 1
+    assert together.n_stacks == -(-len(members) // size)
     assert together.counts() == {"done": len(members)}
-    for member, trained in zip(members, together.members, strict=True):
-        assert_same(trained, train_members([member], SHORT, options=run).members[0])
-
-
-def test_neither_chunks_nor_the_size_of_stacks_change_a_bit(monkeypatch):
-    members = STACKS["masks, encodings and targets"]
-    results = []
-    for chunk, size in ((1, 64), (5, 64), (4, 2)):
-        monkeypatch.setattr("posbias.training.trainer.default_chunk", lambda *_, chunk=chunk: chunk)
-        results.append(train_members(members, SHORT, options=TrainOptions(stack_size=size)))
-    assert [result.n_stacks for result in results] == [1, 1, 3]
-    for others in results[1:]:
-        for first, second in zip(results[0].members, others.members, strict=True):
-            assert_same(first, second)
+    assert_as_alone(members, together.members, SHORT, options=run)
 
 
 def test_odd_widths_are_alone_or_together_equal_to_rounding(monkeypatch):
@@ -123,8 +122,7 @@ def test_a_member_that_diverges_leaves_and_the_others_never_notice():
     assert diverged.parameters is None
     assert "the mean loss over steps 0 ... 3 was" in diverged.reason
     assert len(diverged.losses) == 1
-    for member, found in zip(calm, (trained.members[0], trained.members[2]), strict=True):
-        assert_same(found, train_members([member], SHORT).members[0])
+    assert_as_alone(calm, (trained.members[0], trained.members[2]), SHORT)
 
 
 def test_an_update_that_leaves_no_finite_parameters_is_divergence():
@@ -136,7 +134,7 @@ def test_an_update_that_leaves_no_finite_parameters_is_divergence():
     assert trained.members[1].reason == "its parameters are not finite after step 0"
     assert trained.members[1].parameters is None
     assert np.isfinite(trained.members[1].losses).all()
-    assert_same(trained.members[0], train_members([calm], once).members[0])
+    assert_as_alone([calm], trained.members[:1], once)
 
 
 def test_members_end_by_rule_at_their_own_step():
@@ -150,8 +148,7 @@ def test_members_end_by_rule_at_their_own_step():
     assert not np.all(trained[0].losses[-3:-1] < 0.5)
     assert list(trained[0].evaluation_steps) == [trained[0].steps]
     assert trained[0].reason == "below(loss=0.5, windows=2)"
-    for member, found in zip(members, trained, strict=True):
-        assert_same(found, train_members([member], options).members[0])
+    assert_as_alone(members, trained, options)
 
 
 @dataclass(frozen=True)
@@ -170,8 +167,7 @@ def test_a_member_that_fails_is_recorded_and_stops_no_other():
     assert [each.status for each in trained.members] == ["done", "failed", "done"]
     assert trained.members[1].reason == "ValueError: seed 13 is broken"
     assert trained.members[1].parameters is None
-    for index in (0, 2):
-        assert_same(trained.members[index], train_members([members[index]], SHORT).members[0])
+    assert_as_alone(members[::2], trained.members[::2], SHORT)
 
 
 def test_what_cannot_be_trained_is_refused_at_once():

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 else:
     PromptSource = Later("PromptSource", "posbias.prompts.prompts")
 
-MOST_INITIALISATIONS = 8
-"""Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
-
 UNRECORDED = {"resume", "overwrite", "engine"}
 """Options that change no result, the engine's threads apart."""
 

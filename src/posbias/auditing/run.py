@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from posbias.auditing.options import MOST_INITIALISATIONS, AuditOptions
+from posbias.auditing.options import AuditOptions
 from posbias.checks import checked
 from posbias.comparison.distances import Sample
 from posbias.comparison.stored import Audit, Subject, SubjectProfile, compare_subject, contrast_subjects, store_subjects
@@ -39,8 +39,6 @@ from posbias.results.result import write_report
 from posbias.runs.parts import fingerprint, finished_run
 from posbias.runs.running import held, run_directory
 from posbias.theory.mean_field import scatter_caveat
-
-TRAINED, INITIALISED = "trained", "initialised"
 
 
 @checked
@@ -142,15 +140,13 @@ def _record(model: Model, prompts: Prompts, options: AuditOptions, directory: Pa
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
     initialised = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
-    states: dict[str, list[Unit]] = {}
-    if not initialised:
-        states[TRAINED] = [Unit(index) for index in range(prompts.count)]
+    states = {} if initialised else {"trained": [Unit(index) for index in range(prompts.count)]}
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if initialised else options.seed
     count = options.initialisations
     if count is None:
-        count = prompts.count if initialised else min(prompts.count, MOST_INITIALISATIONS)
+        count = prompts.count if initialised else min(prompts.count, 8)  # of which six would carry a claim
     if count > prompts.count:
         raise UsageError(
             f"initialisations must be at most the {prompts.count} prompts, one prompt for each; got {count}"
@@ -158,7 +154,7 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     if not count and initialised:
         raise UsageError("initialisations must be at least 1 if the model itself is one (init_seed, config:); got 0")
     if count:
-        states[INITIALISED] = [Unit(index % prompts.count, init_seed=first_seed + index) for index in range(count)]
+        states["initialised"] = [Unit(index % prompts.count, init_seed=first_seed + index) for index in range(count)]
     return states
 
 

@@ -36,9 +36,6 @@ from posbias.results.result import COMPARISONS, RESULTS, Result, result_of
 from posbias.results.showing import Showing, Shown
 from posbias.results.tables import number_text
 
-PREFERRED = "trained"
-"""The subject that is taken of a run with several if nothing else decides."""
-
 
 @RESULTS.register("compare")
 class ComparisonRun(ProfileRun):
@@ -213,7 +210,7 @@ def _subjects(runs: Sequence[ProfileRun], requested: str | None) -> list[Subject
     if requested is not None and requested not in names:
         allowed = f"choose one of {', '.join(names)}" if names else "neither run holds several subjects to choose from"
         raise UsageError(f"subject {requested!r}: {allowed}")
-    preferred = [requested] if requested else [*alone, PREFERRED]
+    preferred = [requested] if requested else [*alone, "trained"]
     by_name = ({subject.name: subject for subject in run.subjects} for run in runs)
     return [next((of[name] for name in preferred if name in of), next(iter(of.values()))) for of in by_name]
 

@@ -157,10 +157,9 @@ def symmetric_kl(predicted: Distributions, measured: Distributions) -> Values:
 
     A position where both are zero adds nothing; if only one is zero the divergence is infinite.
     """
-    logarithm = _log_ratio(predicted, measured)
-    differing = predicted != measured
-    terms = np.multiply(predicted - measured, logarithm, out=np.zeros_like(logarithm), where=differing)
-    return np.asarray(terms.sum(axis=-1) / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = (predicted - measured) * (np.log(predicted) - np.log(measured))
+    return np.asarray(np.where(predicted == measured, 0.0, terms).sum(axis=-1) / 2)
 
 
 @METRICS.register("log_error")
@@ -170,7 +169,9 @@ def log_error(predicted: Distributions, measured: Distributions) -> Values:
     Natural logarithm: 0.1 means that half of the positions are predicted within a factor exp(0.1) = 1.105. Two zeros
     agree (error 0), a zero beside a positive value is infinitely wrong.
     """
-    return np.asarray(np.median(np.abs(_log_ratio(predicted, measured)), axis=-1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.abs(np.log(predicted) - np.log(measured))
+    return np.asarray(np.median(np.where(predicted == measured, 0.0, error), axis=-1))
 
 
 @METRICS.register("minimum_shift")
@@ -180,12 +181,3 @@ def minimum_shift(predicted: Distributions, measured: Distributions) -> Values:
     NaN if either profile has no interior minimum (see `minimum_position`), as the flat line.
     """
     return np.asarray(minimum_position(predicted) - minimum_position(measured))
-
-
-def _log_ratio(predicted: Distributions, measured: Distributions) -> Float64[np.ndarray, "... n_positions"]:
-    """log(p / q) per position: 0 if both vanish, +-infinite if one does."""
-    shape = np.broadcast_shapes(predicted.shape, measured.shape)
-    with np.errstate(divide="ignore"):
-        first, second = np.log(predicted), np.log(measured)
-    unequal = np.broadcast_to(predicted != measured, shape)
-    return np.asarray(np.subtract(first, second, out=np.zeros(shape), where=unequal))

@@ -32,20 +32,14 @@ AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE = (
 """Columns beside a distance; the glossary explains each by this name."""
 DISTANCE = "distance W1 [95 %]"
 NEAR = "How near is each theory? Distances (W1) to what was measured; 0 means identical"
-OTHER_DISTANCES = ("total_variation", "symmetric_kl", "log_error")
-"""Distances that may rank a theory and a flat line otherwise than W1 does."""
-BOOTSTRAP_SEED = 0
-"""Seed of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
-SHOWN_LAYERS = 7
-"""Layers of a table or figure of depth: first, last, and evenly between."""
 TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
 ENDS = ("first_token", "last_token")
 Row = Mapping[str, str]
 
 
 def shown_rows(count: int) -> list[int]:
-    """Rows of the layers that are shown of `count`: first, last, and evenly between."""
-    return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
+    """Rows of the at most 7 layers that are shown of `count`: first, last, and evenly between."""
+    return sorted({int(row) for row in np.linspace(0, count - 1, min(count, 7)).round()})
 
 
 def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
@@ -103,7 +97,7 @@ def _theory_rows(views: Sequence[ProfileRun], *, first: bool = False) -> Iterato
 def _against_flat(block: KindComparison) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
     reverse = []
-    for name in OTHER_DISTANCES:
+    for name in ("total_variation", "symmetric_kl", "log_error"):
         distance, flat = block.metrics[name], block.flat[name]
         if math.isfinite(distance) and math.isfinite(flat) and block.sign * (round(distance, 3) - round(flat, 3)) < 0:
             reverse.append(label(METRIC_NAMES, name))
@@ -140,7 +134,7 @@ def _share_rows(views: Sequence[ProfileRun], names: Sequence[str]) -> Iterator[R
             statistics: Mapping[str, Interval] = point_statistics(theory.profile)
             # Beside a measurement intervals are given of distances, not of a theory's own shares.
             if not subject.measured and theory.n_independent > 1 and (sample := theory.sample):
-                statistics = summarise(sample, generator=np.random.default_rng(BOOTSTRAP_SEED))
+                statistics = summarise(sample, generator=np.random.default_rng(0))
             found.append((view.called("theories", name), statistics))
         for profile, statistics in found:
             texts = {label(STATISTIC_NAMES, name): statistics[name].text(**look.get(name, percent)) for name in names}

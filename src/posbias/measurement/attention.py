@@ -46,12 +46,6 @@ from posbias.theory.power_rollout import attention_rollouts
 
 CELLS = 128
 """Side of the mean kernels, in cells of neighbouring positions: as many as a picture shows."""
-FEWEST_POSITIONS = 3
-"""Fewest positions of a prompt: the content of fewer says nothing."""
-UNRECORDED = ("directory", "overwrite")
-"""Settings that decide no number."""
-MOST_COUNTED = 255
-"""Heads whose entries above a threshold are counted in one byte."""
 
 
 @checked
@@ -85,45 +79,29 @@ def attention(
         overwrite=options.overwrite,
     ) as run:
         loaded = as_model(model)
-        statistics = statistics_of(loaded, prompts, options)
-        if options.rollouts:
-            rollouts, left_out = attention_rollouts(loaded, prompts)
-            statistics = replace(statistics, rollouts=rollouts, left_out=(*statistics.left_out, *left_out))
+        if prompts.n_positions < 3:  # the content of fewer says nothing
+            raise UsageError(f"attention statistics need prompts of at least 3 positions, got {prompts.n_positions}")
+        check_prompts(loaded, prompts)
+        if not isinstance(loaded, HuggingFaceModel):
+            raise UsageError(f"attention of {type(loaded).__name__!r} cannot be seen; a Hugging Face model is needed")
+        sums, network = _Sums(loaded, options, n_positions=prompts.n_positions), loaded.network
+        for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
+            with torch.no_grad(), watch_branches(network) as watch, watch_attention(network, sums.receive):
+                loaded.logits(loaded.token_tensor([token_ids.tolist()]), [len(token_ids) - 1])
+            sums.add(watch, prompt=index)
+        rollouts, left_out = attention_rollouts(loaded, prompts) if options.rollouts else ({}, [])
         described = loaded.describe()
         about = {
             "title": str(described["source"]),
             "command": "",
             "model": described,
             "prompts": prompts.describe(),
-            "options": {name: value for name, value in vars(options).items() if name not in UNRECORDED},
+            "options": {"sink_thresholds": options.sink_thresholds, "rollouts": options.rollouts},
         }
-        statistics = replace(statistics, about=about)
+        statistics = sums.statistics(loaded, prompts.count)
+        statistics = replace(statistics, rollouts=rollouts, left_out=(*statistics.left_out, *left_out), about=about)
         run.finish(statistics.record)
     return statistics
-
-
-def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> AttentionStatistics:
-    """The statistics alone, without rollouts and without a description of the model: its fingerprint takes a second
-    per gigabyte."""
-    if prompts.n_positions < FEWEST_POSITIONS:
-        raise UsageError(
-            f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
-        )
-    check_prompts(model, prompts)
-    if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"attention of {type(model).__name__!r} cannot be seen; a Hugging Face model is needed")
-    layers = seen_layers(model, n_positions=prompts.n_positions)
-    sums = _Sums(model, layers, options, n_positions=prompts.n_positions)
-    for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
-        with torch.no_grad(), watch_branches(model.network) as watch, watch_attention(model.network, sums.receive):
-            model.logits(model.token_tensor([token_ids.tolist()]), [len(token_ids) - 1])
-        sums.add(watch, prompt=index)
-    return sums.statistics(model, prompts.count)
-
-
-def working_precision(model: Model) -> torch.dtype:
-    """The precision in which attention is formed: float64 for float64 models, float32 otherwise."""
-    return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
 class _Sums:
@@ -132,12 +110,11 @@ class _Sums:
     Kernels are in the working precision, the rest in float64; all on the CPU for a device without.
     """
 
-    def __init__(
-        self, model: HuggingFaceModel, layers: Sequence[int], options: AttentionOptions, *, n_positions: int
-    ) -> None:
-        depth, cells = len(layers), min(n_positions, CELLS)
-        self.layers, self.options, self.heads = layers, options, model.sizes["heads"]
-        self.device, self.dtype = float64_device(model.device), working_precision(model)
+    def __init__(self, model: HuggingFaceModel, options: AttentionOptions, *, n_positions: int) -> None:
+        self.layers = seen_layers(model, n_positions=n_positions)
+        depth, cells = len(self.layers), min(n_positions, CELLS)
+        self.options, self.heads, self.device = options, model.sizes["heads"], float64_device(model.device)
+        self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
         self.kernels = torch.zeros(depth, cells, cells, dtype=self.dtype, device=self.device)
         self.first = torch.zeros(depth, n_positions, dtype=torch.int64)
         """The oldest key that each query sees, by layer."""
@@ -259,7 +236,7 @@ def reduce_layer(
         distance += moment.sum(-1, dtype=torch.float64) + rows * (rows - 1) / 2
         entropy += (_row_entropy(part.among_keys()).double() * entropy_weights[part.queries]).sum(-1)
         for row, threshold in zip(counts, thresholds, strict=True):
-            for heads in torch.split((weights > threshold).view(torch.uint8).flatten(0, 1), MOST_COUNTED):
+            for heads in torch.split((weights > threshold).view(torch.uint8).flatten(0, 1), 255):  # as a byte counts
                 row[part.keys] += heads.sum(0, dtype=torch.uint8).sum(0)
         mean = weights.mean((0, 1))
         mass = mean.double().cumsum(-1)

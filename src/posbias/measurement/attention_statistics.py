@@ -36,16 +36,19 @@ class PromptMean:
     high: Float64[np.ndarray, "..."]
     most: ClassVar[float] = 1.0
     """The largest value that the truth can have: 1 for a share."""
+    averaged: ClassVar[tuple[int, ...]] = (0,)
+    """Axes that `value` is the mean over."""
 
     @classmethod
     def of(cls: type[Mean], per_prompt: Float64[np.ndarray, "count *axes"]) -> Mean:
         """The statistic of these values, with its interval."""
-        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
+        least = 0.0 if per_prompt.min() >= 0 else -np.inf
+        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=cls.averaged[1:]), least=least, most=cls.most))
 
     @property
     def value(self) -> Float64[np.ndarray, "*points"]:
-        """Mean over prompts."""
-        return np.asarray(self.per_prompt.mean(axis=0))
+        """Mean over prompts, and over heads if there are any."""
+        return np.asarray(self.per_prompt.mean(axis=self.averaged))
 
     @property
     def overall(self) -> Interval:
@@ -59,22 +62,12 @@ class HeadStatistic(PromptMean):
     """One number per prompt, layer and head, [count layers heads]; `value`, `low` and `high` are of layers."""
 
     most: ClassVar[float] = np.inf
-
-    @classmethod
-    def of(cls: type[Mean], per_prompt: Float64[np.ndarray, "count layers heads"]) -> Mean:
-        """The statistic of these values, with its interval."""
-        least = 0.0 if per_prompt.min() >= 0 else -np.inf
-        return cls(per_prompt, *mean_ends(per_prompt.mean(axis=2), least=least, most=cls.most))
+    averaged: ClassVar[tuple[int, ...]] = (0, 2)
 
     @property
     def by_head(self) -> Float64[np.ndarray, "layers heads"]:
         """Mean over prompts."""
         return np.asarray(self.per_prompt.mean(axis=0))
-
-    @property
-    def value(self) -> Float64[np.ndarray, "layers"]:
-        """Mean over prompts and heads."""
-        return np.asarray(self.per_prompt.mean(axis=(0, 2)))
 
 
 @dataclass(frozen=True, eq=False)

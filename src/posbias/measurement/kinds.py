@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posbias.checks import Count, NonNegative, OneOf
 from posbias.errors import RunError, UsageError
-from posbias.measurement.outputs import WIDER, Influence, Output, Question, Reading, first_in_forward
+from posbias.measurement.outputs import WIDER, Influence, Output, Question, Reading, first_in_forward, over_draws
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model, Outputs
@@ -251,10 +251,6 @@ def integrate_path(
         errors |= {run: error(run, change) for run in halves}
 
 
-VOCABULARY_CHUNK = 4096
-"""Tokens embedded at once for the mean embedding."""
-
-
 @KINDS.register("integrated_gradients")
 @dataclass(frozen=True)
 class IntegratedGradients(Experiment):
@@ -338,14 +334,9 @@ def _score(output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs
 def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
     """The mean of the vectors that the vocabulary's tokens enter the network with."""
     total = torch.zeros(model.width, dtype=torch.float64)
-    for start in range(0, model.vocabulary_size, VOCABULARY_CHUNK):
-        tokens = range(start, min(start + VOCABULARY_CHUNK, model.vocabulary_size))
-        total += in_float64(model.embed(model.token_tensor([list(tokens)]))[0]).sum(dim=0).cpu()
+    for tokens in torch.split(torch.arange(model.vocabulary_size), 4096):
+        total += in_float64(model.embed(model.token_tensor([tokens.tolist()]))[0]).sum(dim=0).cpu()
     return total / model.vocabulary_size
-
-
-CHANGED = 16
-"""Changed prompts in a forward pass, beside the unchanged one."""
 
 
 @KINDS.register("perturbation")
@@ -384,20 +375,14 @@ class Perturbation(Experiment):
         tokens = tokens + (tokens >= question.reading.token_ids[:, None])
         model, changed, replacements = question.model, np.repeat(np.arange(size), self.draws), tokens.ravel()
         causal = isinstance(model, HuggingFaceModel) and not looks_ahead(model, question.embeddings)
-        chunks = (slice(start, start + CHANGED) for start in range(0, tokens.size, CHANGED))
+        # Sixteen changed prompts in a forward pass, beside the unchanged one.
+        chunks = (slice(start, start + 16) for start in range(0, tokens.size, 16))
         moved = [_moved(question, changed[chunk], replacements[chunk], causal=causal) for chunk in chunks]
         divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
             where = first_in_forward(question.model, question.embeddings)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
-        mean = divergence.mean(axis=1)
-        spread = np.full_like(mean, np.inf)
-        if self.draws > 1:
-            spread = divergence.std(axis=1, ddof=1) / np.sqrt(self.draws)
-        if self.root:
-            mean = np.sqrt(mean)
-            spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
-        return Influence(mean, spread)
+        return over_draws(divergence.T, root=self.root)
 
 
 def _moved(
@@ -417,11 +402,10 @@ def _moved(
 
 def divergences(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
     """KL(p || p') of the first row from every other one in nats, by terms that are all >= 0: sum p (e^u - 1 - u)."""
-    result = np.empty((len(logits) - 1, logits.shape[1]))
-    unchanged = in_float64(logits[0]).log_softmax(dim=-1)
-    for row, changed in enumerate(logits[1:]):
+    unchanged, rows = in_float64(logits[0]).log_softmax(dim=-1), []
+    for changed in logits[1:]:
         change = in_float64(changed).log_softmax(dim=-1) - unchanged
         terms = unchanged.exp() * (torch.expm1(change) - change)
         # A token that the model rules out (logit -inf) adds nothing.
-        result[row] = terms.masked_fill(unchanged == -torch.inf, 0).sum(dim=-1).cpu().numpy()
-    return result
+        rows.append(terms.masked_fill(unchanged == -torch.inf, 0).sum(dim=-1))
+    return torch.stack(rows).numpy(force=True)

@@ -51,8 +51,6 @@ from posbias.statistics import mean_ends
 
 SATURATED = 8.0
 """Times the uniform share, or a fraction of it, at which a colour is full."""
-MORE, LESS = "213,94,0", "0,114,178"
-"""Red, green and blue of tokens above and below the uniform share, told apart by the colour-blind."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +70,8 @@ class TokenMap:
         spans = []
         for place, (text, times) in enumerate(zip(self.texts, self.times, strict=True)):
             strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
-            colour = f"rgba({MORE if times > 1 else LESS},{strength:.2f})"
+            tone = "213,94,0" if times > 1 else "0,114,178"  # told apart by the colour-blind
+            colour = f"rgba({tone},{strength:.2f})"
             hint = f"position {place}: {times:.3g} x uniform"
             spans.append(f'<span style="background:{colour}" title="{hint}">{escape(text)}</span>')
         share = f"Orange: above the uniform share 1/{len(spans)}, blue: below"
@@ -230,9 +229,6 @@ def measure(
     return replace(Measurement.from_record(record), prompts=prompts, tokenizer=model.tokenizer)
 
 
-NO_COPY = "what half precision costs: weights that are quantised, spread or too large have no copy in float32"
-
-
 def _record(
     model: Model,
     prompts: Prompts,
@@ -253,18 +249,22 @@ def _record(
     }
     if model.dtype in REDUCED and options.precision_prompts:
         lost = _precision_loss(measured, model, prompts, kinds, seed, used)
-        left_out += () if lost else (NO_COPY,)
+        if not lost:
+            left_out += (
+                "what half precision costs: weights that are quantised, spread or too large have no copy in float32",
+            )
         details |= {kind: details.get(kind, {}) | numbers for kind, numbers in lost.items()}
-    told = {
-        "kinds": settings["kinds"],
-        "count": prompts.count,
-        "n_positions": prompts.n_positions,
-        "seeds": {"measure": seed},
-        "left_out": list(left_out),
-        **used.describe(),
+    resolved = {
+        "title": str(settings["model"].get("source", "a model")),
+        "model": settings["model"],
+        "prompts": settings["prompts"],
+        "measurement": {
+            "kinds": settings["kinds"],
+            "together": used.together,
+            "passes": vars(used.passes),
+            "engine": used.engine.describe(),
+        },
     }
-    described = {name: settings[name] for name in ("model", "prompts")}
-    resolved = {"title": str(described["model"].get("source", "a model")), **described, "measurement": told}
     record = Record("measure", {}, resolved, {"details": as_stored(details)}, seeds={"measure": seed})
     compared = compare_subject(subject, generator=np.random.default_rng(seed))
     return store_subjects(record, [compared], left_out=left_out)
@@ -320,28 +320,19 @@ def combine(measured: Sequence[PromptMeasurement], *, state: str = "trained") ->
         for index in np.flatnonzero(norms.sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
         errors = [prompt.standard_errors[kind] for prompt in measured if kind in prompt.standard_errors]
-        subject[kind] = SubjectProfile(_profile(norms), norms, np.stack(errors) if errors else None)
+        profile = Profile.mean_of(norms / norms.sum(axis=1, keepdims=True))
+        subject[kind] = SubjectProfile(profile, norms, np.stack(errors) if errors else None)
     mixing = {}
     for name in measured[0].mixing:
         units = np.stack([prompt.mixing[name] for prompt in measured])
         mixing[name] = Mixing(units.mean(axis=0), *mean_ends(units, least=0.0, most=1.0))
     left_out = [] if mixing else ["mixing: the model's blocks do not add a branch of attention to their input"]
     left_out += [reason for prompt in measured for reason in prompt.left_out]
-    return Subject(state, subject, mixing=mixing, depth=_depth(measured)), tuple(dict.fromkeys(left_out))
-
-
-def _profile(norms: Float64[np.ndarray, "count n_positions"]) -> Profile:
-    """The mean of the prompts' profiles with its pointwise interval, (-inf, inf) with a single prompt."""
-    return Profile.mean_of(norms / norms.sum(axis=1, keepdims=True))
-
-
-def _depth(measured: Sequence[PromptMeasurement]) -> Depth | None:
-    layers = measured[0].layers
-    if not layers:
-        return None
-    per_prompt = np.stack([prompt.depth for prompt in measured if prompt.depth is not None])
-    profiles = [_profile(norms) for norms in per_prompt.swapaxes(0, 1)]
-    ends = []
-    if len(measured) > 1:  # a single prompt gives no intervals
-        ends = [np.stack([getattr(profile, end) for profile in profiles]) for end in ("low", "high")]
-    return Depth(np.array(layers), np.stack([profile.influence for profile in profiles]), *ends)
+    depth = None
+    if layers := measured[0].layers:
+        units = np.stack([prompt.depth for prompt in measured if prompt.depth is not None])
+        units /= units.sum(axis=2, keepdims=True)
+        # A single prompt gives no intervals.
+        ends = mean_ends(units, least=0.0, most=1.0) if len(units) > 1 else ()
+        depth = Depth(np.array(layers), units.mean(axis=0), *ends)
+    return Subject(state, subject, mixing=mixing, depth=depth), tuple(dict.fromkeys(left_out))

@@ -136,11 +136,6 @@ class MeasureOptions(PassOptions):
         """The settings that the measurement of a single prompt depends on."""
         return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
 
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        passes = vars(self.passes)
-        return {"together": self.together, "passes": passes, "output": self.output, "engine": self.engine.describe()}
-
 
 @checked
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from posbias.measurement.outputs import (
     block_outputs,
     checkpointed,
     first_in_forward,
+    over_draws,
 )
 from posbias.models.attention import BranchWatch, named_blocks, watch_branches
 from posbias.models.devices import in_float64
@@ -44,9 +45,7 @@ def chosen_layers(model: Model, layers: str | Sequence[int]) -> tuple[int, ...]:
     count = len(named_blocks(model.network))
     if not count:
         raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
-    if layers == ALL_LAYERS:
-        return tuple(range(count))
-    chosen = tuple(int(layer) for layer in layers)
+    chosen = tuple(range(count) if layers == ALL_LAYERS else map(int, layers))
     if max(chosen) >= count:
         raise UsageError(f"layer {max(chosen)} is not in the network; layers are 0 to {count - 1}")
     return chosen
@@ -93,7 +92,10 @@ def _pull_back_all(
         for question, result, of_prompt in zip(questions, results, section, strict=True):
             if not np.all(np.isfinite(of_prompt)):
                 raise RunError(f"{name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
-            result[name] = from_squares(of_prompt, sampled=kind.sampled)
+            # The root of the sum over covectors, or of the mean over random ones.
+            result[name] = (
+                over_draws(of_prompt, root=True) if kind.sampled else Influence(np.sqrt(of_prompt.sum(axis=0)), None)
+            )
     return results
 
 
@@ -118,19 +120,6 @@ def pull_back(
         squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[:, None])
         del gradient, of_units  # else they lie beside those of the next backward pass
     return np.stack(squares, axis=1)
-
-
-def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled: bool) -> Influence:
-    """Root of the sum over covectors, or of the mean over random ones with its standard error (delta method)."""
-    if not sampled:
-        return Influence(np.sqrt(squares.sum(axis=0)), None)
-    count = len(squares)
-    norms = np.sqrt(squares.mean(axis=0))
-    if count < 2:
-        return Influence(norms, np.full_like(norms, np.inf))
-    spread = squares.std(axis=0, ddof=1) / np.sqrt(count)
-    # d sqrt(s) = ds / (2 sqrt(s)); a position without any influence has no spread either.
-    return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
 
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> dict[str, Float64[np.ndarray, "layers"]]:

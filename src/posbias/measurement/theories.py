@@ -26,49 +26,43 @@ from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
 from posbias.theory.power_rollout.rollout import Trace, trace_model
 
-ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
-"""Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
 
-SAMPLED_HEADS = 64
-"""Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
-
-
-def prompt_theories(
+def with_theories(
+    measured: PromptMeasurement,
     model: Model,
     token_ids: Int64[np.ndarray, "n_positions"],
-    mixing: Float64[np.ndarray, "layers"] | None,
     *,
-    initialisation: int | None = None,
-    traced: Callable[[], Trace] | None = None,
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Predictions that read the prompt, the rollouts from one forward pass.
+    initialisation: int | None,
+    traced: Callable[[], Trace] | None,
+) -> PromptMeasurement:
+    """A prompt's measurement with the theories that read the prompt, the rollouts from one forward pass.
 
     Args:
-        model: In the state that is measured.
+        measured: The prompt on the model, in the state that it is in.
+        model: The same.
         token_ids: The prompt.
-        mixing: Measured on this prompt (mean over tokens); None without a family description.
-        traced: The prompt's pass, if it was kept (`traced_beside`).
         initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
-
-    Returns:
-        A profile [n_positions] of each theory by name, of mean field [network n_positions], of which it is the mean,
-        with a single row where it draws no heads; and why each other theory does not apply.
+        traced: The prompt's pass, if it was kept (`traced_beside`).
     """
     traced = cache(traced or partial(trace_model, model, token_ids))
-    shares = [] if mixing is None else mixing.tolist()
+    mixing = measured.mixing.get("token_mean", np.empty(0))
 
     def attention_rollout() -> np.ndarray:
         trace = None
         with suppress(UsageError):  # no dense decoder: by a pass of its own
             trace = traced()
-        return attention_rollout_prompt(model, token_ids, shares, trace)
+        return attention_rollout_prompt(model, token_ids, mixing.tolist(), trace)
 
-    found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
-    if mixing is not None:
-        found["attention_rollout"] = attention_rollout
+    theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
+    if mixing.size:
+        theories["attention_rollout"] = attention_rollout
     if initialisation is not None:
-        found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
-    return _applicable(found)
+        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+    found, left_out = _applicable(theories)
+    networks = found.get("mean_field")
+    if networks is not None:
+        found["mean_field"] = networks.mean(axis=0)
+    return replace(measured, theories=found, networks=networks, left_out=[*measured.left_out, *left_out])
 
 
 def architecture_theories(
@@ -84,7 +78,7 @@ def architecture_theories(
     found, left_out = _applicable(
         {
             name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
-            for name in ARCHITECTURE_THEORIES
+            for name in ("attention_only", "rollout", "continuous")  # `closed_form` equals `rollout` where both apply
         }
     )
     return {name: SubjectProfile(Profile(influence)) for name, influence in found.items()}, left_out
@@ -99,8 +93,8 @@ def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray,
     level = resolve_level(spec, "auto", prompt.n_positions)
     if not isinstance(level, SampledHeads):
         return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
-    heads = max(layer.attention.heads for layer in spec.layers)
-    count = max(2, SAMPLED_HEADS // heads)
+    # 64 heads per layer at every initialisation, as networks of the model's own.
+    count = max(2, 64 // max(layer.attention.heads for layer in spec.layers))
     return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
 
 
@@ -113,21 +107,3 @@ def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str
         except UsageError as error:
             left_out.append(f"{name}: {error}")
     return found, left_out
-
-
-def with_theories(
-    measured: PromptMeasurement,
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    initialisation: int | None,
-    traced: Callable[[], Trace] | None,
-) -> PromptMeasurement:
-    """A prompt's measurement with the theories that read the prompt; as `prompt_theories`."""
-    mixing = measured.mixing.get("token_mean")
-    found, left_out = prompt_theories(model, token_ids, mixing, initialisation=initialisation, traced=traced)
-    return replace(
-        measured,
-        theories={name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
-        networks=found.get("mean_field"),
-        left_out=[*measured.left_out, *left_out],
-    )

@@ -83,9 +83,10 @@ class UnitWork:
         if self.theories:
             from posbias.measurement.theories import with_theories  # needs much that `measure` does not
 
+            numbers = [None if chosen.init_seed is None else chosen.prompt for chosen in batch]
             measured = [
-                with_theories(each, model, ids, None if chosen.init_seed is None else chosen.prompt, traced)
-                for each, ids, chosen in zip(measured, token_ids, batch, strict=True)
+                with_theories(each, model, ids, initialisation=number, traced=traced)
+                for each, ids, number in zip(measured, token_ids, numbers, strict=True)
             ]
         return packed(measured)
 
@@ -200,12 +201,6 @@ def check_passes(model: Model, n_positions: int, *, checkpointing: bool = False,
     )
 
 
-def together_in_memory(model: Model, n_positions: int, most: int, *, checkpointing: bool = False) -> int:
-    """Prompts, at most `most`, whose passes fit together into the memory that is free on the model's device; >= 1."""
-    free, each = free_bytes(model.device), passes_bytes(model, n_positions, checkpointing=checkpointing)
-    return most if free is None or not each else max(1, min(most, free // each))
-
-
 def prompts_together(model: Model, prompts: Prompts, *, kinds: Sequence[Kind], options: MeasureOptions) -> int:
     """The number of prompts in a batch: as asked, otherwise as many as fill an accelerator and fit into its memory."""
     if options.together is not None or model.device.type == "cpu" or not shares_passes(kinds):
@@ -215,8 +210,10 @@ def prompts_together(model: Model, prompts: Prompts, *, kinds: Sequence[Kind], o
     positions = min(FILLING / max(weights, 1.0), MOST_FILLING)
     workers = options.engine.processes_here
     most = min(int(positions / prompts.n_positions), -(-prompts.count // workers))
-    fitting = together_in_memory(model, prompts.n_positions, most * workers, checkpointing=options.checkpointing)
-    return max(1, fitting // workers)
+    each = passes_bytes(model, prompts.n_positions, checkpointing=options.checkpointing)
+    if each and (free := free_bytes(model.device)) is not None:
+        most = min(most, free // each // workers)
+    return max(1, most)
 
 
 def halving(run: Callable[[int], Result], together: int, *, at_last: Callable[[], Result] | None = None) -> Result:

@@ -33,17 +33,9 @@ from posbias.progress import track
 from posbias.registry import Registry
 from posbias.runs.parts import PartStore
 
-LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that tell the libraries below NumPy and PyTorch their number of threads, read when they start."""
 MOST_AT_ONCE = 1025
 """Threads and processes are fewer: OpenMP ends the process if it cannot have as many as it asks for."""
 AtOnce = Annotated[int, Interval(ge=1, lt=MOST_AT_ONCE)]
-ORPHANED_SECONDS = 0.5
-"""How often a worker looks whether its run is there."""
-REACH_SECONDS = 10.0
-"""How long a cluster's address may take to answer."""
-RETRIES = 2
-"""How often a cluster tries a unit again after its worker died."""
 KEPT = "what is finished is kept if the run has a directory, and --resume goes on from there"
 
 ENGINES: Registry["Engine"] = Registry("engine")
@@ -209,7 +201,7 @@ class Ray(Engine):
             compute = ray.remote(compute_packed).options(
                 num_cpus=min(self.pinned_threads, *(node["CPU"] for node in nodes)),
                 num_gpus=self.gpus,
-                max_retries=RETRIES,
+                max_retries=2,  # of a unit whose worker died
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": library_environment()},
             )
@@ -270,9 +262,10 @@ def pinned(threads: int) -> Iterator[None]:
 
 def library_environment() -> dict[str, str]:
     """Variables that give a worker, wherever it runs, as many library threads as this process has."""
-    # The others follow OpenMP's variable if their own is not set.
+    # Libraries below NumPy and PyTorch read them when they start; they follow OpenMP's if their own is not set.
     usual = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
-    return {name: os.environ.get(name) or usual for name in LIBRARIES}
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {name: os.environ.get(name) or usual for name in names}
 
 
 _READY: dict[bytes, tuple[Workload, Any]] = {}
@@ -298,7 +291,7 @@ def _begin_worker(run: int, keeps: bool) -> None:
 
     def end_with_run() -> None:
         while os.getppid() == run:
-            time.sleep(ORPHANED_SECONDS)
+            time.sleep(0.5)
         os._exit(1)
 
     keep_freed_memory(keeps)
@@ -319,7 +312,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
         if host and port.isdigit():  # Ray itself would try for minutes
-            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+            socket.create_connection((host, int(port)), timeout=10).close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started_here)

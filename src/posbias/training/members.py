@@ -7,7 +7,7 @@ stack: all operations are elementwise, so a member's update does not depend on w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,16 +20,10 @@ from posbias.checks import CELLS, Count, CountOrZero, Natural, NonNegative, Posi
 from posbias.errors import UsageError, check_most
 from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of
 from posbias.registry import Registry
+from posbias.runs.engines import Arrays
 from posbias.tasks.synthetic import SyntheticTask
 
 STOPPING: Registry["Below"] = Registry("stopping rule", left={"plateau": "below"})
-
-Curve = Float32[np.ndarray, "window"]
-"""Mean losses (nats) over successive windows of steps, oldest first; all finite."""
-
-
-NEVER = "never"
-"""How studies and records spell that all steps are trained."""
 
 
 @STOPPING.register("below")
@@ -43,8 +37,8 @@ class Below:
     windows: Steps = 3
     """Number of windows in a row, >= 1."""
 
-    def stops(self, curve: Curve) -> bool:
-        """True if the end of the curve is low enough."""
+    def stops(self, curve: Float32[np.ndarray, "window"]) -> bool:
+        """True if the end of the curve of mean losses by window, oldest first, is low enough."""
         return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
 
     def __str__(self) -> str:
@@ -53,7 +47,7 @@ class Below:
 
 def stopping_rule(text: str) -> Below | None:
     """The rule that a study or a record spells; None for "never"."""
-    return None if text == NEVER else STOPPING.parse(text)
+    return None if text == "never" else STOPPING.parse(text)
 
 
 @checked
@@ -82,14 +76,9 @@ class TrainingSchedule:
                 f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
             )
 
-    @property
-    def n_windows(self) -> int:
-        """Entries of a full loss curve; the last window is shorter where `window` does not divide `steps`."""
-        return -(-self.steps // self.window)
-
     def describe(self) -> dict[str, object]:
         """Plain values for a record and for the fingerprint of checkpoints."""
-        return {**vars(self), "stopping": str(self.stopping or NEVER)}
+        return {**vars(self), "stopping": str(self.stopping or "never")}
 
 
 OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})
@@ -140,12 +129,6 @@ class AdamW(Adam):
         return {**super().settings, "weight_decay": self.weight_decay}
 
 
-def fresh_state(values: Flat) -> dict[str, Tensor]:
-    """Moments of zero and a step count of zero, for the parameters of a stack."""
-    moments = {name: torch.zeros_like(values) for name in ("exp_avg", "exp_avg_sq")}
-    return {**moments, "step": torch.zeros(len(values), device=values.device)}
-
-
 def optimiser_of(
     members: Sequence[Adam], values: Flat, gradients: Flat, state: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
@@ -162,14 +145,7 @@ def optimiser_of(
     return optimiser
 
 
-Arrays = dict[str, np.ndarray]
-
 MemberStatus = Literal["training", "done", "stopped_early", "diverged", "failed"]
-STATUSES: tuple[str, ...] = get_args(MemberStatus)[1:]
-"""Statuses in which a member may end."""
-
-INITIALISATION = 0
-"""Distinguishes the draw of the initial parameters from other draws of the same seed."""
 
 
 @checked
@@ -211,7 +187,7 @@ class Member:
 
     def generator(self) -> torch.Generator:
         """The generator of its initial parameters; on the CPU, so that they are the same on every device."""
-        state = np.random.SeedSequence([INITIALISATION, self.seed]).generate_state(1, np.uint64)[0]
+        state = np.random.SeedSequence([0, self.seed]).generate_state(1, np.uint64)[0]  # 0: no other draw of the seed
         return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
     def describe(self) -> dict[str, Any]:

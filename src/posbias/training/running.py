@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.checks import checked
-from posbias.errors import UsageError
 from posbias.models.reference.network import config_from, save_reference
 from posbias.results.figures import NEXT, Curve
 from posbias.results.records import Record, plain, remove_record
@@ -30,7 +29,7 @@ from posbias.runs.parts import below, fingerprint, finished_run
 from posbias.runs.running import run_directory
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
-from posbias.training.members import OPTIMISERS, STATUSES, Member, TrainedMember, TrainingSchedule, stopping_rule
+from posbias.training.members import OPTIMISERS, Member, TrainedMember, TrainingSchedule, stopping_rule
 from posbias.training.options import TrainOptions
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, train_members
@@ -38,8 +37,6 @@ from posbias.training.trainer import Trained, train_members
 MODELS = "models"
 """Folder of a run that holds its members' models."""
 ENDED_WELL = ("done", "stopped_early")
-DRAWN = 10
-"""Most curves in the picture of a run."""
 
 
 @RESULTS.register("train")
@@ -60,13 +57,14 @@ class StudyRun(Result):
         """The members that a record holds, those of a run in which none ended well too."""
         stored, resolved = record.resolved["options"], record.resolved
         schedule = TrainingSchedule(**{**stored, "stopping": stopping_rule(stored["stopping"])})
-        described = zip(resolved["members"], record.scalars["members"], strict=True)
-        members = tuple(
-            _outcome(_member(settings), index, entry, record, schedule.window)
-            for index, (settings, entry) in enumerate(described)
-        )
-        stacks = int(resolved["stacks"])
-        trained = Trained(members, schedule, stacks, resumed=stacks, device=str(resolved.get("device", "cpu")))
+        members = []
+        for index, told in enumerate(resolved["members"]):
+            task, optimiser = SYNTHETIC_TASKS.parse(told["task"]), OPTIMISERS.parse(told["optimiser"])
+            config = config_from(told["model"])
+            member = Member(told["name"], config, task, told["seed"], optimiser, told["coordinates"])
+            members.append(_outcome(member, index, record, schedule.window))
+        stacks, device = int(resolved["stacks"]), str(resolved.get("device", "cpu"))
+        trained = Trained(tuple(members), schedule, stacks, resumed=stacks, device=device)
         models = (entry["model"] for entry in record.scalars["members"])
         return cls(record, trained, tuple(None if model is None else Path(model) for model in models))
 
@@ -90,7 +88,7 @@ class StudyRun(Result):
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
         curves = self.loss_curves()
         drawn = tuple(
-            Curve(point, self.steps, rows.mean(axis=0), NEXT, *mean_ends(rows, least=0.0), drawn=index < DRAWN)
+            Curve(point, self.steps, rows.mean(axis=0), NEXT, *mean_ends(rows, least=0.0), drawn=index < 10)
             for index, (point, rows) in enumerate(curves.items())
         )
         facts = {
@@ -120,27 +118,11 @@ class StudyRun(Result):
         return {point: np.stack(rows) for point, rows in curves.items()}
 
 
-def _member(settings: Mapping[str, Any]) -> Member:
-    """A member before training."""
-    return Member(
-        settings["name"],
-        config_from(settings["model"]),
-        SYNTHETIC_TASKS.parse(settings["task"]),
-        settings["seed"],
-        OPTIMISERS.parse(settings["optimiser"]),
-        settings["coordinates"],
-    )
-
-
-def _outcome(member: Member, index: int, entry: Mapping[str, Any], record: Record, window: int) -> TrainedMember:
+def _outcome(member: Member, index: int, record: Record, window: int) -> TrainedMember:
     """A member after training, without its parameters."""
-    status, steps = entry["status"], entry["steps"]
-    if status not in STATUSES:
-        raise UsageError(f"member {member.name!r} has status {status!r}; known: {', '.join(STATUSES)}")
-    windows = -(-steps // window)
-    losses = record.arrays["losses"][index]
-    if len(losses) < windows:
-        raise UsageError(f"member {member.name!r} has {len(losses)} losses, and {windows} windows of training")
+    entry = record.scalars["members"][index]
+    steps = entry["steps"]
+    losses = record.arrays["losses"][index, : -(-steps // window)]
     padded_steps = record.arrays["evaluation_steps"][index]
     evaluation_steps = padded_steps[padded_steps >= 0]
     evaluations: dict[str, np.ndarray] = {}
@@ -150,7 +132,8 @@ def _outcome(member: Member, index: int, entry: Mapping[str, Any], record: Recor
             evaluations[quantity] = values[index, : len(evaluation_steps)]
         elif owner == f"{index:04d}":
             evaluations[quantity] = values
-    return TrainedMember(member, status, entry["reason"], steps, losses[:windows], None, evaluation_steps, evaluations)
+    ended = entry["status"], entry["reason"], steps
+    return TrainedMember(member, *ended, losses, None, evaluation_steps, evaluations)
 
 
 def record_of(study: Study, trained: Trained, models: Sequence[Path | None]) -> Record:
@@ -211,11 +194,8 @@ def _arrays(members: Sequence[TrainedMember]) -> dict[str, np.ndarray]:
 
 def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
     """Rows of different lengths as one array, the missing ends filled."""
-    longest = max(len(row) for row in rows)
-    padded = np.full((len(rows), longest, *rows[0].shape[1:]), missing, dtype=np.result_type(*rows))
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return padded
+    longest, rest = max(map(len, rows)), [(0, 0)] * (rows[0].ndim - 1)
+    return np.stack([np.pad(row, [(0, longest - len(row)), *rest], constant_values=missing) for row in rows])
 
 
 @checked

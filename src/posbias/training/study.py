@@ -33,19 +33,11 @@ from posbias.training.members import OPTIMISERS, Member, TrainingSchedule, stopp
 
 MOST_SEEDS = 1_000_000
 """Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
-MOST_MEMBERS = 100_000
-"""Most members of a study."""
-MODEL_DEFAULTS: Mapping[str, Any] = {
-    "attention": "content",
-    "values": "gaussian",
-    "residual": "added",
-    "dtype": "float32",
-}
-"""Defaults of a trained model that differ from those of `ReferenceConfig`, which are theory's."""
 ARCHITECTURE_FIELDS = tuple(entry.name for entry in fields(Architecture))
-FIXED_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
 MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
-    entry.name for entry in fields(ReferenceConfig) if entry.name not in FIXED_BY_TASK
+    entry.name
+    for entry in fields(ReferenceConfig)
+    if entry.name not in ("architecture", "seed", "vocabulary_size", "outputs")  # which the task fixes
 )
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 
@@ -69,15 +61,10 @@ class Study:
     """Points of every axis of the grid, each a plain value and the dotted settings it stands for."""
     seeds: tuple[int, ...] = (0,)
 
-    @property
-    def n_members(self) -> int:
-        """Number of points of the grid times number of seeds."""
-        return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
-
     def members(self) -> list[Member]:
         """Every point of the grid, in its order, with every seed."""
-        check_most(f"study {self.name!r}: the grid times the seeds", self.n_members, MOST_MEMBERS, "members")
-        members = []
+        count, members = math.prod(map(len, self.axes.values())) * len(self.seeds), []
+        check_most(f"study {self.name!r}: the grid times the seeds", count, 100_000, "members")
         for points in itertools.product(*self.axes.values()):
             coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))
             settings = {key: value for _, changes in points for key, value in changes.items()}
@@ -103,7 +90,6 @@ class Study:
             widest = max(config.width, config.n_outputs, task.n_positions)
             sequences = max(self.schedule.batch, min(self.schedule.examples, EVALUATION_BATCH))
             check_most("sequences x positions x features", sequences * task.n_positions * widest, CELLS)
-            check_most("windows of the loss curve", self.schedule.n_windows, CELLS)
         except UsageError as error:
             raise UsageError(f"study {self.name!r}, member {name!r}: {error}") from None
         return member
@@ -138,7 +124,9 @@ def study_of(document: Any, *, name: str) -> Study:
 
 def _config(model: Settings, task: Any) -> ReferenceConfig:
     """The model's configuration at a point of the grid, including the settings that its task fixes."""
-    settings = {**MODEL_DEFAULTS, **model}
+    # Defaults of a trained model that differ from those of `ReferenceConfig`, which are theory's.
+    defaults = {"attention": "content", "values": "gaussian", "residual": "added", "dtype": "float32"}
+    settings = {**defaults, **model}
     architecture = {key: settings.pop(key) for key in ARCHITECTURE_FIELDS if key in settings}
     if "depth" not in architecture:
         raise UsageError("model.depth is not given; a whole number >= 1 is needed")

@@ -32,22 +32,17 @@ from posbias.models.devices import check_precision, float64_device, training_dev
 from posbias.models.reference.config import constants_of, draw_parameters, stacked
 from posbias.models.reference.forward import forward
 from posbias.progress import announce, report
-from posbias.runs.engines import collect, pinned
+from posbias.runs.engines import Arrays, collect, pinned
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.tasks.synthetic import cross_entropy, stack_tasks
 from posbias.training.members import (
-    Arrays,
     Member,
     MemberStatus,
     TrainedMember,
     TrainingSchedule,
-    fresh_state,
     optimiser_of,
 )
 from posbias.training.options import TrainOptions
-
-EVALUATED_AT_ONCE = 512
-"""Sequences that go forward together in an evaluation: bounds memory, changes no result."""
 
 ALIGNMENT = 64
 """A member's vector is padded to a multiple of this many values: every member's begins where a cache line does, and
@@ -80,7 +75,8 @@ class Stack:
             drawn = [draw_parameters(member.config, member.generator()).values() for member in self.members]
             vectors = [torch.cat([values.flatten() for values in parameters]) for parameters in drawn]
             flat = torch.stack([nn.functional.pad(vector, (0, size - len(vector))) for vector in vectors]).to(device)
-            standing = {"values": flat, **fresh_state(flat)}
+            moments = {name: torch.zeros_like(flat) for name in ("exp_avg", "exp_avg_sq")}
+            standing = {"values": flat, **moments, "step": torch.zeros(len(flat), device=device)}
         self.state, self.values = dict(standing), standing["values"]
         self._gradients = torch.zeros_like(self.values)
         constants = [constants_of(member.config, member.task.n_positions) for member in self.members]
@@ -121,17 +117,12 @@ class Stack:
     ) -> Float[Tensor, "member batch row output"]:
         """Logits of the scored positions, as every member stands."""
         parameters = views(self.values, self._shapes)
-        pieces = torch.split(inputs, EVALUATED_AT_ONCE, dim=1)
+        pieces = torch.split(inputs, 512, dim=1)  # bounds memory, changes no result
         return torch.cat([self._forward(parameters, piece) for piece in pieces], dim=1).to(inputs.device)
 
     def evaluate(self, examples: int) -> dict[str, np.ndarray]:
         """The task's own evaluation of every member: arrays with a leading member axis, by name."""
         return dict(self._data.evaluate(self.predict, examples=examples))
-
-    def finite(self) -> list[bool]:
-        """True for every member whose parameters are all finite."""
-        finite: list[bool] = self.values.isfinite().all(dim=1).tolist()
-        return finite
 
     def parameters(self, index: int) -> dict[str, Tensor]:
         """A member's parameters, copied to the CPU."""
@@ -321,7 +312,8 @@ class StackTrainer:
         for stack, by_step in zip(self._stacks, losses, strict=True):
             # Summed one after another: the order of a vectorised sum may depend on how many members there are.
             mean = np.add.accumulate(by_step.numpy(), axis=0)[-1] / (stop - start)
-            for member, loss, finite in zip(stack.members, mean, stack.finite(), strict=True):
+            all_finite = stack.values.isfinite().all(dim=1).tolist()
+            for member, loss, finite in zip(stack.members, mean, all_finite, strict=True):
                 state = self._states[member]
                 state.losses = np.append(state.losses, np.float32(loss))
                 state.steps = stop

@@ -53,43 +53,32 @@ TRIAL_MIXINGS = np.geomspace(0.005, 0.9, 120)
 DEPTH = 24
 
 
-def _qwen2(depth: int, width: int, inner: int, heads: tuple[int, int], vocabulary: int) -> dict[str, Any]:
-    """Heads of queries, and of keys and values."""
+def _qwen2(*sizes: int) -> dict[str, Any]:
+    """Layers, width, inner width, heads of queries, heads of keys and values, vocabulary."""
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     return {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
-        "num_hidden_layers": depth,
         "max_position_embeddings": 32768,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": None,
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "vocab_size": vocabulary,
+        **dict(zip((*names, "vocab_size"), sizes, strict=True)),
     }
 
 
-def _gpt2(depth: int, width: int, heads: int, positions: int, vocabulary: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": depth,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "n_embd": width,
-        "n_head": heads,
-        "n_positions": positions,
-        "vocab_size": vocabulary,
-    }
+def _gpt2(*sizes: int) -> dict[str, Any]:
+    """Layers, width, heads, positions, vocabulary."""
+    named = dict(zip(("n_layer", "n_embd", "n_head", "n_positions", "vocab_size"), sizes, strict=True))
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"))
+    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **ends, **named}
 
 
 SIZES = {
-    "tiny": {"qwen2": _qwen2(4, 32, 96, (2, 1), 1024), "gpt2": _gpt2(4, 32, 2, 1024, 1024)},
-    "small": {"qwen2": _qwen2(DEPTH, 256, 1408, (4, 1), 50257), "gpt2": _gpt2(DEPTH, 256, 4, 4096, 50257)},
-    "full": {"qwen2": _qwen2(DEPTH, 896, 4864, (14, 2), 151936), "gpt2": _gpt2(DEPTH, 1024, 16, 1024, 50257)},
+    "tiny": {"qwen2": _qwen2(4, 32, 96, 2, 1, 1024), "gpt2": _gpt2(4, 32, 2, 1024, 1024)},
+    "small": {"qwen2": _qwen2(DEPTH, 256, 1408, 4, 1, 50257), "gpt2": _gpt2(DEPTH, 256, 4, 4096, 50257)},
+    "full": {"qwen2": _qwen2(DEPTH, 896, 4864, 14, 2, 151936), "gpt2": _gpt2(DEPTH, 1024, 16, 1024, 50257)},
 }
 """`full` is Qwen2-0.5B and GPT-2 medium; `small` keeps depth and head size; `tiny` (4 layers) is for trying out."""
 
@@ -478,10 +467,6 @@ CLAIMED_RANK = 0.99
 CLAIMED_W1 = 0.02
 CLAIM_DIGIT = 0.005
 """Half a unit of the claims' last digit."""
-TEN = 10
-"""Within this factor of the promised value influence is "of that order"."""
-NULL_PROBE = 1e-6
-"""Below this share, in float64, a probe's gradient is round-off."""
 
 
 def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) -> Table:
@@ -496,7 +481,7 @@ def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) ->
     layers, dead = int(shapes[0]["layers"]), float(shapes[0]["dead_zone"])
     gaps, noise = _values(contrasts, "wasserstein"), [float(row["noise"]["mean"]) for row in contrasts]
     same = all(gap <= level for gap, level in zip(gaps, noise, strict=True))
-    blind = [row["model"] for row in probes if row["share"] < NULL_PROBE]
+    blind = [row["model"] for row in probes if row["share"] < 1e-6]  # in float64 round-off
     cells = [
         [
             "rank correlation of the density",
@@ -521,7 +506,7 @@ def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) ->
             "factorial dead zone",
             f"1/({layers}-1)! = {dead:.0e}",
             f"of an even share the middle has {_span(middle, 2)}, the least position {_span(least, 2)}",
-            "no such zone" if min(least) > TEN * dead else "of that order",
+            "no such zone" if min(least) > 10 * dead else "of that order",
         ],
         [
             "recency anchor: share of the last position",

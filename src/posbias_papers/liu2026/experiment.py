@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
+from scipy.stats import binom
 
 from posbias.comparison.distances import UNITS_FOR_CLAIM
 from posbias.results.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
@@ -33,7 +34,6 @@ from posbias_papers.findings import (
     difference,
     finding_rows,
     findings_tables,
-    paired,
     said_of,
     weighed,
 )
@@ -47,8 +47,6 @@ VOCABULARY = 10
 CONTEXT = 10
 LN_V = math.log(VOCABULARY)
 """Loss of a reader who sees nothing."""
-READING_ERROR = 0.03
-"""Nats by which a value read off a figure may be off."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,8 @@ def orderless_loss() -> float:
 
     E ln((C - 1) / c) with c = 1 + Binomial(C - 2, 1 / V) the target's own count, for a target before the last place.
     """
-    places, chance = CONTEXT - 1, 1 / VOCABULARY
-    return math.fsum(
-        math.comb(places - 1, repeats)
-        * chance**repeats
-        * (1 - chance) ** (places - 1 - repeats)
-        * math.log(places / (1 + repeats))
-        for repeats in range(places)
-    )
+    repeats = np.arange(CONTEXT - 1)
+    return float(binom.pmf(repeats, CONTEXT - 2, 1 / VOCABULARY) @ np.log((CONTEXT - 1) / (1 + repeats)))
 
 
 Rows = Float64[np.ndarray, "n_seeds context"]
@@ -132,64 +124,41 @@ def position_copy_findings(losses: Losses) -> list[Finding]:
     Args:
         losses: Whatever configurations were trained; statements about others are marked as not run.
     """
+    easiest = {"easiest earlier token above half of ln V by": ONE}
+    alone = _each(losses, easiest, lambda rows: rows[:, :-1].min(axis=1) - LN_V / 2)
+    alone |= _each(losses, {f"current token below {SOLVED} nats by": ONE}, lambda rows: SOLVED - rows[:, -1])
+    gain = _paired(losses, {"first token, one layer minus two": (ONE, TWO)}, lambda rows: rows[:, 0])
+    plain, deep = ({str(each): each for each in networks} for networks in (STACKS, [n for n in losses if n.depth > 1]))
+    plateau = _each(losses, plain, lambda rows: FLAT * LN_V - np.ptp(rows[:, MIDDLE], axis=1))
+    lower = _paired(losses, EXTENDED, lambda rows: -rows[:, 1:-1].mean(axis=1))
+    spikier = _paired(losses, EXTENDED, lambda rows: np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
+    # Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone.
+    lost = _each(losses, deep, lambda rows: rows[:, 1:-1].mean(axis=1) - rows[:, [0, -1]].mean(axis=1))
+    kinds = "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly."
+    same = "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
+    long = "without residual the losses of the middle form a long plateau."
+    bias = "stacked causal attention has an architectural bias towards losing the middle."
+    middle, step = "mean loss of targets 1 to 8", "largest step between neighbouring targets 1 to 8"
     return [
         weighed(
-            "Figure 1, left",
-            "one layer cannot retrieve any previous token, but retrieves the current one.",
-            {
-                **_each(
-                    losses,
-                    {"easiest earlier token above half of ln V by": ONE},
-                    lambda rows: rows[:, :-1].min(axis=1) - LN_V / 2,
-                ),
-                **_each(losses, {f"current token below {SOLVED} nats by": ONE}, lambda rows: SOLVED - rows[:, -1]),
-            },
+            "Figure 1, left", "one layer cannot retrieve any previous token, but retrieves the current one.", alone
         ),
-        weighed(
-            "Figure 1, right",
-            "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly.",
-            {
-                **_ends(losses, TWO),
-                **_paired(losses, {"first token, one layer minus two": (ONE, TWO)}, lambda rows: rows[:, 0]),
-            },
-        ),
-        weighed(
-            "Figure 2",
-            "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved "
-            "reliably.",
-            _ends(losses, *STACKS),
-        ),
-        weighed(
-            "Figure 2",
-            "without residual the losses of the middle form a long plateau.",
-            _each(
-                losses, {str(each): each for each in STACKS}, lambda rows: FLAT * LN_V - np.ptp(rows[:, MIDDLE], axis=1)
-            ),
-            quantity=f"range over targets 3 to 7 below {FLAT:g} ln V by",
-        ),
+        weighed("Figure 1, right", kinds, _ends(losses, TWO) | gain),
+        weighed("Figure 2", same, _ends(losses, *STACKS)),
+        weighed("Figure 2", long, plateau, quantity=f"range over targets 3 to 7 below {FLAT:g} ln V by"),
         weighed(
             "Figure 3",
             "residual connections and MLPs destroy the plateau.",
-            _paired(losses, EXTENDED, lambda rows: -rows[:, 1:-1].mean(axis=1)),
-            quantity="mean loss of targets 1 to 8, plain minus extended:",
+            lower,
+            quantity=f"{middle}, plain minus extended:",
         ),
         weighed(
             "Figure 3",
             "and replace it by a more spiky structure.",
-            _paired(losses, EXTENDED, lambda rows: np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1)),
-            quantity="largest step between neighbouring targets 1 to 8, extended minus plain:",
+            spikier,
+            quantity=f"{step}, extended minus plain:",
         ),
-        weighed(
-            "Comment",
-            "stacked causal attention has an architectural bias towards losing the middle.",
-            # Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone.
-            _each(
-                losses,
-                {str(each): each for each in losses if each.depth > 1},
-                lambda rows: rows[:, 1:-1].mean(axis=1) - rows[:, [0, -1]].mean(axis=1),
-            ),
-            quantity="mean loss of targets 1 to 8 minus mean of the two ends:",
-        ),
+        weighed("Comment", bias, lost, quantity=f"{middle} minus mean of the two ends:"),
         *[_numbers(losses, configuration) for configuration in CONFIGURATIONS if configuration in PUBLISHED],
     ]
 
@@ -216,10 +185,11 @@ def _paired(
     tests = {}
     for name, networks in named.items():
         if all(each in losses for each in networks):
-            first, second, alone = paired(*(losses[each] for each in networks))
+            first, second = (losses[each] for each in networks)
+            shared, alone = sorted({*first.seeds} & {*second.seeds}), len({*first.seeds} ^ {*second.seeds})
             left_out = f" ({alone} seeds without their pair left out)" if alone else ""
-            if len(first):
-                tests[f"{name}{left_out}"] = difference(quantity(first) - quantity(second))
+            if shared:
+                tests[f"{name}{left_out}"] = difference(quantity(first.at(shared)) - quantity(second.at(shared)))
     return tests
 
 
@@ -227,7 +197,7 @@ def _numbers(losses: Losses, configuration: Configuration) -> Finding:
     """The values read off the figure against the mean and the best seed."""
     published = np.array(PUBLISHED[configuration])
     where = f"Numbers, {configuration}"
-    reported = f"final losses {_listed(published)} (read off the figure, +-{READING_ERROR})."
+    reported = f"final losses {_listed(published)} (read off the figure, +-0.03)."
     if configuration not in losses:
         return Finding(where, reported, UNTRAINED, NOT_RUN)
     mean, best = losses[configuration].rows.mean(axis=0), losses[configuration].rows.min(axis=0)
@@ -238,7 +208,7 @@ def _numbers(losses: Losses, configuration: Configuration) -> Finding:
         f"{near_best} of {count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
     )
     verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
-    return Finding(where, reported, found, UNDECIDED if len(losses[configuration]) < UNITS_FOR_CLAIM else verdict)
+    return Finding(where, reported, found, UNDECIDED if len(losses[configuration].seeds) < UNITS_FOR_CLAIM else verdict)
 
 
 def _listed(values: Float64[np.ndarray, "context"]) -> str:
@@ -290,7 +260,7 @@ def position_copy_page(
     arrays: dict[str, np.ndarray] = {}
     for configuration, seeded in losses.items():
         arrays |= {f"{configuration}/loss": seeded.rows, f"{configuration}/seeds": np.array(seeded.seeds)}
-    seeds = max((len(rows) for rows in losses.values()), default=0)
+    seeds = max((len(seeded.seeds) for seeded in losses.values()), default=0)
     findings = position_copy_findings(losses)
     return Reproduction(
         experiment=CopyExperiment.name,
@@ -327,40 +297,31 @@ _COLOURS = {
     RESIDUAL: GREEN,
     RESIDUAL_MLP: BLUE,
 }
-_PANELS = (
-    ("layers", "One layer names only the last token; what does a second add?", (ONE, TWO)),
-    ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
-    ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
-)
 
 
 def position_copy_figures(losses: Losses) -> list[Figure]:
     """The post's three figures with intervals over seeds and its values dashed."""
-    return [
-        _losses_figure(
-            f"position-copy-{slug}",
-            title,
-            {configuration: losses[configuration] for configuration in panel if configuration in losses},
-        )
-        for slug, title, panel in _PANELS
-        if any(configuration in losses for configuration in panel)
-    ]
-
-
-def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
-    targets = np.arange(CONTEXT, dtype=np.float64)
-    curves = []
-    for configuration, seeded in losses.items():
-        rows, stroke = seeded.rows, Stroke(_COLOURS[configuration], "solid")
-        curves.append(Curve(str(configuration), targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0)))
-        if configuration in PUBLISHED:
-            published = np.array(PUBLISHED[configuration])
-            name = f"{configuration}, published"
-            curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
+    targets, figures = np.arange(CONTEXT, dtype=np.float64), []
     baselines = {"ln V: nothing known": (LN_V, "dot"), "all but the order known": (orderless_loss(), "dashdot")}
-    for name, (level, dash) in baselines.items():
-        curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
-    return Figure(slug, title, "target position k", "final loss (nats)", tuple(curves), markers=True)
+    for slug, title, panel in (
+        ("layers", "One layer names only the last token; what does a second add?", (ONE, TWO)),
+        ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
+        ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
+    ):
+        curves = []
+        for each in (configuration for configuration in panel if configuration in losses):
+            rows, colour = losses[each].rows, _COLOURS[each]
+            ends = mean_ends(rows, least=0.0)
+            curves.append(Curve(str(each), targets, rows.mean(axis=0), Stroke(colour, "solid"), *ends))
+            if each in PUBLISHED:
+                published = np.array(PUBLISHED[each])
+                curves.append(Curve(f"{each}, published", targets, published, Stroke(colour, "dash")))
+        if curves:
+            for name, (level, dash) in baselines.items():
+                curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
+            labels = ("target position k", "final loss (nats)")
+            figures.append(Figure(f"position-copy-{slug}", title, *labels, tuple(curves), markers=True))
+    return figures
 
 
 def losses_table(losses: Losses) -> Table:

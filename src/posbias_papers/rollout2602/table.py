@@ -5,6 +5,7 @@ sqrt(head_dim), the models' own slopes. Mixing, content and one measured curve a
 `data/` (MIT licence), each with its source written inside. docs/theory, sections 1, 3 and 6.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -211,22 +212,19 @@ def rollout_profiles() -> Profiles:
     """The profile of every model, slope scheme and variant."""
     profiles: Profiles = {}
     for model in track(published_models(), "rollouts"):
-        for variant in VARIANTS:
-            for slopes in SLOPES:
-                profiles[model.name, slopes, variant] = _profile(model, slopes, variant)
+        contents = {"content_published": model.content_unscaled, "content_scaled": model.content_scaled}
+        encodings = {"published": Alibi(model.slopes_published), "real": Alibi(model.slopes_real)}
+        for variant, slopes in itertools.product(VARIANTS, SLOPES):
+            architecture = Architecture(
+                depth=model.depth,
+                heads=model.heads,
+                encoding=encodings[slopes],
+                mixing=model.mixing,
+                content=contents.get(variant, 0.0),
+            )
+            found = predict(architecture, model.n_positions, theory=VARIANTS[variant][1])
+            profiles[model.name, slopes, variant] = found.profile
     return profiles
-
-
-def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
-    contents = {"content_published": model.content_unscaled, "content_scaled": model.content_scaled}
-    architecture = Architecture(
-        depth=model.depth,
-        heads=model.heads,
-        encoding=Alibi(model.slopes_published if slopes == "published" else model.slopes_real),
-        mixing=model.mixing,
-        content=contents.get(variant, 0.0),
-    )
-    return predict(architecture, model.n_positions, theory=VARIANTS[variant][1]).profile
 
 
 def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -> dict[str, Any]:

@@ -201,12 +201,8 @@ ROPE_POSITIONS = 24
 ROPE_DEPTH = 6
 CONE = 0.15
 """Half-angle of the content cone in every feature pair (radians)."""
-NORMS = (1.0, 1.5)
-"""Range of the segments' norms."""
 SPEEDS: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (1.0, 2.0)}
 """Turning rates alpha_l by number of feature pairs."""
-BROKEN_TURNS = 6.0
-"""How many times too fast the rotation is where the angle condition is violated."""
 ANGLES = "query-key angles within delta theta_1, and no rotation beyond pi over the context"
 TOO_FAST = "rotation six times beyond the angle condition: the farthest keys come round again"
 SHARE = "A3: every feature pair keeps a share beta of the norm"
@@ -240,13 +236,13 @@ class RopeRun:
 def rope_run(pairs: int, generator: np.random.Generator, *, broken: bool) -> RopeRun:
     """A network whose value maps rotate and whose queries and keys share one rotation; content stays in its cone."""
     speeds = np.array(SPEEDS[pairs])
-    states = generator.uniform(*NORMS, (ROPE_POSITIONS, pairs)) * np.exp(
+    states = generator.uniform(1.0, 1.5, (ROPE_POSITIONS, pairs)) * np.exp(
         1j * generator.uniform(-CONE, CONE, (ROPE_POSITIONS, pairs))
     )
     # The angle condition: (delta + N - 1) theta_1 <= pi in lemma 4.6, in I.1 (delta pi / beta + 2 (N - 1) alpha_max)
     # theta_1 <= 2 pi. The rotation takes what the content's own angle leaves of a half turn.
     most_turned = (ROPE_POSITIONS - 1) * float(speeds.max())
-    angle = (np.pi - _segment_angle(states)) / most_turned * (BROKEN_TURNS if broken else 0.98)
+    angle = (np.pi - _segment_angle(states)) / most_turned * (6 if broken else 0.98)
     positions = np.arange(ROPE_POSITIONS)[:, None]
     kernels, logits, everything = [], [], []
     for _ in range(ROPE_DEPTH):

@@ -70,7 +70,6 @@ NAMED = ("first", "middle", "last")
 ABOVE = 0.1
 """Gap in accuracy from which an end counts as above the middle; training on both ends gives .1 to .3."""
 SINK_WINDOWS = (5, 9, 13)
-SINK_PREFIXES = (2, 4, 6)
 FIGURES = {
     "mixture": {
         "depth": "Figures 2 and 4",
@@ -104,23 +103,18 @@ class Cells:
     base: Mapping[str, Any]
     """Factors that all its cells share, over those of `PLAIN`."""
 
-    def has(self, *cells: Cell) -> bool:
-        """True if all these cells have finished members of common seeds."""
-        return bool(self.outcomes.common_seeds(*({**PLAIN, **self.base, **cell} for cell in cells)))
-
     def values(self, name: str, *cells: Cell) -> list[Float64[np.ndarray, "n_seeds ..."]]:
-        """An array of every cell over their common seeds."""
+        """An array of every cell over the seeds for which all have finished; none without such seeds."""
         chosen = [{**PLAIN, **self.base, **cell} for cell in cells]
         seeds = self.outcomes.common_seeds(*chosen)
-        return [self.outcomes.values(name, cell, seeds) for cell in chosen]
+        return [self.outcomes.values(name, cell, seeds) for cell in chosen] if seeds else []
 
     def depths(self, **changed: Any) -> list[int]:
         """Depths that were trained for a cell, in order."""
         factors = {**PLAIN, **self.base, **changed}
         del factors["depth"]
-        return sorted(
-            depth for depth in self.outcomes.levels("depth", **factors) if self.has({**changed, "depth": depth})
-        )
+        levels = self.outcomes.levels("depth", **factors)
+        return sorted(depth for depth in levels if self.values("gaps", {**changed, "depth": depth}))
 
     def by_depth(self, encoding: str, *, residual: bool) -> tuple[list[int], list[PerSeedGaps]]:
         """Depths that were trained with an encoding, and the three gaps at each."""
@@ -130,8 +124,8 @@ class Cells:
 
     def each(self, named: Mapping[str, Cell], quantity: Quantity) -> dict[str, Difference]:
         """A quantity of the gaps of every cell that was trained."""
-        trained = {name: cell for name, cell in named.items() if self.has(cell)}
-        return {name: difference(quantity(self.values("gaps", cell)[0])) for name, cell in trained.items()}
+        trained = {name: self.values("gaps", cell) for name, cell in named.items()}
+        return {name: difference(quantity(gaps)) for name, found in trained.items() for gaps in found}
 
 
 @dataclass(frozen=True)
@@ -189,9 +183,8 @@ def _less(cells: Cells, more: str, less: str, name: str) -> dict[str, Difference
     by_depth = {}
     for depth in cells.depths(encoding=less):
         pair: tuple[Cell, Cell] = ({"encoding": more, "depth": depth}, {"encoding": less, "depth": depth})
-        if cells.has(*pair):
-            first, second = cells.values("gaps", *pair)
-            by_depth[f"{name}{depth} layers"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
+        if gaps := [found[:, FIRST_LAST] for found in cells.values("gaps", *pair)]:
+            by_depth[f"{name}{depth} layers"] = difference(gaps[0] - gaps[1])
     return by_depth
 
 
@@ -248,10 +241,8 @@ BOTH_ENDS = _biased("causal", "none")
 
 def _favoured(cells: Cells) -> dict[str, Difference]:
     """Gap first vs last with the mask alone, and beside that without it."""
-    if not cells.has(BOTH_ENDS, _biased("full", "none")):
-        return {}
-    masked, unmasked = (gaps[:, FIRST_LAST] for gaps in cells.values("gaps", BOTH_ENDS, _biased("full", "none")))
-    return {"causal": difference(masked), "causal minus no mask": difference(masked - unmasked)}
+    found = [gaps[:, FIRST_LAST] for gaps in cells.values("gaps", BOTH_ENDS, _biased("full", "none"))]
+    return {"causal": difference(found[0]), "causal minus no mask": difference(found[0] - found[1])} if found else {}
 
 
 def _last_missed(cells: Cells) -> dict[str, Difference]:
@@ -287,23 +278,20 @@ NO_U: dict[str, Quantity] = {
 
 
 def _first_sink(cells: Cells) -> dict[str, Difference]:
-    return {"causal": difference(_lead(cells.values("sinks", {})[0], 1))} if cells.has({}) else {}
+    return {f"{PLAIN['mask']}": difference(_lead(sinks, 1)) for sinks in cells.values("sinks", {})}
 
 
 def _window_sinks(cells: Cells) -> dict[str, Difference]:
     windows: list[Cell] = [{"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS]
-    if not cells.has(*windows):
-        return {}
     leads = [_lead(values, 1) for values in cells.values("sinks", *windows)]
-    return {"per token of window": slope(leads, SINK_WINDOWS)}
+    return {"per token of window": slope(leads, SINK_WINDOWS)} if leads else {}
 
 
 def _prefix_sinks(cells: Cells) -> dict[str, Difference]:
-    prefixes = {length: {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES}
     return {
-        f"K = {length}": difference(_lead(cells.values("sinks", cell)[0], length))
-        for length, cell in prefixes.items()
-        if cells.has(cell)
+        f"K = {length}": difference(_lead(sinks, length))
+        for length in (2, 4, 6)
+        for sinks in cells.values("sinks", {"mask": f"prefix(length={length})"})
     }
 
 
@@ -538,14 +526,6 @@ def gaps_table(name: str, cells: Cells) -> Table:
     return Table(f"Gaps, {name}", header, rows)
 
 
-THRESHOLD = 0.2
-"""tau of the published figures: attention above it counts."""
-SINK_SEQUENCES = 200
-"""Sequences behind a sink score (10,000 in the source); each gives 17 rows of attention per layer."""
-SINK_STEP = 2**29
-"""Step whose batch they are: none that training reaches."""
-TOGETHER = 16
-"""Members whose attention maps are held at once."""
 EVALUATED = {"accuracy": "accuracy_by_place", "novel": "accuracy_novel_classes", "gaps": "gaps"}
 
 
@@ -563,7 +543,7 @@ def sink_scores(
     Returns:
         In [0, 1]; NaN for a member whose attention is not finite.
     """
-    share = (maps > THRESHOLD).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / visible.sum(0)
+    share = (maps > 0.2).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / visible.sum(0)
     finite = maps.isfinite().all(0).flatten(1).all(1).cpu().numpy()
     return np.where(finite[:, None], share, np.nan)
 
@@ -598,14 +578,15 @@ def member_sinks(members: Sequence[TrainedMember]) -> list[Float64[np.ndarray, "
     Measured on sequences without bias whatever the member was trained on.
     """
     scores: dict[int, np.ndarray] = {}
-    for indices in group([trained.member for trained in members], stack_size=TOGETHER):
+    for indices in group([trained.member for trained in members], stack_size=16):
         chosen = [members[index] for index in indices]
         first = chosen[0].member
         weights = stacked([trained.parameters or {} for trained in chosen])
         constants = stacked([constants_of(trained.member.config, first.task.n_positions) for trained in chosen])
         tasks = [replace(_retrieval(trained.member.task), answers="any") for trained in chosen]
         seeds = [trained.member.seed for trained in chosen]
-        inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
+        # 200 sequences (the source has 10,000) of 17 rows of attention per layer, at a step that no training reaches.
+        inputs = stack_tasks(tasks, seeds).batch(2**29, 200).inputs
         maps = attention_maps(first.config, weights, constants, inputs)
         for place, index in enumerate(indices):
             mask = chosen[place].member.config.architecture.head_groups[0][0].mask

@@ -291,9 +291,7 @@ def _alone(
 
 def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:
     """Uniform random permutations from raw draws: the rank of each among its own (ties, of chance 2^-63, by place)."""
-    later = torch.ones(raw.shape[-1], raw.shape[-1], dtype=torch.bool, device=raw.device).tril(-1)
-    above = (raw[..., :, None] > raw[..., None, :]) | ((raw[..., :, None] == raw[..., None, :]) & later)
-    return above.sum(-1)
+    return raw.argsort(dim=-1, stable=True).argsort(dim=-1)
 
 
 def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "*batch chosen"]:

@@ -1,8 +1,10 @@
-"""The Ray engine on a real cluster of two nodes, one of which is killed in the middle of a run."""
+"""The Ray engine on a real cluster of two nodes, one of which is killed in the middle of a run or of a training."""
 
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from engine_workloads import Squares
 from posbias import UsageError
 from posbias.results.records import read_record
 from posbias.runs.engines import Local, Ray
+from posbias.training.members import TrainingSchedule
+from posbias.training.trainer import train_members
+from training_cases import assert_same, copier
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -59,6 +64,27 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     assert sum(attempts) == 13  # the unit that the dead node was at, and no other, is done again
     assert len({int(arrays["process"][0]) for arrays in found}) == 2
     assert os.getpid() not in {int(arrays["process"][0]) for arrays in found}
+
+
+def test_a_cluster_that_loses_a_node_trains_every_member_to_the_same_bits(cluster, tmp_path):
+    members = [copier(target, seed=seed) for target in range(6) for seed in range(2)]
+    schedule = TrainingSchedule(steps=400, batch=16, window=10, examples=10)
+    here = train_members(members, schedule, options=pb.TrainOptions(stack_size=2))
+    engine = Ray(threads=1, address=cluster.address)
+    run = pb.TrainOptions(engine=engine, stack_size=2, directory=tmp_path, checkpoint_seconds=0)
+    removed = []
+
+    def lose_a_node():
+        while not list((tmp_path / "parts").glob("stack-000[0-5].safetensors")):
+            time.sleep(0.05)
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        removed.append(True)
+
+    threading.Thread(target=lose_a_node, daemon=True).start()
+    there = train_members(members, schedule, options=run)
+    assert removed
+    for first, second in zip(here.members, there.members, strict=True):
+        assert_same(first, second)
 
 
 def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, tiny_llama, tmp_path):
