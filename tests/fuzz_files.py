@@ -90,17 +90,17 @@ def value_changed(kind: str, path: Path, source: random.Random) -> bytes:
     return gzip.compress(text) if packed else text
 
 
-def node_changed(value: Any, source: random.Random) -> Any:
-    """A nested value with one node replaced, removed or wrapped."""
+def node_changed(value: Any, source: random.Random, values: tuple[Any, ...] = VALUES) -> Any:
+    """A nested value with one node replaced, by one of some values or a deep list, removed or wrapped."""
     if not isinstance(value, dict | list) or not value or source.random() < 0.15:
-        return source.choice([source.choice(VALUES), [value], {"a": value}, deep()])
+        return source.choice([source.choice(values), [value], {"a": value}, deep()])
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     key = source.choice(keys)
     changed = dict(value) if isinstance(value, dict) else list(value)
     if source.random() < 0.15:
         del changed[key]
     else:
-        changed[key] = node_changed(value[key], source)
+        changed[key] = node_changed(value[key], source, values)
     return changed
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFValueType,
+    GGUFWriter,
+    get_tensor_name_map,
+    quants,
+)
 
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -95,14 +103,16 @@ def save_gguf(
     writer = GGUFWriter(path, MODEL_TYPES.get(model_type, model_type))
     vocabulary = network.config.vocab_size
     told = {f"{writer.arch}.{key}": value for key, value in (metadata(network) | dict(keys or {})).items()}
-    general = {"general.type": "model", "general.name": "tiny", "general.file_type": np.uint32(0)}
-    general |= {"general.size_label": "1K", "general.quantization_version": np.uint32(2)}
+    general = {"general.type": "model", "general.name": "tiny", "general.file_type": 0}
+    general |= {"general.size_label": "1K", "general.quantization_version": 2}
     tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "default", "tokenizer.ggml.merges": ["t 1", "t 2"]}
     tokens |= {"tokenizer.ggml.tokens": [f"t{index}" for index in range(vocabulary)]}
     tokens |= {"tokenizer.ggml.token_type": [1] * vocabulary, "tokenizer.ggml.add_bos_token": False}
-    tokens |= {"tokenizer.ggml.bos_token_id": np.uint32(1), "tokenizer.ggml.eos_token_id": np.uint32(2)}
+    tokens |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     for key, value in (general | told | tokens | dict(others or {})).items():
-        _add(writer, key, value)
+        if value is not None:
+            kind_of_value = GGUFValueType.UINT32 if type(value) is int else GGUFValueType.get_type(value)
+            writer.add_key_value(key, value, kind_of_value)
     for name, array in (stored_tensors(network) | dict(tensors or {})).items():
         stored = np.zeros(0) if array is None else np.asarray(array, np.float32)
         if stored.ndim == 2 and stored.shape[1] % GGML_QUANT_SIZES[kind][0] == 0:
@@ -114,18 +124,3 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_uint32(key, int(value))

@@ -1,43 +1,29 @@
 """Damaged models, drawn from a seed: valid files of several formats with one or two places made hostile.
 
-`damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it. As a program
-it runs many in a process of its own, one JSON line each: `python model_inputs.py BASES TARGET SEED COUNT`.
+`damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it.
 """
 
-import copy
 import json
 import random
-import resource
 import shutil
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fuzz_files import bytes_changed, node_changed
+
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
-"""Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
-ADDRESS_SPACE = 12 * 10**9
-"""Of the process that runs them, so that a finding does not take the machine with it."""
+"""Seconds are those of the processor: a busy machine is no finding."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "phi", "falcon-alibi", "opt", "qwen2-window")
-HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000]
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000, 1e-300, 1e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf"), "", "x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000),
+    *([], [0], [None], ["x"], [-1, 9], [[]], {}, {"a": 1}, {"": None}, "w.bin", "float8_e4m3fn", "auto", "sdpa"),
+    *("cuda", "2", "None", "llama", "full_attention"),
+)
 """Whole numbers no larger: a network of a billion layers is not refused, and building it never ends."""
-HOSTILE += [1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]
-HOSTILE += ["x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000, [], [0], [None], ["x"], [-1, 9], [[]], {}]
-HOSTILE += [
-    {"a": 1},
-    {"": None},
-    "w.bin",
-    "float8_e4m3fn",
-    "auto",
-    "sdpa",
-    "cuda",
-    "2",
-    "None",
-    "llama",
-    "full_attention",
-]
 WORDS = [0, 1, 3, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -70,22 +56,25 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
 
 
 def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
-    """A copy of a model with one file damaged once or twice; what to load, and what was done."""
+    """A copy of a model with one file damaged once or twice; what to load, and which file it is."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(base, target)
     names = [path.name for path in sorted(target.iterdir()) if path.suffix in DAMAGE]
     # Half of all damage goes to the file that says most.
     first = next((name for name in names if name in ("config.json", "reference.json", "w.gguf")), names[0])
     path = target / (first if draw.random() < 0.5 else draw.choice(names))
-    done = [draw.choice(DAMAGE[path.suffix])(path, draw) for _ in range(draw.choice((1, 1, 2)))]
+    for _ in range(draw.choice((1, 1, 2))):
+        draw.choice(DAMAGE[path.suffix])(path, draw)
     whole = target / "w.gguf"
-    return (whole if whole.exists() else target), f"{base.name}/{path.name}: {', '.join(done)}"
+    return (whole if whole.exists() else target), f"{base.name}/{path.name}"
 
 
 def outcome(source: str | Path) -> str:
     """ "ran" or "refused"; otherwise what was found, which is a finding."""
     from posbias import RunError, UsageError
 
+    before, began = held("VmRSS"), time.process_time()
+    reset_peak()
     try:
         _use(source)
     except (UsageError, RunError) as error:
@@ -94,10 +83,15 @@ def outcome(source: str | Path) -> str:
             return f"a message of {len(message)} characters: {message[:200]!r}"
         if "weights_only" in message or not message.isprintable():
             return f"a message that says {message[:200]!r}"
-        return "refused"
+        found = "refused"
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]!r}"
-    return "ran"
+    else:
+        found = "ran"
+    taken, seconds = held("VmHWM") - before, time.process_time() - began
+    if taken > ALLOWED_BYTES or seconds > ALLOWED_SECONDS:
+        return f"{found}, but took {taken / 1e9:.2g} GB and {seconds:.2g} s"
+    return found
 
 
 def _use(source: str | Path) -> None:
@@ -111,87 +105,43 @@ def _use(source: str | Path) -> None:
     measure(model, load_prompts("synthetic", model, n_positions=6, count=1))
 
 
-def _another_value(path: Path, draw: random.Random) -> str:
-    """One entry of a JSON file, at any depth, replaced, removed or added."""
-    try:
-        document = json.loads(path.read_text())
-        said = _change(document, draw)
-    except (ValueError, RecursionError):
-        return _other_bytes(path, draw)  # damaged before
-    path.write_text(json.dumps(document))
-    return said
+def _other_bytes(path: Path, draw: random.Random) -> None:
+    """Anywhere."""
+    if path.stat().st_size:
+        path.write_bytes(bytes_changed(path, draw))
 
 
-def _change(document: Any, draw: random.Random) -> str:
-    places = [
-        (holder, key)
-        for holder in _holders(document)
-        for key in (holder if isinstance(holder, dict) else range(len(holder)))
-    ]
-    if not places:
-        return "nothing"
-    holder, key = draw.choice(places[:400])
-    if draw.random() < 0.1:
-        del holder[key]
-        return f"without {key}"
-    holder[key] = copy.deepcopy(draw.choice(HOSTILE))
-    return f"{key} is {str(holder[key])[:40]!r}"
-
-
-def _holders(value: Any) -> list[Any]:
-    if not isinstance(value, dict | list):
-        return []
-    items = value.values() if isinstance(value, dict) else value
-    return [value, *(holder for item in items for holder in _holders(item))]
-
-
-def _other_bytes(path: Path, draw: random.Random) -> str:
-    """A few bytes near the beginning changed, or the end missing."""
-    content = bytearray(path.read_bytes())
-    if not content or draw.random() < 0.2:
-        kept = draw.randrange(len(content) + 1)
-        path.write_bytes(content[:kept])
-        return f"cut to {kept} bytes"
-    place = draw.randrange(min(len(content), 4000))
-    content[place] = draw.randrange(256)
-    path.write_bytes(content)
-    return f"byte {place} is {content[place]}"
-
-
-def _another_word(path: Path, draw: random.Random) -> str:
+def _another_word(path: Path, draw: random.Random) -> None:
     """Four or eight bytes near the beginning replaced by a number that is too large somewhere."""
     content = bytearray(path.read_bytes())
     size = draw.choice((4, 8))
     place, word = draw.randrange(max(min(len(content), 2000) - size, 1)), draw.choice(WORDS) % 256**size
     content[place : place + size] = word.to_bytes(size, "little")
     path.write_bytes(content)
-    return f"{size} bytes from {place} are {word}"
 
 
-def _another_header(path: Path, draw: random.Random) -> str:
-    """One entry of the header of a safetensors file."""
+def _another_value(path: Path, draw: random.Random) -> None:
+    """At any depth of a JSON file, or of the header of a safetensors file."""
     content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\0"))
+    begin = 8 if path.suffix == ".safetensors" else 0
+    end = begin + int.from_bytes(content[:8], "little") if begin else len(content)
     try:
-        header = json.loads(content[8 : 8 + length])
-        said = _change(header, draw)
+        changed = json.dumps(node_changed(json.loads(content[begin:end]), draw, HOSTILE)).encode()
     except (ValueError, RecursionError):
-        return _other_bytes(path, draw)
-    written = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(written)) + written + content[8 + length :])
-    return said
+        _other_bytes(path, draw)  # damaged before
+        return
+    path.write_bytes((struct.pack("<Q", len(changed)) if begin else b"") + changed + content[end:])
 
 
-def _deep(path: Path, draw: random.Random) -> str:
+def _deep(path: Path, draw: random.Random) -> None:
     levels = draw.choice((50, 500, 50_000))
     path.write_text('{"a":' * levels + "1" + "}" * levels)
-    return f"{levels} levels"
 
 
-Damage = Callable[[Path, random.Random], str]
+Damage = Callable[[Path, random.Random], None]
 DAMAGE: dict[str, list[Damage]] = {
     ".json": [_another_value] * 12 + [_other_bytes, _deep],
-    ".safetensors": [_another_header] * 3 + [_other_bytes, _another_word],
+    ".safetensors": [_another_value] * 3 + [_other_bytes, _another_word],
     ".gguf": [_other_bytes, _another_word, _another_word],
 }
 
@@ -209,26 +159,3 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def run(bases: Path, target: Path, *, seed: int, count: int) -> None:
-    """Print what was tried and what came of it, before and after each."""
-
-    outcome(bases / "llama")  # imports are not counted
-    for number in range(seed, seed + count):
-        draw = random.Random(number)
-        path, said = damaged(draw.choice(sorted(bases.iterdir())), target, draw)
-        print(json.dumps({"number": number, "said": said}), flush=True)
-        prefix = "config:" if path.is_dir() and draw.random() < 0.3 else ""
-        before, began = held("VmRSS"), time.process_time()
-        reset_peak()
-        found = outcome(f"{prefix}{path}")
-        taken, seconds = held("VmHWM") - before, time.process_time() - began
-        if taken > ALLOWED_BYTES or seconds > ALLOWED_SECONDS:
-            found = f"{found}, but took {taken / 1e9:.2g} GB and {seconds:.2g} s"
-        print(json.dumps({"number": number, "found": found}), flush=True)
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    run(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]), count=int(sys.argv[4]))

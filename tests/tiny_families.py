@@ -15,7 +15,7 @@ import transformers
 from posbias.mitigation.methods.adapter import Adapter, target_projections, tensors_hash
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.networks import attention_of, random_network
+from posbias.models.networks import random_network
 
 VOCABULARY = 50
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -162,22 +162,11 @@ _NEMOTRON_H_EXPERTS = {
     "moe_shared_expert_intermediate_size": 40,
 }
 
-OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
-    "glm4_moe": _of("Glm4Moe", LLAMA, _ROUTED, head_dim=16, use_qk_norm=True),
-    "granitemoe": _of("GraniteMoe", LLAMA, _GRANITE, _LOCAL_EXPERTS),
-    # Jitter, so that several experts nearly win a choice.
-    "phimoe": _of("Phimoe", LLAMA, _LOCAL_EXPERTS, attention_bias=True, sliding_window=5, router_jitter_noise=0.4),
-    "qwen2_moe": _of("Qwen2Moe", LLAMA, _EXPERTS, shared_expert_intermediate_size=24),
-}
-"""Families with shared experts, other routers or factors."""
-
 UNLISTED: dict[str, Callable[[], Any]] = {
     "cohere": _of("Cohere", LLAMA),
     "cohere-norms": _of("Cohere", LLAMA, use_qk_norm=True),
     "cohere2": _of("Cohere2", LLAMA, _SLIDING, head_dim=16),
-    "ernie4_5": _of("Ernie4_5", LLAMA, use_bias=True),
     "glm": _of("Glm", LLAMA, head_dim=16, attention_bias=True),
-    "glm4": _of("Glm4", LLAMA, head_dim=16, attention_bias=True),
     "gpt_neo": _of(
         "GPTNeo",
         COMMON,
@@ -188,8 +177,6 @@ UNLISTED: dict[str, Callable[[], Any]] = {
         window_size=5,
         attention_types=[[["global", "local"], 1], [["local"], 1]],
     ),
-    "helium": _of("Helium", LLAMA, head_dim=8),
-    "stablelm": _of("StableLm", LLAMA, use_qkv_bias=True),
     "stablelm-parallel": _of("StableLm", LLAMA, use_parallel_residual=True),
     "apertus": _of("Apertus", LLAMA, head_dim=16),
     "codegen": _of("CodeGen", _GPTJ),
@@ -265,15 +252,6 @@ UNLISTED: dict[str, Callable[[], Any]] = {
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
     "bamba": _of("Bamba", LLAMA, _MAMBA2, attn_layer_indices=[1]),
-    "granitemoehybrid": _of(
-        "GraniteMoeHybrid",
-        LLAMA,
-        _GRANITE,
-        _MAMBA2,
-        _LOCAL_EXPERTS,
-        shared_intermediate_size=24,
-        layers_block_type=_DELTA["layer_types"],
-    ),
     "jamba": _of(
         "Jamba",
         LLAMA,
@@ -302,7 +280,7 @@ CLAMPED: dict[str, Callable[[], Any]] = {
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
 
-UNLISTED |= HYBRIDS | MIXTURES | OTHER_MIXTURES
+UNLISTED |= HYBRIDS | MIXTURES
 DESCRIBED = CONFIGS
 
 
@@ -348,7 +326,7 @@ def shaken_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         network = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=implementation or attention_of(config)
+            config, dtype=torch.float32, attn_implementation=implementation
         ).to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

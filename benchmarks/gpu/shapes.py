@@ -8,7 +8,6 @@ import torch
 from subject import VOCABULARY
 
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.networks import attention_of
 
 END = VOCABULARY - 1
 """The token that ends an answer and pads a batch."""
@@ -65,7 +64,7 @@ def random_model(family: str, size: str, *, device: torch.device, dtype: torch.d
     config = configuration(family, SHAPES[size])
     torch.manual_seed(0)
     with device:
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model = HuggingFaceModel(network, byte_tokenizer(), origin=Origin(f"{family}-{size}"))
     described = model.describe()  # fingerprints are taken once per run of a user's, and left out of the times
     model.describe = lambda: dict(described)

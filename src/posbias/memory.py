@@ -1,15 +1,21 @@
 """Bytes that this machine has left, and what the process does with those that it frees."""
 
 import ctypes
-import re
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from posbias.errors import UsageError
 
-CGROUPS = Path("/sys/fs/cgroup")
-"""The kernel's view of control groups, whose memory limits bind containers, batch jobs and services."""
+CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Linux's control groups, whose memory limits bind containers, batch jobs and services; those of this process."""
+FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By controllers, none in version 2: the files of a group's limit and use, and the statistic of pages of files."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's settings, from its malloc.h."""
@@ -47,61 +53,28 @@ def keeps_freed_memory() -> bool:
     return _keeps_freed
 
 
-def show_bytes(count: float) -> str:
-    """A number of bytes for a reader, to three digits, such as "3.2 GB"."""
-    if count < 999.5:
-        return f"{count:.0f} B"
-    power = next((power for power in (1, 2, 3) if count < 999.5 * 1000**power), 4)
-    return f"{float(f'{count / 1000**power:.3g}'):.15g} {'KMGT'[power - 1]}B"
-
-
-def available_bytes() -> int | None:
-    """Bytes that this process could still take, within the machine and every limit above it; None if unknown.
+def available_bytes() -> int:
+    """Bytes that this process could still take, within the machine and every limit above it.
 
     Limits are those of the process's control group and of all groups that hold it (container, service, batch job).
     Pages of files that the kernel may drop at any time do not count as used.
     """
-    free = _number("/proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
-    bounds = [] if free is None else [free * 1024]
-    for group, (limit, used, file_pages) in _memory_groups():
-        allowed, in_use = (_number(group / name, r"^(\d+)$") for name in (limit, used))
-        if allowed is not None and in_use is not None:  # else no file, or "max"
-            bounds.append(allowed - in_use + (_number(group / "memory.stat", rf"^{file_pages} (\d+)$") or 0))
-    return max(min(bounds), 0) if bounds else None
+    bounds = [int(psutil.virtual_memory().available)]
+    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in FILES:
+            continue
+        limit, used, dropped = FILES[controllers]
+        group = CGROUPS / controllers / path.strip("/")
+        for folder in (group, *group.parents):  # inside a container the path may be the host's: only some are there
+            with suppress(OSError, ValueError):  # a limit may be "max"
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                allowed, in_use = (int((folder / name).read_text()) for name in (limit, used))
+                bounds.append(allowed - in_use + int(statistics.get(dropped, 0)))
+    return max(min(bounds), 0)
 
 
 def check_room(needed: int, what: str, advice: str) -> None:
     """Refuse what this machine's memory cannot hold: a CPU's kernel kills such a process instead of saying so."""
-    free = available_bytes()
-    if free is not None and needed > free:
-        raise UsageError(f"{what} take {show_bytes(needed)}, and {show_bytes(free)} of memory are free; {advice}")
-
-
-def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Control groups that may limit this process, each with its names of limit, use and file pages."""
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, controllers, path, *_ = [*line.split(":", 2), "", ""]
-        if not controllers:
-            root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group_of_process = root / path.strip("/")
-        groups = (group_of_process, *group_of_process.parents)
-        # Inside a container the path may be the host's; then only the mounted root is there.
-        yield from ((group, names) for group in groups if group.is_relative_to(root) and group.is_dir())
-
-
-def _number(path: str | Path, pattern: str) -> int | None:
-    """A number in a file of the kernel's; None if it does not stand there, or the file cannot be read."""
-    match = re.search(pattern, _text(path), re.MULTILINE)
-    return int(match[1]) if match else None
-
-
-def _text(path: str | Path) -> str:
-    """Content of a file of the kernel's; empty if it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+    if needed > (free := available_bytes()):
+        raise UsageError(f"{what} take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free; {advice}")

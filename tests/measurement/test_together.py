@@ -2,7 +2,6 @@
 they cannot fit (checkpointing changes nothing: tests/contracts)."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,18 +163,22 @@ def test_a_batch_is_halved_where_memory_runs_out_and_layers_are_computed_again_a
 
 def test_what_a_processor_cannot_hold_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr("posbias.memory.available_bytes", lambda: 10_000)
-    with pytest.raises(UsageError, match=r"passes over 12 positions take \d+ KB, and 10 KB of memory are free; try"):
+    with pytest.raises(UsageError, match=r"passes over 12 positions take .+ GB, and 0\.0 GB of memory are free; try"):
         measure(shaken_model("llama"), PROMPTS, kinds="probability")
 
 
-@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="only Linux has control groups")
-def test_the_limit_of_a_control_group_binds(tmp_path, monkeypatch):
+@pytest.mark.parametrize("own", ["0::/", "0::/job/step", "4:memory:/", "1:cpu:/a\n4:memory:/job/step\n0::/"])
+def test_the_limits_of_control_groups_bind(tmp_path, monkeypatch, own):
+    """Those of the process's own and of all above it, in both versions of Linux's."""
     for folder, limit, used, files in (
         (tmp_path, "memory.max", "memory.current", "inactive_file"),
         (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        folder.mkdir(exist_ok=True)
+        (folder / "job").mkdir(parents=True)
+        (folder / "job" / limit).write_text("max\n")
         for name, text in ((limit, "5000\n"), (used, "4000\n"), ("memory.stat", f"anon 7\n{files} 300\n")):
             (folder / name).write_text(text)
+    (tmp_path / "own").write_text(f"{own}\n")
     monkeypatch.setattr("posbias.memory.CGROUPS", tmp_path)
+    monkeypatch.setattr("posbias.memory.OWN_GROUPS", tmp_path / "own")
     assert available_bytes() == 1300

@@ -16,7 +16,7 @@ from transformers import (
 
 import posbias as pb
 from posbias.models.networks import reinitialise
-from tiny_families import CONFIGS, MIXTURES, READS_TOKENS, shaken_model
+from tiny_families import CONFIGS, READS_TOKENS, shaken_model
 
 
 def test_it_is_frozen_and_measures_as_the_same_model_by_name(tiny_llama):
@@ -91,14 +91,6 @@ def test_one_that_reads_more_of_a_token_than_its_embedding_is_run_by_tokens_or_r
             refused.outputs(model.embed(tokens), [15])
         with pytest.raises(pb.UsageError, match="allowed: evaluating it"):
             pb.measure(refused, pb.load_prompts("synthetic", model, n_positions=8, count=1), kinds="perturbation")
-
-
-@pytest.mark.parametrize("name", [*(name for name in CONFIGS if "-" not in name), *MIXTURES])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_described_families_read_embeddings_alone(name, dtype):
-    model = shaken_model(name, dtype=torch.float32)
-    model = pb.load_model(model.network.to(dtype))
-    assert model.reads_tokens is None
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # asked by peft

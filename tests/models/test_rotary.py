@@ -26,7 +26,7 @@ def network(config: Any) -> Any:
 
 
 def test_dynamic_angles_are_their_own_at_every_length_beyond_the_configured_one() -> None:
-    lengths = AngleLengths.of(network(llama(rope_type="dynamic", factor=2.0)))
+    lengths = AngleLengths.of(llama(rope_type="dynamic", factor=2.0))
     assert lengths == AngleLengths(moving_from=64)
     assert lengths.angles(64) == lengths.angles(1) != lengths.angles(65) != lengths.angles(66)
 
@@ -37,7 +37,7 @@ def test_a_sort_of_layers_may_switch_alone() -> None:
     config = transformers.Olmo3Config(
         **{**CONFIGS["olmo3"]().to_dict(), "rope_parameters": {**BY_TYPE, "full_attention": long}}
     )
-    assert AngleLengths.of(network(config)).switches == (24,)
+    assert AngleLengths.of(config).switches == (24,)
 
 
 @pytest.mark.parametrize("n_positions", [20, 40])

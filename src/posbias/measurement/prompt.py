@@ -198,7 +198,7 @@ def measure_together(
     pulled |= {f"layer {layer}": (probes, layer) for layer in layers}
     watching: AbstractContextManager[BranchWatch | None] = nullcontext()
     if isinstance(model, HuggingFaceModel):  # the first pass gives the mixing, too
-        watching = watch_branches(model.network, once=True)
+        watching = watch_branches(model.network)
     with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
         found = _pull_back_all(questions, pulled)
         for kind in kinds:
@@ -207,7 +207,7 @@ def measure_together(
                     result[kind.name] = kind.measure(question)
     mixings: list[dict[str, np.ndarray]] = [{} for _ in keys]
     with suppress(UsageError):  # blocks that add no branches of attention
-        norms = watch.norms() if watch is not None and watch.stream else None
+        norms = watch.norms() if watch is not None and watch.seen else None
         if norms is None or norms.stream.shape[1:] != token_ids.shape:  # a target stood behind them, or other prompts
             norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
         rows = (torch.split(values, 1, dim=1) for values in (norms.stream, norms.branch))

@@ -115,7 +115,7 @@ class Loss:
     def __post_init__(self) -> None:
         self._kept: dict[int, Kept] = {}
         self._taught: dict[EncodedRequest, Tensor] = {}
-        self._lengths = AngleLengths.of(self.model.network)
+        self._lengths = AngleLengths.of(self.model.config)
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
         """Losses of prompts; if gradients are wanted, those of their mean are added."""

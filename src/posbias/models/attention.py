@@ -29,8 +29,6 @@ from torch.overrides import TorchFunctionMode
 from posbias.errors import UsageError
 from posbias.models.model import BranchNorms
 
-PLAIN_KERNEL = "sdpa_attention_forward"
-"""The kernel of transformers that returns no weights."""
 FUNCTION = "posbias"
 """Name under which the function is registered with transformers."""
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -73,8 +71,6 @@ class KernelCall:
     options: dict[str, Any]
     """All other arguments, `scaling` among them."""
     kernel: Callable[..., Attended]
-    plain: bool
-    """The kernel is torch's fused one, which returns no weights."""
     logits: Float[Tensor, "head query key"] | None = None
     """All that the softmax gets, of attention without the interface; None elsewhere."""
     arguments: Arguments = ((), {})
@@ -162,11 +158,10 @@ def attention(network: nn.Module, attend: Mapping[int, Attend]) -> Iterator[None
                 config._attn_implementation,  # type: ignore[union-attr]
                 home.get("eager_attention_forward"),
             )
-            plain = below.plain if below else kernel.__name__ == PLAIN_KERNEL
             before.append((module, module.config, below))
             config._attn_implementation_internal = FUNCTION  # type: ignore[union-attr]
             module.config = config
-            setattr(module, SITE, _Site(layer, function, kernel, plain))
+            setattr(module, SITE, _Site(layer, function, kernel))
         yield
     finally:
         for module, config, below in reversed(before):
@@ -183,12 +178,11 @@ class _Site:
     layer: int
     attend: Attend
     kernel: Callable[..., Attended]
-    plain: bool
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Attended:
-        return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel, self.plain))
+        return self.attend(KernelCall(self.layer, module, query, key, value, mask, options, self.kernel))
 
 
 def _attention(
@@ -242,7 +236,7 @@ class _Products(TorchFunctionMode):
         query, key, value = (part.reshape(1, -1, *part.shape[-2:]) for part in (query, key, value))
         options = {"scaling": EAGER[type(module).__name__](module)}
         whole = None if logits is None else logits.reshape(-1, *logits.shape[-2:])
-        call = KernelCall(self._layer, module, query, key, value, mask, options, KernelCall.run, False, whole)
+        call = KernelCall(self._layer, module, query, key, value, mask, options, KernelCall.run, whole)
         self._receive(call)
 
 
@@ -474,10 +468,8 @@ def _watched(number: int, block: nn.Module, forward: Callable[..., Any], *positi
 class BranchWatch:
     """Norms of the layers that have run so far, of one forward pass."""
 
-    stream: list[Tensor] = field(default_factory=list)
-    """|x| of every layer, [batch position]."""
-    branch: list[Tensor | None] = field(default_factory=list)
-    """|a| of every layer; None if none was seen."""
+    seen: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    """|x| and |a| of every layer, [batch position] each; None if no branch was seen."""
 
     def norms(self, layers: Sequence[int] | None = None) -> BranchNorms:
         """Norms of some layers, by default of all.
@@ -485,36 +477,30 @@ class BranchWatch:
         Raises:
             UsageError: some layer does not add a branch to its input.
         """
-        kept = range(len(self.stream)) if layers is None else layers
-        pairs = [(self.stream[layer], self.branch[layer]) for layer in kept]
-        without = [layer for layer, (_, branch) in zip(kept, pairs, strict=True) if branch is None]
-        if without or not pairs:
+        kept = dict(enumerate(self.seen)) if layers is None else {layer: self.seen[layer] for layer in layers}
+        without = [str(layer) for layer, (_, branch) in kept.items() if branch is None]
+        if without or not kept:
             raise UsageError(
                 f"mixing needs blocks that add branches of attention and of an MLP to their input; those of layers "
-                f"{', '.join(map(str, without))} do not"
+                f"{', '.join(without)} do not"
             )
-        device = pairs[0][0].device  # layers may lie on several
-        stream, branch = (torch.stack([norms.to(device) for norms in side]) for side in zip(*pairs, strict=True))
+        device = self.seen[0][0].device  # layers may lie on several
+        stream, branch = (torch.stack([part.to(device) for part in side]) for side in zip(*kept.values(), strict=True))
         return BranchNorms(stream, branch.view(stream.shape))
 
     def done(self, _number: int, stream: Tensor, branch: Tensor | None) -> None:
         """Keep the norms of a block."""
         dtype = torch.promote_types(stream.dtype, torch.float32)
         length = partial(torch.linalg.vector_norm, dim=-1, dtype=dtype)
-        self.stream.append(length(stream.detach()))
-        self.branch.append(None if branch is None else length(branch.detach()))
+        self.seen.append((length(stream.detach()), None if branch is None else length(branch.detach())))
 
 
 @contextmanager
-def watch_branches(network: nn.Module, *, once: bool = False) -> Iterator[BranchWatch]:
-    """Within the context, keep the norms of one forward pass of a network's blocks, in order.
+def watch_branches(network: nn.Module) -> Iterator[BranchWatch]:
+    """Within the context, keep the norms of the network's blocks in its first forward pass, in order.
 
-    With `once`, watching stops when the network's first forward pass is over: what runs a block again afterwards
-    (checkpointing, the next kind's passes) is then not seen.
+    What runs a block again afterwards (checkpointing, the next kind's passes) is not seen.
     """
     watch = BranchWatch()
-    with ExitStack() as hooks:
-        end = hooks.enter_context(branches(network, watch.done))
-        if once:
-            hooks.callback(network.register_forward_hook(lambda *_: end()).remove)
+    with branches(network, watch.done) as end, network.register_forward_hook(lambda *_: end()):
         yield watch

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from posbias.errors import UsageError
 from posbias.memory import check_room
@@ -223,20 +224,12 @@ def kept_attention(network: nn.Module) -> Iterator[list[KeptAttention]]:
     kept: list[KeptAttention] = []
 
     def keep(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        kept.append(KeptAttention(module, _detached((positional, named))))
+        kept.append(KeptAttention(module, tree_map_only(Tensor, Tensor.detach, (positional, named))))
 
     with ExitStack() as hooks:
         for module in attention_modules(network).values():
             hooks.enter_context(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
         yield kept
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple):
-        return tuple(map(_detached, value))
-    return {name: _detached(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def elements_at_once(device: torch.device) -> int:

@@ -155,12 +155,8 @@ _ROWS = {
 FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted(_ROWS.items())}
 
 
-def replaceable(name: str) -> bool:
-    """Tell whether a family's attention goes through transformers' attention interface, without a cap on its logits."""
-    return name not in ("bloom", "falcon", "gemma2", "mpt")
-
-
 def families() -> dict[str, str]:
     """What runs on every family of the table, in a line each."""
-    but = "; its attention is not replaced, so that of methods adapters and changed prompts alone run"
-    return {name: "every verb" + ("" if replaceable(name) else but) for name in FAMILIES}
+    but = "every verb; its attention is not replaced, so that of methods adapters and changed prompts alone run"
+    kept = ("bloom", "falcon", "gemma2", "mpt")  # beside transformers' attention interface, or with a cap on logits
+    return {name: but if name in kept else "every verb" for name in FAMILIES}

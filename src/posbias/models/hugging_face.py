@@ -34,10 +34,6 @@ that even the rounding is, save for kernels that add in any order. How packed we
 other rows."""
 OFF_TABLE = 0.9
 """Factor that takes an embedding to where no token has one, as every gradient does."""
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names of the longest input in configurations."""
-EMBEDDING_SCALES = {"falcon_h1": "embedding_multiplier"}
-"""Entry of the configuration by which a family scales token embeddings outside the embedding layer."""
 INTERVENTION_MARK = "posbias_intervention"
 """Attribute of a network that hooks change: the spelling of the change, so that records and parts tell it apart."""
 LOOKS_AHEAD_MARK = "posbias_looks_ahead"
@@ -84,7 +80,8 @@ class HuggingFaceModel(Model):
             self.device = torch.device(accelerated[0] if accelerated else "cpu")
         self._family: Layout | None = FAMILIES.get(self.model_type)
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
-        lengths = (getattr(self.config, name, None) for name in LENGTHS)
+        names = ("max_position_embeddings", "n_positions", "max_seq_len")
+        lengths = (getattr(self.config, name, None) for name in names)
         self.max_positions = next((length for length in lengths if isinstance(length, int)), None)
         if self._family is not None and self._family.unbounded(self.config):
             self.max_positions = None
@@ -130,11 +127,8 @@ class HuggingFaceModel(Model):
     @property
     def identity(self) -> dict[str, Any]:
         """Source and seed of the model's origin, with the intervention that lasts at the moment."""
-        return {
-            "source": self.origin.source,
-            "init_seed": self.origin.init_seed,
-            "intervention": self.intervention,
-        }
+        origin = self.origin
+        return {"source": origin.source, "init_seed": origin.init_seed, "intervention": self.intervention}
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -162,8 +156,7 @@ class HuggingFaceModel(Model):
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
         """Token embeddings, with the scale some families apply inside the embedding layer (Gemma), or to its output."""
         embeddings: Tensor = self.network.get_input_embeddings()(token_ids)  # type: ignore[operator]
-        scale = float(getattr(self.config, EMBEDDING_SCALES.get(self.model_type, ""), 1.0))
-        return embeddings if scale == 1 else embeddings * scale
+        return embeddings * self.config.embedding_multiplier if self.model_type == "falcon_h1" else embeddings
 
     def outputs(
         self,
@@ -257,13 +250,11 @@ class HuggingFaceModel(Model):
 
     def architecture_traits(self) -> dict[str, Any]:
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
-        family, config, depth = self.family, self.config, self.sizes["layers"]
-        return {
-            "depth": depth,
-            "heads": self.sizes["heads"],
-            "mask": _collapse([family.mask(config, layer) for layer in range(depth)]),
-            "encoding": _collapse([family.encoding(config, layer) for layer in range(depth)]),
-        }
+        traits: dict[str, Any] = {"depth": self.sizes["layers"], "heads": self.sizes["heads"]}
+        for name in ("mask", "encoding"):
+            layers = [getattr(self.family, name)(self.config, layer) for layer in range(traits["depth"])]
+            traits[name] = layers[0] if all(each == layers[0] for each in layers) else layers
+        return traits
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -323,10 +314,6 @@ def _rows(
     """The rows of some positions; all of `values` if the model has picked them already."""
     # Positions ascend, so that as many rows as positions can only be those rows, in that order.
     return values if values.shape[1] == len(positions) else values[:, list(positions)]
-
-
-def _collapse(per_layer: list[Any]) -> Any:
-    return per_layer[0] if all(item == per_layer[0] for item in per_layer) else per_layer
 
 
 def looks_ahead(model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> bool:

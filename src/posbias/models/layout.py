@@ -24,8 +24,6 @@ from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWind
 from posbias.errors import UsageError
 from posbias.models.attention import named_blocks
 
-CHANGING_ROPE = ("dynamic", "longrope")
-"""Kinds of RoPE whose frequencies depend on the length of the prompt."""
 ORIGINAL = "original_max_position_embeddings"
 """What a configuration calls the context length before it was stretched."""
 
@@ -34,7 +32,7 @@ def changing_kinds(module: nn.Module) -> set[str]:
     """Kinds of RoPE among a module's own whose frequencies depend on the length of the prompt."""
     kinds = getattr(module, "rope_type", "default")
     kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
-    return {str(kind) for kind in kinds if any(word in str(kind) for word in CHANGING_ROPE)}
+    return {str(kind) for kind in kinds if any(word in str(kind) for word in ("dynamic", "longrope"))}
 
 
 @dataclass(frozen=True)
@@ -47,23 +45,16 @@ class AngleLengths:
     """Beyond it, the angles of every length are their own; None: nowhere."""
 
     @classmethod
-    def of(cls, network: nn.Module) -> "AngleLengths":
-        """Read a network's rotary modules; a kind that does not say where it begins to change does so at once."""
+    def of(cls, config: Any) -> "AngleLengths":
+        """Those of a decoder's configuration."""
         switches: set[int] = set()
-        moving: list[int] = []
-        for module in network.modules():
-            if not changing_kinds(module):
-                continue
-            settings = _settings(getattr(module, "config", None))
-            longer = [
-                rope.get(ORIGINAL) for rope in settings if rope.get("rope_type") == "longrope" or "long_mscale" in rope
-            ]
-            switches |= {length for length in longer if isinstance(length, int)}
-            if any("dynamic" in str(rope.get("rope_type")) for rope in settings):
-                moving.append(int(getattr(module, "original_max_seq_len", 0)))
-            elif not longer or None in longer:
-                moving.append(0)
-        return cls(tuple(sorted(switches)), min(moving, default=None))
+        moving_from = None
+        for rope in _settings(config):
+            if rope.get("rope_type") == "longrope":
+                switches.add(int(rope.get(ORIGINAL, config.max_position_embeddings)))
+            elif "dynamic" in str(rope.get("rope_type")):
+                moving_from = int(config.max_position_embeddings)
+        return cls(tuple(sorted(switches)), moving_from)
 
     def angles(self, n_positions: int) -> tuple[int, int]:
         """A name of the angles in a pass of so many positions: passes of one name can share keys."""
@@ -109,20 +100,10 @@ def turned_by(
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
 
 
-ANGLES = "position_embeddings"
-"""What an attention module's forward pass calls its cosines and sines."""
 ATTENTION_NORMS = ("ln_attn", "input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm")
 """Norms before attention; blocks that have none of them read the stream as it is (OLMo-2)."""
-SCALES = ("scaling", "inv_norm_factor", "softmax_scale")
-"""The factor of q.k, of an attention module."""
-ACTIVATIONS = ("act_fn", "act", "activation_fn", "gelu_impl")
-"""Of an MLP."""
 GATE = "gate_proj"
 """What every family calls the gate of its MLP, if it is a map of its own."""
-OLMO_EPSILON = 1e-5
-"""A literal of transformers' `OlmoLayerNorm`."""
-LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS")
-"""RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
 Fusion = Literal["stacked", "interleaved"]
 """How one map holds all queries, keys and values: one after the other (GPT-2, MPT, Phi-3); for each key head its
@@ -203,28 +184,22 @@ class MlpParts:
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
-    """The matrix W of y = W x + b; refused if it is quantised or offloaded."""
-    weight = readable(linear, "weight")
-    return weight.T if type(linear).__name__ == "Conv1D" else weight
-
-
-def readable(module: nn.Module, name: str) -> Tensor:
-    """A parameter as numbers in memory; refused if it is quantised, offloaded, or changed by an adapter of peft."""
-    if hasattr(module, "base_layer") and not getattr(module, "merged", False):
+    """The matrix W of y = W x + b; refused if it is quantised, offloaded, or changed by an adapter of peft."""
+    if hasattr(linear, "base_layer") and not getattr(linear, "merged", False):
         raise UsageError(
             "attention and theory read weights as they act, and an adapter is beside them; load what "
             "merge_and_unload() of the PeftModel returns"
         )
-    weight = getattr(module, name, None)
+    weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         storage = str(weight.dtype) if isinstance(weight, Tensor) else "packed bits"
         raise UsageError(
-            f"attention and theory read weights as floating-point numbers, {type(module).__name__} holds them as "
+            f"attention and theory read weights as floating-point numbers, {type(linear).__name__} holds them as "
             f"{storage}; load it unquantised"
         )
     if weight.is_meta:
         raise UsageError("attention and theory read weights in memory, some are offloaded; load the model whole")
-    return weight
+    return weight.T if type(linear).__name__ == "Conv1D" else weight
 
 
 def scaled(numbers: Tensor | None, factor: float) -> Any:
@@ -285,7 +260,9 @@ class Layout:
     models, no decoders."""
     one_window: bool = False
     """All layers see `sliding_window` keys, not those of `layer_types`."""
-    rotates: Callable[[Any, Any], bool] = lambda attention, config: ANGLES in signature(attention.forward).parameters
+    rotates: Callable[[Any, Any], bool] = lambda attention, config: (
+        "position_embeddings" in signature(attention.forward).parameters
+    )
     """Tells whether a layer turns queries and keys by position, of its attention module and the configuration."""
     encoding: Callable[[Any, int], Encoding] = lambda config, layer: NoEncoding()
     """A layer's logit bias by position with content left out: ALiBi alone has one. Learned positions are added to the
@@ -332,22 +309,20 @@ class Layout:
 
     def blocks(self, network: nn.Module) -> list[Block]:
         """All decoder blocks, taken apart."""
-        return [self.block(module) for module in named_blocks(network).values()]
-
-    def block(self, module: nn.Module) -> Block:
-        """One decoder block, taken apart."""
-
-        return Block(
-            module=module,
-            attention=module.get_submodule(self.attention),
-            attention_output=module.get_submodule(self.attention_output),
-            attention_norm=present(module, ATTENTION_NORMS),
-            attention_post_norm=present(module, self.attention_post_norm),
-            mlp=module.get_submodule(self.mlp),
-            mlp_norm=present(module, self.mlp_norm),
-            mlp_post_norm=present(module, self.mlp_post_norm),
-            branch_scale=float(getattr(module, "residual_multiplier", 1.0)),
-        )
+        return [
+            Block(
+                module=module,
+                attention=module.get_submodule(self.attention),
+                attention_output=module.get_submodule(self.attention_output),
+                attention_norm=present(module, ATTENTION_NORMS),
+                attention_post_norm=present(module, self.attention_post_norm),
+                mlp=module.get_submodule(self.mlp),
+                mlp_norm=present(module, self.mlp_norm),
+                mlp_post_norm=present(module, self.mlp_post_norm),
+                branch_scale=float(getattr(module, "residual_multiplier", 1.0)),
+            )
+            for module in named_blocks(network).values()
+        ]
 
     def norm(self, module: nn.Module) -> Norm:
         """A LayerNorm or RMS norm as numbers; others are refused.
@@ -362,12 +337,12 @@ class Layout:
             return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
         if kind == "OlmoLayerNorm":
             shape: Any = module.normalized_shape
-            return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)
+            return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=1e-5)  # a literal of its code
         if not kind.endswith("RMSNorm"):
             raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
         weight = module.get_parameter("weight")
         epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-        gain = 1 + weight if kind.startswith(LESS_ONE) else weight
+        gain = 1 + weight if kind.startswith(("GemmaRMS", "Gemma2", "Gemma3RMS")) else weight
         return Norm(kind="rms", gain=gain, bias=None, epsilon=float(epsilon))
 
     def head_norms(self, attention: nn.Module) -> list[Norm | None]:
@@ -397,7 +372,7 @@ class Layout:
             heads=heads[0],
             key_heads=heads[1],
             head_dim=len(maps[0].weight) // heads[0],
-            scale=float(present(block.attention, SCALES)),
+            scale=float(present(block.attention, ("scaling", "inv_norm_factor", "softmax_scale"))),
             query_norm=query_norm,
             key_norm=key_norm,
             softcap=getattr(block.attention, "attn_logit_softcapping", None),
@@ -414,7 +389,7 @@ class Layout:
             up=maps[-1],
             down=Linear.of(down, block.branch_scale),
             gate=maps[0] if len(maps) > 1 else None,
-            activation=present(module, ACTIVATIONS),
+            activation=present(module, ("act_fn", "act", "activation_fn", "gelu_impl")),
         )
 
     def input_scale(self, network: Any) -> float:

@@ -16,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -83,13 +82,7 @@ def fetch_demo() -> Path:
     """
     # The name carries the hash of what it was made from, so that a new pin never meets an old conversion.
     target = cache_directory() / f"{FOLDER}-{GGUF_SHA256[:12]}"
-    try:
-        if not target.is_dir():
-            with _whole(target) as scratch:
-                _convert(_download_gguf(scratch), scratch / FOLDER)
-    except OSError as error:
-        raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
-    return target
+    return _made_whole(target, lambda scratch: _convert(_download_gguf(scratch), scratch / FOLDER))
 
 
 def copy_demo(target: str | Path) -> Path:
@@ -102,29 +95,29 @@ def copy_demo(target: str | Path) -> Path:
     if Path(target).exists():
         raise UsageError(f"{str(target)!r} exists; the model is copied to a new directory only")
     demo = fetch_demo()
-    try:
-        with _whole(Path(target)) as scratch:
-            follow_umask(shutil.copytree(demo, scratch / FOLDER))
-    except OSError as error:  # of shutil: a list of every file
-        reason = "is the disk full?" if isinstance(error, shutil.Error) else error.strerror or error
-        raise RunError(f"cannot copy the demo model to {str(target)!r}: {reason}") from None
-    return Path(target)
+    return _made_whole(Path(target), lambda scratch: follow_umask(shutil.copytree(demo, scratch / FOLDER)))
 
 
-@contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A directory for work, in which the demo model is made; it gets its name in the end, so that what has it is whole.
+def _made_whole(target: Path, make: Callable[[Path], object]) -> Path:
+    """A directory of the demo model, which `make` makes elsewhere: what has the name is whole.
 
     Two processes may make it at once; the first to finish is kept.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-        yield Path(scratch)
-        try:
-            (Path(scratch) / FOLDER).rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
+    try:
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
+            make(Path(scratch))
+            try:
+                (Path(scratch) / FOLDER).rename(target)
+            except OSError:
+                if not target.is_dir():
+                    raise
+    except OSError as error:
+        reason = "is the disk full?" if isinstance(error, shutil.Error) else error.strerror or error  # else a long list
+        raise RunError(f"cannot keep the demo model under {target.parent}: {reason}") from None
+    return target
 
 
 def _download_gguf(scratch: Path) -> Path:

@@ -141,8 +141,9 @@ def _unquantised_network(config: Any) -> nn.Module:
     fresh = copy.deepcopy(config)
     if hasattr(fresh, "quantization_config"):
         del fresh.quantization_config
+    # How to attend is left to transformers: what a configuration names may be a kernel of the hub, code of its own.
     network: nn.Module = AutoModelForCausalLM.from_config(
-        fresh, dtype=torch.float32, attn_implementation=attention_of(fresh), trust_remote_code=False
+        fresh, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
     )
     return network
 
@@ -156,14 +157,6 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     anew = HuggingFaceModel(network, model.tokenizer, origin=origin)
     anew.reads_tokens = model.reads_tokens
     return anew
-
-
-def attention_of(config: Any) -> str:
-    """The attention implementation we ask for: `sdpa` if the model class has it, else `eager` (BLOOM, MPT)."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return "sdpa" if getattr(network_class, "_supports_sdpa", False) else "eager"
 
 
 @contextmanager
@@ -188,7 +181,7 @@ def _loaded(config: Any, source: Source, arguments: Mapping[str, Any]) -> nn.Mod
         network, info = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=copy.deepcopy(config),
-            attn_implementation=attention_of(config),
+            attn_implementation=None,  # transformers' choice, see above
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,

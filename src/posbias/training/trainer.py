@@ -29,7 +29,7 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, float64_device, training_device
-from posbias.models.reference.config import constants_of, draw_parameters, stacked
+from posbias.models.reference.config import constants_of, draw_parameters, draws, stacked
 from posbias.models.reference.forward import forward
 from posbias.progress import announce, report
 from posbias.runs.engines import Arrays, collect, pinned
@@ -69,7 +69,7 @@ class Stack:
         """Members with the `values` and moments that they have now; None: as they are drawn."""
         self.members, self.device, first = tuple(members), device, members[0]
         self._config, self._rows = first.config, first.task.rows
-        self._shapes = {name: values.shape for name, values in draw_parameters(first.config, None).items()}
+        self._shapes = {name: torch.Size(shape) for name, _, shape, _ in draws(first.config)}
         if standing is None:
             size = -(-sum(shape.numel() for shape in self._shapes.values()) // ALIGNMENT) * ALIGNMENT
             drawn = [draw_parameters(member.config, member.generator()).values() for member in self.members]

@@ -153,7 +153,7 @@ class LocalResponder(Responder):
         for token in ends:
             checked_value("eos_token_id of the model", token, Natural)
         self._ending = Ending(model.tokenizer, frozenset(ends))
-        self._lengths = AngleLengths.of(model.network)
+        self._lengths = AngleLengths.of(model.config)
 
     def __repr__(self) -> str:
         return f"LocalResponder({self.model!r})"

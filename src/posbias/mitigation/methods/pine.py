@@ -108,9 +108,7 @@ class Documents:
             for several in [blocks] if document != OUTSIDE else [[block] for block in blocks]:  # of one order
                 moved = self._moved(precise, several, document, keys, (asking, plain))
                 found += [self._block(precise, rows, document, keys, moved) for rows in several]
-        outputs, weights = zip(*found, strict=True)
-        output = torch.cat(outputs, 1).to(call.query.dtype)
-        return output, None if call.plain else torch.cat(weights, 2).to(call.query.dtype)
+        return torch.cat(found, 1).to(call.query.dtype), None
 
     def turned_back(self, values: Tensor, positions: Int[Tensor, "_ token"]) -> Tensor:
         """Queries or keys without rotary positions."""
@@ -168,8 +166,8 @@ class Documents:
         document: int,
         keys: Int[Tensor, "key"],
         moved: Float[Tensor, "batch head _ document"],
-    ) -> tuple[Tensor, Tensor]:
-        """Output and weights of some queries of one document, or outside."""
+    ) -> Tensor:
+        """The output of some queries of one document, or outside."""
         query = call.query[:, :, rows]
         logits = query.new_empty(*query.shape[:3], len(keys))
         for other in range(OUTSIDE, len(self.windows)):
@@ -179,7 +177,7 @@ class Documents:
         visible, later = self._seen(call, rows, document, keys)
         weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), visible)
         shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
-        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2), weights
+        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2)
 
     def _seen(
         self, call: AttentionCall, rows: slice, document: int, keys: Int[Tensor, "key"]

@@ -75,14 +75,9 @@ class ReferenceConfig:
     as PyTorch's linear layer."""
 
     def __post_init__(self) -> None:
-        layer = self.width * (4 * self.architecture.heads * self.head_dim + 2 * self.hidden_width * self.mlp)
-        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs))
-        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
-        layer += self.architecture.heads * (self.trained_key_bias or 0)
-        weights = self.architecture.depth * layer + self.width * (self.width + tables) + readout
-        check_most("reference weights", weights, CELLS)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
+        check_most("reference weights", sum(math.prod(shape) for _, _, shape, _ in draws(self)), CELLS)
         heads = self.architecture.heads
         sinks = self.architecture.layer_sinks
         if sinks.max() > float("-inf"):
@@ -164,35 +159,30 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> tuple[Any, ...]:
     return (n_positions, *stack, config.rotary, config.input_encoding is not None, *choices)
 
 
-def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
+def draw_parameters(config: ReferenceConfig, generator: torch.Generator) -> dict[str, Float[Tensor, "..."]]:
     """Weights at initialisation, drawn from the generator alone, not from the configuration's `seed`.
-
-    Without a generator only shapes are made, on the meta device, which takes no memory.
 
     Returns:
         `embedding` [vocabulary, d], `blocks.L.query` [head, d, head_dim], `blocks.L.up` [d, hidden], ...,
         `unembedding` [output, d] or `readout.K.weight` [in, out]; contiguous, on the generator's device.
     """
-    device = torch.device("meta") if generator is None else generator.device
-    # Some devices have no float64, and shapes need no precision.
-    dtype = config.torch_dtype if generator is None else torch.float64
+    given: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
     linear = config.initialisation == "linear"
 
     def drawn(sort: str, shape: tuple[int, ...], inputs: int) -> Tensor:
         if sort == "gain":
-            return torch.ones(shape, dtype=dtype, device=device)
+            return torch.ones(shape, **given)
         if sort == "zero" or (sort == "bias" and not linear):
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, **given)
         if linear and sort != "table":
-            values = torch.rand(shape, generator=generator, dtype=dtype, device=device)
-            return (2 * values - 1) / math.sqrt(inputs)
-        values = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+            return (2 * torch.rand(shape, generator=generator, **given) - 1) / math.sqrt(inputs)
+        values = torch.randn(shape, generator=generator, **given)
         return values if sort == "table" else values / math.sqrt(inputs)
 
-    return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in _draws(config)}
+    return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in draws(config)}
 
 
-def _draws(config: ReferenceConfig) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+def draws(config: ReferenceConfig) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
     """Everything there is to draw, in the order of the draws.
 
     Name, sort (`table`, `weight`, `bias`, `gain`, `zero`), shape, and inputs of the map.

@@ -38,8 +38,10 @@ def linear(
     return product.reshape(*inputs.shape[:3], weight.shape[2])
 
 
-def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) -> Inexact[Tensor, "..."]:
-    """Some positions of one axis: a view if they follow each other, as the last one alone does."""
+def rows_of(values: Inexact[Tensor, "..."], rows: Chosen, *, dim: int) -> Inexact[Tensor, "..."]:
+    """The chosen positions of one axis: a view if they follow each other, as the last one alone does."""
+    if rows is None:
+        return values
     if rows == tuple(range(rows[0], rows[0] + len(rows))):
         return values.narrow(dim, rows[0], len(rows))
     return values.index_select(dim, torch.tensor(rows, device=values.device))
@@ -73,29 +75,14 @@ def attention(
 
     `rows` are the query positions wanted; None: all.
     """
-    bias = logit_bias(config, weights, constants["bias"], rows=rows)[:, None]
+    bias = rows_of(constants["bias"], rows, dim=2)
+    if config.trained_key_bias is not None:  # keys beyond the table have its last number
+        key = torch.arange(bias.shape[-1], device=bias.device).clamp(max=config.trained_key_bias - 1)
+        bias = bias + weights["trained_key_bias"][:, :, None, key]
     if config.attention != "content":
-        return torch.softmax(bias, dim=-1)
+        return torch.softmax(bias[:, None], dim=-1)
     query, key = queries_and_keys(config, weights, constants, inputs, rows=rows)
-    return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
-
-
-def logit_bias(
-    config: ReferenceConfig,
-    weights: Weights,
-    fixed: Float[Tensor, "member head position position"],
-    *,
-    rows: Chosen = None,
-) -> Float[Tensor, "member head row position"]:
-    """Bias on the logits of a layer's chosen rows: the architecture's `fixed` one plus the trained one."""
-    bias = fixed if rows is None else rows_of(fixed, rows, dim=2)
-    if config.trained_key_bias is None:
-        return bias
-    trained, n_positions = weights["trained_key_bias"], fixed.shape[-1]
-    beyond = n_positions - config.trained_key_bias
-    if beyond > 0:
-        trained = torch.cat((trained, trained[..., -1:].expand(-1, -1, beyond)), dim=2)
-    return bias + trained[:, :, None, :n_positions]
+    return torch.softmax(query @ key.transpose(-1, -2) + bias[:, None], dim=-1)
 
 
 def queries_and_keys(
@@ -104,12 +91,12 @@ def queries_and_keys(
     Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
 ]:
     """Queries / sqrt(head_dim) of the chosen rows, and keys: two factors of the logits."""
-    stream_rows = inputs if rows is None else rows_of(inputs, rows, dim=2)
+    stream_rows = rows_of(inputs, rows, dim=2)
     query, key, scale = weights["query"], weights["key"], 1 / math.sqrt(config.head_dim)
     n_rows, n_positions, width, head_dim = stream_rows.shape[2], inputs.shape[2], config.width, config.head_dim
     if "cosine" in constants:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
-        aside = (turn if rows is None else rows_of(turn, rows, dim=3)) * scale
+        aside = rows_of(turn, rows, dim=3) * scale
         # Features k and k + half next to each other: no product of a query with a key changes.
         query, key = (part.view(*part.shape[:-1], 2, -1).mT.flatten(-2) for part in (query, key))
         return turned(heads_of(stream_rows, query), aside), turned(heads_of(inputs, key), turn)
@@ -211,7 +198,7 @@ def split(
     added = branch(config, weights, entering, attention(config, weights, constants, entering, rows=rows))
     if config.residual == "none":
         return None, added
-    passing = stream if rows is None else rows_of(stream, rows, dim=2)
+    passing = rows_of(stream, rows, dim=2)
     if config.residual == "mixed":
         kept, weight = (constants[name][:, None, None, None] for name in ("kept", "added"))
         return kept * passing, weight * added

@@ -21,7 +21,7 @@ from posbias.errors import RunError, UsageError, one_line
 from posbias.files import parsed_json, read_whole, write_atomically
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, shown
+from posbias.models.reference.config import ReferenceConfig, constants_of, draw_parameters, draws, shown
 from posbias.models.reference.forward import (
     entered,
     entrance,
@@ -323,7 +323,7 @@ def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tenso
 
 def check_parameters(config: ReferenceConfig, parameters: Mapping[str, Tensor]) -> None:
     """Refuse weights that are not the configuration's, or not finite: the first missing, unknown, or wrong."""
-    expected = {name: list(value.shape) for name, value in draw_parameters(config, None).items()}
+    expected = {name: list(shape) for name, _, shape, _ in draws(config)}
     for name in sorted(set(expected) ^ set(parameters)):
         raise UsageError(f"weight {name[:80]!r} is {'missing' if name in expected else 'not part of this model'}")
     for name, value in parameters.items():
