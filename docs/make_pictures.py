@@ -34,12 +34,12 @@ from posbias.results.figures import (
     PURPLE,
     RUNS,
     SKY,
+    THEORY_STROKES,
     VERMILION,
     Curve,
     Figure,
     Stroke,
     profile_figure,
-    theory_strokes,
 )
 from posbias.results.naming import THEORIES, label
 from posbias.results.result import report_of
@@ -288,18 +288,16 @@ def first_token(n_positions: int) -> dict[str, Callable[[int], float]]:
 
 def limit_strokes() -> list[Stroke]:
     """Strokes of the exact form and of the limit's two readings."""
-    own = theory_strokes(["closed_form", "continuous"])
-    return [own["closed_form"], own["continuous"], Stroke(VERMILION, "dot")]
+    return [THEORY_STROKES["closed_form"], THEORY_STROKES["continuous"], Stroke(VERMILION, "dot")]
 
 
 def mean_field(birth: Subject) -> list[Panel]:
     """Profiles at birth, and what is left when the measurement is divided out."""
     measured = birth.measured["jacobian"].profile.influence
-    strokes = theory_strokes(["mean_field", "rollout"])
     positions = np.arange(measured.size, dtype=np.float64)
     ratios = tuple(
-        Curve(label(THEORIES, name), positions, birth.theories[name].profile.influence / measured, strokes[name])
-        for name in strokes
+        Curve(label(THEORIES, name), positions, birth.theories[name].profile.influence / measured, THEORY_STROKES[name])
+        for name in ("mean_field", "rollout")
     )
     one = Curve("measured", positions[[0, -1]], np.ones(2), MEASURED)
     ratio = Figure(
@@ -369,11 +367,11 @@ def stroked(
 def beside(subject: Subject, title: str, names: Sequence[str]) -> Figure:
     """The measured Jacobian profile of a subject with some of its theories, each with its distance."""
     measured = subject.measured["jacobian"].profile
-    strokes = theory_strokes(list(names))
-    theories = [
-        pb.Profile(profile.influence).curve(with_distance(label(THEORIES, name), profile, measured), strokes[name])
-        for name, profile in ((name, subject.theories[name].profile) for name in names)
-    ]
+    theories = []
+    for name in names:
+        profile = subject.theories[name].profile
+        legend = with_distance(label(THEORIES, name), profile, measured)
+        theories.append(pb.Profile(profile.influence).curve(legend, THEORY_STROKES[name]))
     figure = profile_figure("panel", title, theories, measured=[measured.curve("measured (Jacobian)")])
     flat = pb.compare(pb.Profile.uniform(measured.n_positions), measured).wasserstein
     curves = (*figure.curves[:-1], replace(figure.curves[-1], name=f"flat line, W1 {flat:.3f}"))

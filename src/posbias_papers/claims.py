@@ -21,7 +21,7 @@ from posbias.checks import Natural, checked
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.registry import Registry
-from posbias.results.page import Report, Section
+from posbias.results.page import Report, Section, first_of
 from posbias.results.records import Record, plain
 from posbias.results.result import RESULTS, Result
 from posbias.results.showing import Shown
@@ -41,13 +41,6 @@ PAPERS_OF_CLAIMS = {
     "wu2025": "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951",
 }
 """Title of each paper, by the first part of its claims' names."""
-LONGEST_LIST = 8
-"""Positions of a list that are written out."""
-
-
-def listed(positions: Sequence[int]) -> str:
-    """Positions written out, the first of many."""
-    return ", ".join(map(str, positions[:LONGEST_LIST])) + (" ..." if len(positions) > LONGEST_LIST else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +131,7 @@ class Verdict:
         """A template with the facts that it names; a number that could not be stored is NaN."""
         words = self.claim if self.premises is None else MODEL_CLAIMS[self.name]
         facts = {**self.finding.numbers, **self.finding.words}
-        texts = {name: listed(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+        texts = {name: first_of(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
         template: str = getattr(words, name)
         return template.format(**{name: math.nan if fact is None else fact for name, fact in texts.items()})
 
@@ -296,8 +289,8 @@ class ClaimsRun(Result):
     """As `Verdict.as_dict` gives them."""
 
     def shown(self) -> Shown:
-        """The verdicts as facts."""
-        return Shown(self.title, facts={entry["claim"]: entry["verdict"] for entry in self.verdicts})
+        """The title; the verdicts are on the page."""
+        return Shown(self.title)
 
 
 def claims_report(run: ClaimsRun) -> Report:
@@ -305,12 +298,10 @@ def claims_report(run: ClaimsRun) -> Report:
     verdicts = sorted(run.verdicts, key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
     cells = [[entry["claim"], entry["verdict"], _text(entry["value"]), entry["computed"]] for entry in verdicts]
     return Report(
-        run.title,
         kicker="posbias · published statements on position bias as numerical experiments",
         verdict=_told(verdicts),
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
-        sections=[_claim(entry, number) for number, entry in enumerate(verdicts)],
-        record=run.record,
+        sections=list(map(_claim, verdicts)),
     )
 
 
@@ -328,7 +319,7 @@ def _told(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     return said
 
 
-def _claim(entry: Mapping[str, Any], number: int) -> Section:
+def _claim(entry: Mapping[str, Any]) -> Section:
     instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
     note = f"Assumes: {'; '.join(entry['assumptions'])}."
     note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
@@ -342,7 +333,6 @@ def _claim(entry: Mapping[str, Any], number: int) -> Section:
     cells = [[name.replace("_", " "), _text(fact)] for name, fact in entry["numbers"].items()]
     return Section(
         entry["claim"],
-        anchor=f"claim-{number}",
         badge=entry["verdict"],
         mark=MARKS.get(entry["verdict"], "correction"),
         source=f"{entry['paper']}; {entry['source']}",
@@ -356,5 +346,5 @@ def _claim(entry: Mapping[str, Any], number: int) -> Section:
 def _text(fact: Any) -> str:
     """A number, the word on one, or positions."""
     if isinstance(fact, list):
-        return listed(fact)
+        return first_of(fact)
     return MISSING if fact is None else fact if isinstance(fact, str) else f"{fact:.4g}"

@@ -24,8 +24,9 @@ from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts import Prompts
+from posbias.results.page import first_of
 from posbias.theory.power_rollout.actual_attention import trace_attention
-from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, listed, selected
+from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, selected
 from posbias_papers.kernels import (
     ROUNDING,
     centre_nodes,
@@ -310,7 +311,7 @@ class CentreNodesOfTheModel(ModelClaim):
             Premise(
                 "the mask has a centre node",
                 len(centres) > 0,
-                f"centre nodes {listed(centres.tolist())}" if len(centres) else "none",
+                f"centre nodes {first_of(centres.tolist())}" if len(centres) else "none",
             ),
             attention_only(run),
             bounded_below(run),

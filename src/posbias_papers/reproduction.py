@@ -35,7 +35,7 @@ PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two if it has a band."""
-FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range")
 
 Rows = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, Callable[[Any], str]]
@@ -93,8 +93,8 @@ class Reproduction(Result):
         ).with_record(record)
 
     def shown(self) -> Shown:
-        """The outcomes as facts; the figures are on the page."""
-        return Shown(self.title, facts={f"outcome {number}": text for number, text in enumerate(self.statements, 1)})
+        """The title; outcomes and figures are on the page."""
+        return Shown(self.title)
 
 
 def _figure_as_stored(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -122,7 +122,6 @@ def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         curves=tuple(curves),
         log_range=stored["log_range"] and tuple(stored["log_range"]),
         linear_range=stored["linear_range"] and tuple(stored["linear_range"]),
-        rows=tuple(stored.get("rows", ())),
     )
 
 
@@ -131,7 +130,6 @@ def reproduction_report(run: Reproduction) -> Report:
     said = run.statements  # among them the count of verdicts, "Of 13 published findings: ..."
     tables = [_laid_out(table) for table in run.tables]
     return Report(
-        run.title,
         kicker=f"posbias · a published experiment, run again · {PAPERS[run.experiment].paper}",
         verdict=[next((text for text in said if text.startswith("Of ")), said[0])] if said else [],
         picture=run.figures[:1],
@@ -139,7 +137,6 @@ def reproduction_report(run: Reproduction) -> Report:
         statements=said,
         figures=run.figures[1:],
         tables=tables[1:],
-        record=run.record,
     )
 
 

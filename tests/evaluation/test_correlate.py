@@ -16,7 +16,6 @@ from conftest import json_lines, refused
 from posbias import CorrelateOptions, correlate, write_report
 from posbias.evaluation.correlate import CONTROLS, Pair, check_different, correlate_pairs, source_of
 from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.finished_page import reasons
 from posbias.results.result import report_of
 
 
@@ -87,9 +86,9 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
 def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
     result = correlate([saved(count=1), saved(model="other")])
     (entry,) = result.pooled
-    assert all("no interval, since a measurement has a single sample" in text for text in reasons(result))
-    assert len(reasons(result)) == len(entry.correlations)
-    assert not reasons(correlate([saved(), saved(model="other")]))
+    assert all("no interval, since a measurement has a single sample" in text for text in report_of(result).left_out)
+    assert len(report_of(result).left_out) == len(entry.correlations)
+    assert not report_of(correlate([saved(), saved(model="other")])).left_out
     for found in entry.correlations.values():
         assert found.n_samples == 1
         assert not any(correlation.value.known or correlation.established for correlation in found.correlations)

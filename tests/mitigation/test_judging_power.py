@@ -143,4 +143,4 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
     ],
 )
 def test_no_interval_reads_as_nothing_that_is_not(value, text):
-    assert change_text(value, "+") == text
+    assert change_text(value) == text

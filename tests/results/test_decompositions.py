@@ -5,14 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias import Record, write_report
+from posbias import Record
 from posbias.decomposition.decomposition import Counterfactual, Decomposition, store_decomposition
-from posbias.decomposition.page import (
-    CAVEAT,
-    decomposition_report,
-    tables_of,
-)
-from posbias.results.records import read_record
+from posbias.decomposition.page import decomposition_report, tables_of
 from posbias.results.result import verdict
 from posbias.statistics import Interval
 
@@ -66,15 +61,3 @@ def test_the_verdict_says_no_more_than_the_intervals(decomposition):
 def test_what_was_not_possible_is_told_with_its_reason(decomposition):
     told = ["sink_masked(positions=2): not possible, <nothing> to mask"]
     assert decomposition_report(decomposition).left_out == told
-
-
-def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(decomposition, tmp_path):
-    decomposition.save(tmp_path)
-    page = write_report([read_record(tmp_path)], tmp_path).read_text()
-    assert "made &lt;up&gt;" in page
-    assert "made <up>" not in page
-    assert "&lt;nothing&gt;" in page
-    assert CAVEAT in page
-    assert "posbias decompose made-up" in page
-    assert page.count('id="figure-shifts-jacobian"') == 1
-    assert 'src="http' not in page

@@ -1,4 +1,4 @@
-"""Figures keep their numbers: on the page, in the picture, in the ends of their scales; what tells curves apart."""
+"""Figures keep their numbers, on the page and in the picture; what tells curves apart."""
 
 import re
 from html import unescape
@@ -19,32 +19,21 @@ from posbias.results.figures import (
 from posbias.results.naming import curve_names, differing, setting_text
 
 
-def _map(*matrices: np.ndarray, floor: float | None = None) -> HeatMap:
-    shape, panels = matrices[0].shape, {f"<{index}>": matrix for index, matrix in enumerate(matrices)}
-    ends = (0.0, shape[1] - 1.0), (0.0, shape[0] - 1.0)
-    return HeatMap("slug", "Costs $5 & <more>", "x", "y", "value", panels, *ends, floor=floor)
-
-
-def test_scales_end_where_the_values_do() -> None:
-    values = np.array([[0.0, 0.5], [np.nan, -2.0]])
-    assert _map(values).limits == (-2.0, 0.5)
-    assert _map(values, floor=0.01).limits == (0.01, 0.5)
-    assert _map(np.zeros((2, 2))).limits == (-0.5, 0.5)
-    assert _map(np.full((2, 2), np.nan)).limits == (0.0, 1.0)
-
-
-def test_the_page_carries_values_and_escapes_texts() -> None:
-    small = _map(np.array([[0.125, np.nan]]), np.ones((1, 2)))
-    fragment = fragment_of(small, anchor="here", switched=True)
-    assert fragment == fragment_of(small, anchor="here", switched=True)
-    assert fragment.startswith('<figure class="chart" id="here"><figcaption>Costs $5 &amp; &lt;more&gt;</figcaption>')
+def test_a_heat_map_escapes_texts() -> None:
+    panels = {"<0>": np.array([[0.125, np.nan]]), "<1>": np.ones((1, 2))}
+    small = HeatMap("slug", "Costs $5 & <more>", "x", "y", "value", panels, (0.0, 1.0), (0.0, 0.0), (0.0, 1.0))
+    fragment = fragment_of(small, switched=True)
+    assert fragment == fragment_of(small, switched=True)
+    assert fragment.startswith(
+        '<figure class="chart" id="figure-slug"><figcaption>Costs $5 &amp; &lt;more&gt;</figcaption>'
+    )
     assert not re.search(r"<0>|<more>", fragment)
     assert ">&lt;0&gt;</text>" in fragment
 
 
 def test_what_steers_a_terminal_is_spelled_out_in_a_picture() -> None:
     curve = Curve("a\x1b", np.arange(3.0), np.ones(3), MEASURED)
-    fragment = fragment_of(Figure("f", "t\u202e", "x", "y", (curve,)), anchor="here", switched=True)
+    fragment = fragment_of(Figure("f", "t\u202e", "x", "y", (curve,)), switched=True)
     assert "\x1b" not in fragment
     assert "\u202e" not in fragment
     assert r"a\x1b: 1" in titles_of(fragment)[0]
@@ -59,7 +48,7 @@ def titles_of(fragment: str) -> list[str]:
 def test_a_profile_tells_every_place_with_its_interval() -> None:
     values = np.full(8, 1 / 8)
     figure = profile_figure("slug", "title", [Profile(values, values / 2, values * 2).curve("measured")])
-    fragment = fragment_of(figure, anchor="here", switched=True)
+    fragment = fragment_of(figure, switched=True)
     assert "fill-opacity:0.16" in fragment, "a band lets what is below it be seen"
     told = titles_of(fragment)
     assert told == 2 * [f"position: {j}\nmeasured: 1 [0.5, 2]" for j in range(8)], "on both scales"
@@ -68,7 +57,7 @@ def test_a_profile_tells_every_place_with_its_interval() -> None:
 def test_intervals_of_several_curves_at_few_places_do_not_hide_one_another() -> None:
     x, y = np.array([1.0, 5.0, 20.0]), np.full(3, 0.5)
     curves = tuple(Curve(name, x, y, low=y - 0.1, high=y + 0.1) for name in "abc")
-    two, three = (fragment_of(Figure("f", "", "turn", "y", curves[:n]), anchor="f", switched=True) for n in (2, 3))
+    two, three = (fragment_of(Figure("f", "", "turn", "y", curves[:n]), switched=True) for n in (2, 3))
     assert ["fill-opacity:0.16" in fragment for fragment in (two, three)] == [True, False]
     assert titles_of(three)[0] == "turn: 1\n" + "\n".join(f"{name}: 0.5 [0.4, 0.6]" for name in "abc"), "at its turn"
 
@@ -76,7 +65,7 @@ def test_intervals_of_several_curves_at_few_places_do_not_hide_one_another() -> 
 def test_rows_keep_their_names_and_intervals() -> None:
     x, y = np.array([1.0, 2.0]), np.array([0.5, -0.5])
     curves = (Curve("a < b", x, y, MEASURED, y - 1, y + 1), Curve("c", x[:1], y[:1], MEASURED))
-    fragment = fragment_of(Figure("f", "t", "x", "y", curves, rows=("one", "two " * 20)), anchor="here", switched=True)
+    fragment = fragment_of(Figure("f", "t", "x", "y", curves, rows=("one", "two " * 20)), switched=True)
     assert ">a &lt; b</text>" in fragment
     assert fragment.count("stroke-width:0.9") >= 2, "an interval is a line"
 
@@ -86,7 +75,7 @@ def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
         profile_figure("slug", "title", [Profile.normalised(np.linspace(1.0, 3.0, n)).curve("theory")])
         for n in (LONG_CONTEXT, LONG_CONTEXT - 1)
     )
-    fragments = [fragment_of(figure, anchor="here", switched=True) for figure in (long, short)]
+    fragments = [fragment_of(figure, switched=True) for figure in (long, short)]
     assert ["distance from the end" in fragment for fragment in fragments] == [True, False]
     assert titles_of(fragments[0])[0].startswith("distance: ")
     assert len(titles_of(fragments[0])) <= 2 * TOLD_PLACES

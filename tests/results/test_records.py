@@ -110,7 +110,7 @@ def test_missing_and_damaged_runs_are_refused(tmp_path):
     ):
         record = example(0.25)
         setattr(record, name, value)
-        record.write_run(tmp_path)
+        record.save(tmp_path)
         with pytest.raises(UsageError, match=message):
             read_record(tmp_path)
 
@@ -168,27 +168,6 @@ def test_what_killed_runs_left_half_written_goes_at_the_next_start(tmp_path):
     with held(tmp_path):
         pass
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {LOCK_FILE, *mine}
-
-
-HOLDING = """
-import sys, time
-from posbias.runs.running import held
-with held(sys.argv[1]):
-    print("held", flush=True)
-    time.sleep(100)
-"""
-
-
-def test_a_killed_run_leaves_no_lock(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match="another run is writing"), held(tmp_path):
-        pass
-    process.kill()
-    process.communicate()
-    with held(tmp_path):
-        assert (tmp_path / LOCK_FILE).is_file()
 
 
 def test_a_file_system_without_locks_is_refused_in_one_line(tmp_path, monkeypatch):

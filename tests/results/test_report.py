@@ -49,17 +49,12 @@ def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
     return Record("predict", arguments, {"theory": theory}, arrays={"profile/influence": values})
 
 
-def tables_by_title(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
-    """Every table of a run, by title: a row for each line, by column."""
-    return {
+def test_tables_carry_every_number(audit_record: Build) -> None:
+    view = ProfileRun.from_record(audit_record())
+    tables = {
         table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
         for table in (*overview_tables([view]), *detailed_tables(view))
     }
-
-
-def test_tables_carry_every_number(audit_record: Build) -> None:
-    view = ProfileRun.from_record(audit_record())
-    tables = tables_by_title(view)
     (rows,) = (rows for title, rows in tables.items() if title.startswith("How near is each theory?"))
     assert len(rows) == 2 * 3 + 2
     of_rollout = [row for row in rows if row["theory"] == "power rollout" and row["measured"] == "Jacobian"]

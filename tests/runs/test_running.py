@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.results.records import ARRAYS_FILE, finished_record, read_record
+from posbias.results.records import ARRAYS_FILE, read_record, record_in
 from posbias.runs.parts import PARTS, PartStore
 from posbias.runs.running import directory_names, run_directory
 from posbias.training.study import study_of
@@ -128,7 +128,7 @@ def test_a_run_killed_after_its_first_piece_goes_on_from_there(verb, asked, tmp_
         patch.setattr(PartStore, "keep", killed)
         with pytest.raises(Killed):
             run(asked, directory=directory)
-    assert finished_record(directory) is None
+    assert record_in(directory, done=True) is None
     reused = [path.stem for path in (directory / PARTS).glob("*.safetensors")]
     assert reused
     with pytest.raises(pb.UsageError, match=r"holds [0-9]+ finished pieces"):

@@ -165,7 +165,7 @@ def link_behaviour(audit: Record, directory: Path) -> Path:
     with held(directory):
         if audit.resolved.get("related") != related:
             audit.resolved["related"] = related
-            audit.write_run(directory)
+            audit.save(directory, overwrite=True)
         return write_report([audit], directory)
 
 

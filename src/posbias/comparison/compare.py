@@ -188,7 +188,7 @@ def _opened(source: Any) -> Result:
         source = Record("predict", {}, {"title": "profile", "theory": "profile"}, arrays=arrays)
     elif isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
         source = read_record(source)
-    record = source.as_run() if isinstance(source, Record | Showing) else None
+    record = source.as_run() if isinstance(source, Showing) else None
     if not isinstance(record, Record):
         raise UsageError(
             "compare takes profiles, predictions, measurements and runs; a model is measured first, as in "

@@ -18,7 +18,6 @@ from posbias.comparison.metrics import STATISTICS
 from posbias.comparison.stored import (
     THEORIES,
     WORDS,
-    Depth,
     KindComparison,
     ProfileRun,
     Subject,
@@ -30,13 +29,14 @@ from posbias.comparison.tables import OF_HALVES, OF_ONE, TENTHS, detailed_tables
 from posbias.profiles import Profile
 from posbias.results.figures import (
     MEASURED,
+    NEXT,
     RUNS,
+    THEORY_STROKES,
     Curve,
     Figure,
     Stroke,
     profile_figure,
     ramp,
-    theory_strokes,
 )
 from posbias.results.naming import MIXINGS, SUBJECTS, label, names_beside
 from posbias.results.page import Report, Section
@@ -50,8 +50,8 @@ TEXTS = {
     "synthetic": "uniformly random tokens, no language at all",
 }
 """Sources of prompts in the words of a page; others are shown as they were given."""
-MOST_VERDICTS, MOST_TABLES = 3, 3
-"""Runs of several that the verdict speaks of; tables that are not folded."""
+MOST_TABLES = 3
+"""Tables that are not folded."""
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
     "In brackets: 95 % intervals over texts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large; "
@@ -95,14 +95,13 @@ def profiles_report(*runs: Result) -> Report:
         return _report_of_one(views[0])
     views = told_apart(views)  # every line of a legend names one run
     sections = [
-        Section(view.label, f"run-{number}", texts=verdict_of(view), left_out=list(view.left_out), record=view.record)
-        for number, view in enumerate(views, start=1)
+        Section(view.label, texts=verdict_of(view), left_out=list(view.left_out), record=view.record) for view in views
     ]
     figures = side_by_side(views)
     return Report(
         " beside ".join(view.label for view in views),
         kicker=KICKER,
-        verdict=[verdict_of(view, view.label.replace(": ", ", "))[0] for view in views[:MOST_VERDICTS]],
+        verdict=[verdict_of(view, view.label.replace(": ", ", "))[0] for view in views[:3]],
         picture=figures[:1],
         figures=figures[1:],
         note=NOTE,
@@ -125,9 +124,8 @@ def _report_of_one(view: ProfileRun) -> Report:
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
-        sections=[Section("Every number", "numbers", tables=details)] if details else [],
+        sections=[Section("Every number", tables=details)] if details else [],
         left_out=list(view.left_out),
-        record=view.record,
         glossary=GLOSSARY,
     )
 
@@ -160,7 +158,7 @@ def picture_of(view: ProfileRun) -> list[Figure]:
     for subject in view.subjects:
         profile, size, theories = subject.measured[kind].profile, subject.n_positions, []
         if (nearest := _nearest(subject, kind)) is not None:
-            name, stroke = nearest.theory, theory_strokes([nearest.theory])[nearest.theory]
+            name, stroke = nearest.theory, THEORY_STROKES.get(nearest.theory, NEXT)
             theories = [subject.theories[name].profile.curve(view.called("theories", name), stroke)]
         title = f"{capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
         panel = profile_figure(f"{subject.name}-{kind}-best", title, theories, measured=[profile.curve("measured")])
@@ -178,8 +176,25 @@ def picture_of(view: ProfileRun) -> list[Figure]:
 def figures_of(view: ProfileRun) -> list[Figure]:
     """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
     figures = [figure for subject in view.subjects for figure in _subject_figures(view, subject)]
-    figures += [_depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None]
-    return figures + ([_mixing_figure(view)] if any(subject.mixing for subject in view.subjects) else [])
+    for subject in view.subjects:
+        if (depth := subject.depth) is not None:  # profiles after some layers, from pale (near the input) to dark
+            rows, curves = shown_rows(len(depth.layers)), []
+            for row, stroke in zip(rows, ramp(len(rows)), strict=True):
+                low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
+                profile, name = Profile(depth.influence[row], low, high), f"after layer {int(depth.layers[row])}"
+                curves.append(profile.curve(name, stroke))
+            title = f"{state_of(view, subject)}: how the profile forms"
+            figures.append(profile_figure(f"{subject.name}-depth", title, curves))
+    coefficients = []
+    for number, subject in enumerate(view.subjects):
+        for place, (definition, mixing) in enumerate(subject.mixing.items()):
+            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, "dash" if place else "solid")
+            layers = np.arange(mixing.value.size, dtype=np.float64)
+            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
+            coefficients.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
+    title = f"{view.label}: the share of a layer's output that attention contributes"
+    axes = "layer (0 is nearest the input)", "mixing coefficient"
+    return figures + ([Figure("mixing", title, *axes, tuple(coefficients), markers=True)] if coefficients else [])
 
 
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
@@ -217,8 +232,10 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     """The theories beside each measured kind; alone if nothing was measured."""
     theories = {name: theory.profile for name, theory in subject.theories.items()}
-    strokes = theory_strokes(list(theories))
-    curves = [profile.curve(view.called("theories", name), strokes[name]) for name, profile in theories.items()]
+    curves = [
+        profile.curve(view.called("theories", name), THEORY_STROKES.get(name, NEXT))
+        for name, profile in theories.items()
+    ]
     title = state_of(view, subject)
     for kind, measured in subject.measured.items():
         name = view.called("measured", kind)
@@ -235,33 +252,10 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
         yield profile_figure(f"{subject.name}-predicted", heading, curves)
 
 
-def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
-    """The profile after a few layers, from pale (near the input) to dark."""
-    rows, curves = shown_rows(len(depth.layers)), []
-    for row, stroke in zip(rows, ramp(len(rows)), strict=True):
-        low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
-        curves.append(Profile(depth.influence[row], low, high).curve(f"after layer {int(depth.layers[row])}", stroke))
-    return profile_figure(f"{subject.name}-depth", f"{state_of(view, subject)}: how the profile forms", curves)
-
-
-def _mixing_figure(view: ProfileRun) -> Figure:
-    curves = []
-    for number, subject in enumerate(view.subjects):
-        for place, (definition, mixing) in enumerate(subject.mixing.items()):
-            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, "dash" if place else "solid")
-            layers = np.arange(mixing.value.size, dtype=np.float64)
-            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
-            curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
-    title = f"{view.label}: the share of a layer's output that attention contributes"
-    return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)
-
-
 FLAT_TENTH = 0.1
 PERCENT = 100.0
 DECISIONS = {-1: "closer than a flat line", 1: "farther than a flat line", 0: "not decided"}
 """What a distance less the flat line's decides, by its sign."""
-EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')\""""
-"""What finds where a model uses what its reader gives it, as a shell has it."""
 
 
 def verdict_of(view: ProfileRun, title: str = "") -> tuple[str, ...]:
@@ -281,7 +275,7 @@ def verdict_of(view: ProfileRun, title: str = "") -> tuple[str, ...]:
     end, favoured = _favoured(subject, kind)
     lines = [_middle(subject, kind, title or "it")]
     if subject.name == "trained":
-        command = EVALUATE.format(model=shlex.quote(view.label))
+        command = f"""posbias evaluate {shlex.quote(view.label)} --task "documents(file='questions.jsonl')\""""
         lines.append(
             f"Influence is not use: place nothing by it before you have tested answers on your own file, `{command}`."
         )

@@ -247,9 +247,7 @@ class ProfileRun(Result):
 
     @classmethod
     def from_record(cls: type[Run], record: Record) -> Run:
-        """The profiles of a run; none if it failed. One that finished without any is refused."""
-        if record.status != "done":
-            return cls(record, record.title, ())
+        """The profiles of a run; one without any is refused."""
         arrays, of_subjects = nested(record.arrays), record.scalars.get("subjects")
         if not of_subjects:  # predictions alone
             theories = [str(name).removeprefix(THEORIES) for name in record.resolved.get("curves") or ()]

@@ -4,15 +4,13 @@ Shifts are in percentage points of the influence; the verdict claims one only if
 leaves zero out.
 """
 
-from collections.abc import Sequence
-
 from posbias.comparison.distances import UNITS_FOR_CLAIM
-from posbias.decomposition.decomposition import Decomposition, Shift, masses
+from posbias.decomposition.decomposition import Decomposition, masses
 from posbias.results.figures import MEASURED, Curve, Figure
 from posbias.results.naming import KINDS, STATISTICS, label
 from posbias.results.page import Report
 from posbias.results.tables import Table
-from posbias.statistics import Interval, mean_of
+from posbias.statistics import mean_of
 
 CAVEAT = (
     "A changed model computes off its training distribution: a shift says what the trained weights do without the "
@@ -28,8 +26,13 @@ NOTE = (
 def decomposition_report(decomposition: Decomposition) -> Report:
     """Shifts of every kind, and how far each change drives the model."""
     tables = tables_of(decomposition)
-    of_kinds = {kind: [each for each in decomposition.shifts if each.kind == kind] for kind in decomposition.kinds}
-    figures = [_shift_figure(kind, shifts) for kind, shifts in of_kinds.items() if shifts]
+    figures = []
+    for kind in dict.fromkeys(each.kind for each in decomposition.shifts):
+        shifts = [each for each in decomposition.shifts if each.kind == kind]
+        moved = Curve.of_intervals("measured", range(1, len(shifts) + 1), [each.shift for each in shifts], MEASURED)
+        title = f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})"
+        rows = tuple(f"{each.intervention}: {label(STATISTICS, each.mass)}" for each in shifts)
+        figures.append(Figure(f"shifts-{kind}", title, "", "percentage points", (moved.scaled(100),), rows=rows))
     refused = [(item.name, item.reason) for item in decomposition.counterfactuals if item.reason is not None]
     return Report(
         f"What makes the profile of {decomposition.title}",
@@ -42,7 +45,6 @@ def decomposition_report(decomposition: Decomposition) -> Report:
         note=NOTE,
         tables=tables[2:],
         left_out=[f"{name}: not possible, {reason.removeprefix(f'{name}: ')}" for name, reason in refused],
-        record=decomposition.record,
     )
 
 
@@ -59,7 +61,7 @@ def _verdict(decomposition: Decomposition) -> list[str]:
     names = ", ".join(dict.fromkeys(shift.intervention for shift in decided))
     return [
         f"{most.intervention} moves the profile most: the {label(STATISTICS, most.mass)} changes by "
-        f"{_points(most.shift)} percentage points.",
+        f"{most.shift.text('+.1f', scale=100)} percentage points.",
         f"These replacements are shown to move it: {names}.",
     ]
 
@@ -80,23 +82,10 @@ def tables_of(decomposition: Decomposition) -> list[Table]:
         for shift in decomposition.shifts:
             if shift.kind == kind:
                 row = rows.setdefault(shift.intervention, {**named[shift.intervention]})
-                row[label(STATISTICS, shift.mass)] = _points(shift.shift)
+                row[label(STATISTICS, shift.mass)] = shift.shift.text("+.1f", scale=100)
         tables.append(Table.of(f"Shift of the mass in percentage points ({label(KINDS, kind)})", rows.values()))
     driven = [
         {**named[name], "KL of the next token, nats": mean.text()} for name, mean in decomposition.divergences.items()
     ]
     tables.append(Table.of("How far does the change drive the model?", driven))
     return [table for table in tables if table.cells]
-
-
-def _shift_figure(kind: str, shifts: Sequence[Shift]) -> Figure:
-    """One row per ingredient and mass."""
-    moved = Curve.of_intervals("measured", range(1, len(shifts) + 1), [shift.shift for shift in shifts], MEASURED)
-    title = f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})"
-    rows = tuple(f"{shift.intervention}: {label(STATISTICS, shift.mass)}" for shift in shifts)
-    return Figure(f"shifts-{kind}", title, "", "percentage points", (moved.scaled(100),), rows=rows)
-
-
-def _points(shift: Interval) -> str:
-    """A shift of a share in percentage points."""
-    return shift.text("+.1f", scale=100)

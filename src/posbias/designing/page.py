@@ -5,15 +5,7 @@ from collections.abc import Mapping
 
 from posbias.designing.result import TOLERANCE, Design
 from posbias.profiles import Profile
-from posbias.results.figures import (
-    BLUE,
-    MEASURED,
-    ORANGE,
-    VERMILION,
-    Figure,
-    Stroke,
-    profile_figure,
-)
+from posbias.results.figures import BLUE, MEASURED, ORANGE, VERMILION, Stroke, profile_figure
 from posbias.results.page import Report
 from posbias.results.tables import Table
 from posbias.statistics import MISSING
@@ -36,18 +28,29 @@ def design_report(run: Design) -> Report:
     distances = [
         [str(n), _cell(after, ".3g"), _cell(before), _cell(run.flat[n])] for n, (after, before) in run.distances.items()
     ]
+    length = max(run.lengths)
+    curves = [
+        run.before[length].curve("as it was", BEFORE),
+        run.profiles[length].curve("designed", AFTER),
+        *(
+            networks.profile.curve("designed, measured at initialisation", MEASURED)
+            for networks in run.measured
+            if networks.n_positions == length
+        ),
+        Profile.normalised(run.targets[length]).curve("target", TARGET),  # on top of what meets it
+    ]
+    picture = profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)
     title = f"{run.over} (layer 0 is nearest the input; alibi: by head)"
     values = [{"": str(index), run.over: f"{value:.6g}"} for index, value in enumerate(run.parameters)]
     return Report(
         f"Design: {run.record.resolved['title']}",
         kicker="posbias · an architecture with a chosen position bias",
         verdict=[*statements[:1], *statements[-1:]] if run.measured else statements[:2],
-        picture=[_figure(run)],
+        picture=[picture],
         summary=[Table("W1 to the target, by length", ["positions", "designed", "as it was", "flat line"], distances)],
         statements=statements,
         note=NOTE.format(apart="" if run.target.whole else APART),
         tables=[Table.of(title, values)] if len(values) <= MOST_ROWS else [],
-        record=run.record,
     )
 
 
@@ -93,18 +96,3 @@ def _at(distances: Mapping[int, float]) -> str:
 
 def _cell(distance: float, spec: str = ".3f") -> str:
     return MISSING if math.isnan(distance) else format(distance, spec)
-
-
-def _figure(run: Design) -> Figure:
-    length = max(run.lengths)
-    curves = [
-        run.before[length].curve("as it was", BEFORE),
-        run.profiles[length].curve("designed", AFTER),
-        *(
-            networks.profile.curve("designed, measured at initialisation", MEASURED)
-            for networks in run.measured
-            if networks.n_positions == length
-        ),
-        Profile.normalised(run.targets[length]).curve("target", TARGET),  # on top of what meets it
-    ]
-    return profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)

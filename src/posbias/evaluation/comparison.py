@@ -16,7 +16,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Contrast, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
-from posbias.evaluation.levels import MEAN, SPREAD, WORST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, Change, changes_of, confirmed_between, samples_needed
 from posbias.evaluation.recovery import gains_of, recovery_less
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.naming import numbered
@@ -51,6 +51,11 @@ class Compared:
     """Its recovery less the first's: mean over positions, then at each; the ends hold for all evaluations at once."""
     no_recovery: str = ""
     """Why its recovery, which was measured, is not compared."""
+
+    @property
+    def rises(self) -> dict[str, bool]:
+        """The changes that are established, by endpoint: True for a rise, False for a fall."""
+        return {name: change.value.value > 0 for name, change in self.changes.items() if self.p[name] < ALPHA}
 
 
 @RESULTS.register("compare_evaluations")

@@ -120,7 +120,6 @@ class Evaluation(Result):
     """Answers of a model to one task, by the position of the item that they need."""
 
     drawn_by: ClassVar = "posbias.evaluation.page:evaluation_report"
-    said_by: ClassVar = "posbias.evaluation.page:verdict_of"
     record: InstanceOf[Record]
     task: str = ""
     """Literal spelling; the names of files are cut to their last part."""

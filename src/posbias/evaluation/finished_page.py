@@ -14,7 +14,7 @@ from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.forms import FormsEvaluation, OrdersEvaluation, Price, TurnsEvaluation
-from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, change_text
+from posbias.evaluation.levels import MEAN, SPREAD, WORST, change_text
 from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, Placement
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import Report, first_of
@@ -37,12 +37,8 @@ WHAT = {
     "place": "place, another item",
 }
 """Item that a series of influence is about."""
-CONTROLLED = {
-    "nothing": "plain",
-    "position": "position held fixed",
-    "ends": "distance to the nearer end held fixed",
-    "position_and_ends": "both held fixed",
-}
+CONTROLLED = ("plain", "position held fixed", "distance to the nearer end held fixed", "both held fixed")
+"""Correlations, in the order of `CONTROLS`."""
 NOTICED = {
     "gold_without_answer": "a model that reads only that passage cannot be right there",
     "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
@@ -66,8 +62,15 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
     for group in groups:
         notices += notice_sentences(group.notices, count=group.n_samples, here=True, of=f"{group.title}: ")
     nothing = "Nothing to compare: samples in common, at 3 positions at least, are needed of influence and behaviour."
+    left_out = []
+    for series in result.pooled:
+        for measure, there in series.groups.items():
+            about = f"{series_name(series)} and {label(MEASURES, measure)}"
+            if missing := [group.title for group in groups if group.title not in there]:
+                left_out.append(f"{about}: without {', '.join(missing)} (one of the two is missing)")
+            if series.correlations[measure].n_samples == 1:  # from which nothing can be resampled
+                left_out.append(f"{about}: no interval, since a measurement has a single sample")
     return Report(
-        result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[correlation_verdict(result.pooled) or nothing],
         summary=[Table.of("What is correlated", measured), *tables[:1]],
@@ -75,23 +78,8 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         caveats=[CORRELATION_CAVEAT],
         note=NOTE,
         tables=tables[1:],
-        left_out=reasons(result),
-        record=result.record,
+        left_out=left_out,
     )
-
-
-def reasons(result: InfluenceCorrelation) -> list[str]:
-    """Runs that a pooled correlation does without, and those that leave it without an interval."""
-    reasons = []
-    for series in result.pooled:
-        for measure, there in series.groups.items():
-            about = f"{series_name(series)} and {label(MEASURES, measure)}"
-            missing = [group.title for group in result.groups if group.title not in there]
-            if missing:
-                reasons.append(f"{about}: without {', '.join(missing)} (one of the two is missing)")
-            if series.correlations[measure].n_samples == 1:  # from which nothing can be resampled
-                reasons.append(f"{about}: no interval, since a measurement has a single sample")
-    return reasons
 
 
 def series_name(series: InfluenceSeries) -> str:
@@ -107,7 +95,7 @@ def correlation_tables(series: Sequence[InfluenceSeries], over: str = "") -> lis
     for entry in series:
         for measure, found in entry.correlations.items():
             row = {"influence": series_name(entry)}
-            for name, each in zip(CONTROLLED.values(), found.correlations, strict=True):
+            for name, each in zip(CONTROLLED, found.correlations, strict=True):
                 told = f"{each.value} p {each.p_value:.2g}{', established' * each.established}"
                 row[name] = MISSING if np.isnan(each.value.value) else told
             rows.setdefault(measure, []).append({**row, "positions": str(found.n_positions)})
@@ -148,24 +136,17 @@ RISES = {
 def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     """Every evaluation less the first: one sentence each, the curves, and the differences by position."""
     baseline, *others = comparison.compared
-    withheld = [entry for entry in comparison.compared if entry.withheld]
     changes = [
-        {"run": entry.name, "of": name, "difference": change_text(change.value, "+"), "p": f"{entry.p[name]:.2g}"}
+        {"run": entry.name, "of": name, "difference": str(change), "p": f"{entry.p[name]:.2g}"}
         for entry in others
         for name, change in entry.changes.items()
     ]
     by_position = [
-        [
-            entry.name,
-            str(place),
-            baseline.means[column].text(),
-            entry.means[column].text(),
-            change_text(entry.differences[column].value, "+"),
-            f"{entry.difference_p[column]:.2g}",
-        ]
+        [entry.name, str(place), str(old), str(new), change_text(less.value), f"{p:.2g}"]
         for entry in others
-        for column, place in enumerate(comparison.positions)
-        if entry.differences
+        for place, old, new, less, p in zip(
+            comparison.positions, baseline.means, entry.means, entry.differences, entry.difference_p, strict=False
+        )
     ]
     places = ["mean", *map(str, comparison.positions)]
     recovered = [
@@ -175,23 +156,19 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     ]
     figure = replace(comparison.shown().figure(), slug="evaluations", x_label=axis_of(comparison.n_items))
     return Report(
-        comparison.record.title,
         kicker="posbias · evaluations compared",
         verdict=[
-            *(f"No conclusion from the generated answers of {each.name}: {each.withheld}." for each in withheld),
+            *(f"No conclusion from the {told}." for told in _withheld(comparison, "generated answers of {}")),
             *(_sentence(comparison, entry) for entry in others),
             *(_recovery_sentence(baseline, entry) for entry in others if entry.recovery or entry.no_recovery),
         ],
         picture=[figure],
         summary=[
             Table.of(f"Less {baseline.name}, {comparison.n_samples} samples", changes),
-            *([Table.of(f"Recovery less that of {baseline.name}", recovered)] if recovered else []),
+            Table.of(f"Recovery less that of {baseline.name}", recovered),
         ],
-        tables=[
-            Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], by_position),
-        ],
+        tables=[Table("By position", ["run", "position", baseline.name, "its mean", "difference", "p"], by_position)],
         note=PAIRED_NOTE,
-        record=comparison.record,
     )
 
 
@@ -202,7 +179,7 @@ def _recovery_sentence(baseline: Compared, entry: Compared) -> str:
     less, *_ = entry.recovery
     found = "more" if less.value > 0 else "less"
     told = f"{entry.name} keeps {found} of it than" if less.excludes(0.0) else "no difference is established to"
-    return f"Recovery, mean over positions: {told} {baseline.name} ({change_text(less, '+')})."
+    return f"Recovery, mean over positions: {told} {baseline.name} ({change_text(less)})."
 
 
 PLACED = {
@@ -228,7 +205,7 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
     ]
     less = f"at turn {turns[-1]}, less {baseline.name}"
     prices = [
-        {"the rule stands": placed(entry.name), **_less(entry, less), **_price_row(comparison.prices[entry.name])}
+        {"the rule stands": placed(entry.name), **_gain_and_price(comparison, entry, less)}
         for entry in comparison.compared
     ]
     by_rule = [
@@ -238,7 +215,6 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
     title = "Share of replies that keep the rule, by its place"
     figure = replace(comparison.shown().figure(), slug="turns", title=title, x_label="turn", y_label="share of replies")
     return Report(
-        comparison.record.title,
         kicker="posbias · rules at turns",
         verdict=turns_verdict(comparison),
         picture=[figure],
@@ -251,15 +227,14 @@ def turns_report(comparison: TurnsEvaluation) -> Report:
         tables=[Table.of(f"Every rule at turn {turns[-1]}", by_rule)],
         left_out=[f"broken even when just told, and not judged: {say}" for say in comparison.left_out],
         note=TURNS_NOTE,
-        record=comparison.record,
     )
 
 
 def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     """Until when rules are kept at the first placement, and the cheapest placement that keeps them better."""
     baseline, *others = comparison.compared
-    if withheld := _no_conclusion(comparison, lambda name: f"replies with the rule {placed(name)}"):
-        return withheld
+    if withheld := _withheld(comparison, "replies with the rule {}", placed):
+        return [f"No conclusion from the {told} (--max-tokens)." for told in withheld]
     turns, lasting = comparison.positions, comparison.lasting[baseline.name]
     if turns[-1] not in lasting.level:
         return [
@@ -278,7 +253,7 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     elif lasting.kept_until == last:
         lost = f"Kept through turn {last}"
     said = [f"{lost}: with the rule {placed(baseline.name)} it holds {share} (asked: {lasting.threshold:g})."]
-    if better := _better(others):
+    if better := [entry for entry in others if entry.rises.get(MEAN)]:
         cheapest = min(better, key=lambda entry: comparison.prices[entry.name].added)
         price, before = comparison.prices[cheapest.name], comparison.prices[baseline.name]
         held = comparison.lasting[cheapest.name].level[last].text(".2f")
@@ -296,15 +271,9 @@ def turns_verdict(comparison: TurnsEvaluation) -> list[str]:
     return said
 
 
-def _no_conclusion(comparison: FormsEvaluation, of: Callable[[str], str]) -> list[str]:
-    """Forms of a task whose answers decide nothing, a sentence each; `of` says what they are of a form."""
-    withheld = [entry for entry in comparison.compared if entry.withheld]
-    return [f"No conclusion from the {of(entry.name)}: {entry.withheld} (--max-tokens)." for entry in withheld]
-
-
-def _better(others: Sequence[Compared]) -> list[Compared]:
-    """Forms that are shown to be better than the first."""
-    return [entry for entry in others if entry.p.get(MEAN, 1.0) < ALPHA and entry.changes[MEAN].value.value > 0]
+def _withheld(comparison: EvaluationComparison, of: str, called: Callable[[str], str] = str) -> list[str]:
+    """Why answers decide nothing, of each evaluation of which they do not; `of` says what they are of its name."""
+    return [f"{of.format(called(each.name))}: {each.withheld}" for each in comparison.compared if each.withheld]
 
 
 def _to_decide(comparison: FormsEvaluation, at: str = "") -> str:
@@ -315,17 +284,12 @@ def _to_decide(comparison: FormsEvaluation, at: str = "") -> str:
     return f" About {samples:,} samples (--count) would show a rise of {rise:.2g}{at}."
 
 
-def _less(entry: Compared, title: str) -> dict[str, str]:
-    """The change of an evaluation's mean, for a table."""
-    change = entry.changes.get(MEAN)
-    if change is None:
-        return {title: MISSING, "p": MISSING}
-    return {title: change_text(change.value, "+"), "p": f"{entry.p[MEAN]:.2g}"}
-
-
-def _price_row(price: Price) -> dict[str, str]:
-    """What a form costs, for a table."""
+def _gain_and_price(comparison: FormsEvaluation, entry: Compared, less: str) -> dict[str, str]:
+    """The change of a form's mean, and what it costs, for a table."""
+    change, price = entry.changes.get(MEAN), comparison.prices[entry.name]
     told = {
+        less: str(change or MISSING),
+        "p": MISSING if change is None else f"{entry.p[MEAN]:.2g}",
         f"{price.unit} a prompt": f"{price.read:,.0f}",
         "of these added": f"{price.added:.1f}",
         "a prefix cache keeps": MISSING if price.kept != price.kept else f"{price.kept:.0%}",
@@ -357,47 +321,39 @@ def orders_report(comparison: OrdersEvaluation) -> Report:
         {
             "order": entry.name,
             measure: entry.means[0].text() if entry.means else MISSING,
-            **_less(entry, f"less {baseline.name}"),
-            **_price_row(comparison.prices[entry.name]),
+            **_gain_and_price(comparison, entry, f"less {baseline.name}"),
         }
         for entry in comparison.compared
     ]
     return Report(
-        comparison.record.title,
         kicker="posbias · orders of passages",
         verdict=orders_verdict(comparison),
         summary=[Table.of(f"What each order gains, and costs, {comparison.n_samples} samples", rows)],
         note=ORDERS_NOTE,
-        record=comparison.record,
     )
 
 
 def orders_verdict(comparison: OrdersEvaluation) -> list[str]:
     """Which order to take, what it gains and costs; or that none is shown to be better, and what would decide."""
     baseline, *others = comparison.compared
-    if withheld := _no_conclusion(comparison, lambda name: f"answers in the order {name}"):
-        return withheld
+    if withheld := _withheld(comparison, "answers in the order {}"):
+        return [f"No conclusion from the {told} (--max-tokens)." for told in withheld]
     if not all(entry.changes for entry in others):
         return [f"Too few samples for a claim: {comparison.n_samples}, {comparison.samples_needed} are needed."]
-    better, said = _better(others), []
-    if better:
+    said = []
+    if better := [entry for entry in others if entry.rises.get(MEAN)]:
         best = max(better, key=lambda entry: entry.changes[MEAN].value.value)
+        price, first = comparison.prices[best.name], comparison.prices[baseline.name]
         said.append(
             f"Take the order {best.name}: {label(MEASURES, comparison.measure)} {best.means[0]}, less {baseline.name} "
-            f"{change_text(best.changes[MEAN].value, '+')}; it {_cost(comparison, best)}."
+            f"{best.changes[MEAN]}; it reads {price.read:,.0f} {price.unit} a prompt, {price.added:+.0f}"
+            f"{_cached(price, first, 'them')}."
         )
     else:
         said.append(f"Leave the order {baseline.name}: none is shown to be better.{_to_decide(comparison)}")
-    if worse := [entry for entry in others if entry.p[MEAN] < ALPHA and entry not in better]:
-        changes = (f"{entry.name} ({change_text(entry.changes[MEAN].value, '+')})" for entry in worse)
-        said.append(f"Worse than {baseline.name}: {', '.join(changes)}.")
+    if worse := [f"{entry.name} ({entry.changes[MEAN]})" for entry in others if entry.rises.get(MEAN) is False]:
+        said.append(f"Worse than {baseline.name}: {', '.join(worse)}.")
     return said
-
-
-def _cost(comparison: OrdersEvaluation, entry: Compared) -> str:
-    """What an order costs beside the first, in words."""
-    price, first = comparison.prices[entry.name], comparison.prices[comparison.compared[0].name]
-    return f"reads {price.read:,.0f} {price.unit} a prompt, {price.added:+.0f}{_cached(price, first, 'them')}"
 
 
 def _cached(price: Price, first: Price, of: str) -> str:
@@ -424,7 +380,7 @@ def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: boo
         if name == "control_tokens" and not here:
             after = "it is not known whether whatever runs the model reads them as ordinary text"
         total = "" if count is None else f" of {count}"
-        numbers = f"number {first_of(list(map(str, samples)))}"
+        numbers = f"number {first_of(samples)}"
         sentences.append(f"{of}In {len(samples)}{total} samples ({numbers}) {NOTICES[name]}{tokens}: {after}.")
     return sentences
 
@@ -444,12 +400,10 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
             f"{entry.name} and {baseline} are not compared: {comparison.n_samples} samples are complete in all "
             f"evaluations, {comparison.samples_needed} are needed."
         )
-    numbers = {name: f"{change_text(change.value, '+')}" for name, change in entry.changes.items()}
-    established = {name: change.value.value > 0 for name, change in entry.changes.items() if entry.p[name] < ALPHA}
-    if not established:
-        ends = f"mean {measure} {numbers[MEAN]}, worst position {numbers[WORST]}"
+    if not entry.rises:
+        ends = f"mean {measure} {entry.changes[MEAN]}, worst position {entry.changes[WORST]}"
         return f"No difference between {entry.name} and {baseline} is established: {ends}."
-    clauses = [f"{RISES[name][0 if rises else 1]} ({numbers[name]})" for name, rises in established.items()]
+    clauses = [f"{RISES[name][not rises]} ({entry.changes[name]})" for name, rises in entry.rises.items()]
     return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
 
 
@@ -512,12 +466,10 @@ def placement_report(placement: Placement) -> Report:
     places = f"place among {curve.size} (0 is the first)"
     figure = replace(placement.shown().figure(), slug="placement", title=title, x_label=places)
     return Report(
-        placement.record.title,
         kicker="posbias · where relevant passages should stand",
         verdict=said,
         picture=[replace(figure, y_label=f"expected {measure}")],
         summary=[Table.of(f"Gain in {measure} of the order estimated as best, per unit of relevance", rows)],
-        record=placement.record,
     )
 
 

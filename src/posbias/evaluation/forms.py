@@ -100,7 +100,6 @@ class TurnsEvaluation(FormsEvaluation):
     """Whether rules are kept at turns of conversations, by where they stand."""
 
     drawn_by: ClassVar = "posbias.evaluation.finished_page:turns_report"
-    said_by: ClassVar = "posbias.evaluation.finished_page:turns_verdict"
     lasting: Mapping[str, Lasting] = field(default_factory=dict)
     """How long rules are kept in each form."""
     left_out: tuple[str, ...] = ()
@@ -115,7 +114,6 @@ class OrdersEvaluation(FormsEvaluation):
     """How well answers are found in passages that stand in several orders, and what each costs."""
 
     drawn_by: ClassVar = "posbias.evaluation.finished_page:orders_report"
-    said_by: ClassVar = "posbias.evaluation.finished_page:orders_verdict"
 
 
 def orders_of(task: LanguageTask, names: Sequence[str]) -> dict[str, LanguageTask]:

@@ -114,7 +114,6 @@ class LengthEvaluation(Result):
     """Answers of a model to one task at several lengths: an evaluation each, and what they say together."""
 
     drawn_by: ClassVar = "posbias.evaluation.page:length_report"
-    said_by: ClassVar = "posbias.evaluation.page:length_verdict"
     record: InstanceOf[Record]
     task: str = ""
     threshold: float = 0.8

@@ -230,6 +230,9 @@ class Change:
         """The p-value if the change goes in this direction, else 1."""
         return self.p if sign * self.value.value > 0 else 1.0
 
+    def __str__(self) -> str:
+        return change_text(self.value)
+
     def confirmed(self) -> "Change":
         """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
         value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
@@ -240,7 +243,7 @@ UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
 """Every log-probability is the same to the last digit, as of a method that leaves prompts of this length alone."""
 
 
-def change_text(value: Interval, sign: str = "", *, least: int = 3, unit: str = "") -> str:
+def change_text(value: Interval, *, least: int = 3, unit: str = "") -> str:
     """A change with its ends, such as `+0.120 [0.040, 0.200]`, in as many decimals as tell it from no change.
 
     If the interval leaves out 0, no end that is not 0 reads as 0; else the end farther from 0 does not.
@@ -249,7 +252,7 @@ def change_text(value: Interval, sign: str = "", *, least: int = 3, unit: str = 
     sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
     smallest = (min if value.excludes(0.0) else max)(sizes, default=1.0)
     digits = max(least, math.ceil(-math.log10(smallest)))
-    return value.text(f"{sign}.{digits}f" if digits < SCIENTIFIC else f"{sign}.1e", unit=unit)
+    return value.text(f"+.{digits}f" if digits < SCIENTIFIC else "+.1e", unit=unit)
 
 
 def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:

@@ -26,7 +26,7 @@ from posbias.evaluation.recovery import Recovery
 from posbias.results.figures import Figure, HeatMap
 from posbias.results.naming import label
 from posbias.results.page import Report
-from posbias.results.tables import Table, capital
+from posbias.results.tables import Table, capital, number_text
 from posbias.statistics import CONFIDENCE, MISSING
 
 NOTE = (
@@ -44,26 +44,18 @@ SHAPES = {
     "flat": "No dependence on position is established",
 }
 """Answer of a curve's shape to a reader."""
-MEASURE_WORDS = {
-    "logprob": "log-probability per token",
-    "reciprocal_rank": "1 / rank",
-}
 REMEDIES = {
     "unfinished": "--thinking-tokens allows more thoughts, --template-options 'enable_thinking=False' none",
     "cut_off": "--max-tokens allows longer answers",
 }
 """What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
-NAMED_POSITIONS = 3
-"""Positions of equal scores that a verdict names."""
 
 
 def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
-    record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
     first = 2 if evaluation.recovery and evaluation.recovery.by_position else 1
     return Report(
-        record.title,
         kicker="posbias · behaviour by position",
         notices=notices_of(evaluation),
         verdict=verdict_of(evaluation),
@@ -75,7 +67,6 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         note=NOTE,
         tables=tables[first:],
         left_out=_reasons(evaluation),
-        record=record,
     )
 
 
@@ -107,22 +98,29 @@ def notices_of(evaluation: Evaluation) -> list[str]:
             f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
             "and the right answer begins with the blanks, as its tokens do."
         )
-    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=_is_local(evaluation))]
+    here = responder.get("kind") == "local"
+    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=here)]
 
 
 def verdict_of(evaluation: Evaluation) -> list[str]:
-    """Sentences on whether the item's position matters, by the first two measures; and remedies, or the influence on
-    the same prompts."""
+    """Sentences on whether the item's position matters, by the first two measures, and on what is left of its gain;
+    and remedies, or the influence on the same prompts."""
     curves, withheld = evaluation.curves, _withheld(evaluation)
     if not curves or evaluation.verdicts:
         return statements_of(evaluation)[:2]
     sentences = [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
-    sentences += _recovery_sentences(evaluation)
+    if (found := evaluation.recovery) is not None and found.undefined:
+        sentences.append(f"Recovery is not defined: {found.undefined}.")
+    elif found is not None:
+        left = dict(zip(evaluation.positions, found.by_position, strict=True))
+        worst, best = (choose(left, key=lambda place: left[place].value) for choose in (min, max))
+        numbers = f"{found.worst.text('.2f')} is left at position {worst}, {left[best].text('.2f')} at position {best}"
+        sentences.append(f"Recovery: of what the item gains alone {numbers}.")
     if not withheld and (correlated := correlation_verdict(evaluation.series)):
         sentences.append(correlated)
     elif not withheld and any(curve.shape is not None and curve.shape.label != "flat" for curve in curves.values()):
         tries = []
-        if _is_local(evaluation):  # a server does not give a model's weights
+        if evaluation.responder.get("kind") == "local":  # a server does not give a model's weights
             model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
             places = evaluation.positions
             three = ",".join(map(str, sorted({places[0], places[len(places) // 2], places[-1]})))
@@ -136,7 +134,7 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
 
 def measure_words(measure: str) -> str:
     """A measure as sentences call it."""
-    return MEASURE_WORDS.get(measure, measure)
+    return {"logprob": "log-probability per token", "reciprocal_rank": "1 / rank"}.get(measure, measure)
 
 
 def _shape_sentence(measure: str, curve: PositionCurve) -> str:
@@ -151,7 +149,7 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     def at(value: float) -> str:
         alike = [place for place, mean in means.items() if mean.value == value]
         places = f"position{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))}"
-        places = places if len(alike) <= NAMED_POSITIONS else f"{len(alike)} positions"
+        places = places if len(alike) < 4 else f"{len(alike)} positions"
         return f"{means[alike[0]].text('.2f')} at {places}"
 
     numbers = f"{words} {at(max(values))}, {at(min(values))}"
@@ -167,8 +165,20 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
 
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
-    """Scores by position, differences to the best one, and the correlation if it was measured."""
-    tables = [_score_table(evaluation), _recovery_table(evaluation)]
+    """Scores by position, what is left of the item's gain, differences to the best position, and the correlation."""
+    rows = []
+    tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
+    for column, place in enumerate(evaluation.positions if evaluation.curves else ()):
+        samples = str(next(iter(evaluation.curves.values())).counts[column])
+        row = {"position": str(place), "answer's token": number_text(float(tokens[column]), 0), "samples": samples}
+        means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
+        rows.append(row | means)
+    scores = Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
+    found = evaluation.recovery or Recovery()
+    title = f"Recovery: share of the item's gain alone, {found.gain.text('.2f')} nats, that is left among the others"
+    recovered = zip(evaluation.positions, found.by_position, strict=False)  # none if not measured, or not defined
+    rows = [{"position": str(place), "recovery": each.text()} for place, each in recovered]
+    tables = [scores, Table.of(title, rows)]
     tables += [_difference_table(name, curve) for name, curve in evaluation.curves.items()]
     tables += correlation_tables(evaluation.series)
     return [table for table in tables if table.cells]
@@ -188,11 +198,6 @@ def statements_of(evaluation: Evaluation) -> list[str]:
             f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one."
         )
     return statements
-
-
-def _is_local(evaluation: Evaluation) -> bool:
-    """True if the model ran in this process."""
-    return evaluation.responder.get("kind") == "local"
 
 
 def _answered(evaluation: Evaluation) -> int:
@@ -253,36 +258,6 @@ def _withheld(evaluation: Evaluation) -> list[str]:
         remedies.append("the task's pattern='...' reads another form")
     told = ", ".join([f"{OUTPUTS_FILE} has them", *remedies])
     return [f"No conclusion from the generated answers: {reading.withheld}.", f"{told}."]
-
-
-def _score_table(evaluation: Evaluation) -> Table:
-    rows = []
-    tokens = evaluation.tables.get("gold_token", np.full((1, len(evaluation.positions)), np.nan)).mean(axis=0)
-    for column, place in enumerate(evaluation.positions if evaluation.curves else ()):
-        token = MISSING if np.isnan(tokens[column]) else f"{tokens[column]:.0f}"
-        samples = str(next(iter(evaluation.curves.values())).counts[column])
-        means = {label(MEASURES, name): curve.means[column].text() for name, curve in evaluation.curves.items()}
-        rows.append({"position": str(place), "answer's token": token, "samples": samples, **means})
-    return Table.of(f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})", rows)
-
-
-def _recovery_sentences(evaluation: Evaluation) -> list[str]:
-    """What is left of the item's gain at the worst position, or why that is not defined; none if not measured."""
-    found = evaluation.recovery
-    if found is None or found.undefined:
-        return [] if found is None else [f"Recovery is not defined: {found.undefined}."]
-    left = dict(zip(evaluation.positions, found.by_position, strict=True))
-    worst, best = (choose(left, key=lambda place: left[place].value) for choose in (min, max))
-    numbers = f"{found.worst.text('.2f')} is left at position {worst}, {left[best].text('.2f')} at position {best}"
-    return [f"Recovery: of what the item gains alone {numbers}."]
-
-
-def _recovery_table(evaluation: Evaluation) -> Table:
-    """What is left of the item's gain by position; no rows if it is not measured, or not defined."""
-    found = evaluation.recovery or Recovery()
-    title = f"Recovery: share of the item's gain alone, {found.gain.text('.2f')} nats, that is left among the others"
-    rows = zip(evaluation.positions, found.by_position, strict=False)
-    return Table.of(title, [{"position": str(place), "recovery": each.text()} for place, each in rows])
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:
@@ -363,19 +338,29 @@ LENGTHS_NOTE = (
 
 def length_report(evaluation: LengthEvaluation) -> Report:
     """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
-    record, cut = evaluation.record, evaluation.cut_off
+    cut = evaluation.cut_off
     cut_off = [f"{cut} of {evaluation.examples} generated answers were cut off, not ended by themselves."] * bool(cut)
+    heat_map = HeatMap(
+        "accuracy-by-length",
+        f"{evaluation.record.title}: accuracy by length and depth",
+        "depth of the answer (0 begin, 1 end)",
+        "tokens",
+        "accuracy",
+        {"": np.array([[cell.value for cell in level.cells] for level in evaluation.levels])},
+        (evaluation.depths[0], evaluation.depths[-1]),
+        (1, len(evaluation.levels)),
+        (0.0, 1.0),
+        rows=tuple(map(str, evaluation.lengths)),
+    )
     return Report(
-        record.title,
         kicker="posbias · behaviour by length and depth",
         notices=list(evaluation.notices),
         verdict=length_verdict(evaluation),
-        picture=[_heat_map(evaluation)],
+        picture=[heat_map],
         summary=[_cell_table(evaluation)],
         caveats=cut_off,
         note=LENGTHS_NOTE,
         left_out=[f"too long at {tokens} tokens: {lost} samples" for tokens, lost in evaluation.too_long.items()],
-        record=record,
     )
 
 
@@ -400,22 +385,6 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
     elif effective.below is not None:
         why = f"At {length} tokens accuracy is lower: {numbers}."
     return [first, why]
-
-
-def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
-    levels = evaluation.levels
-    return HeatMap(
-        "accuracy-by-length",
-        f"{evaluation.record.resolved['title']}: accuracy by length and depth",
-        "depth of the answer (0 begin, 1 end)",
-        "tokens",
-        "accuracy",
-        {"": np.array([[cell.value for cell in level.cells] for level in levels])},
-        (evaluation.depths[0], evaluation.depths[-1]),
-        (1, len(levels)),
-        rows=tuple(map(str, evaluation.lengths)),
-        ends=(0.0, 1.0),
-    )
 
 
 def _cell_table(evaluation: LengthEvaluation) -> Table:

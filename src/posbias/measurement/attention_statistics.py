@@ -221,21 +221,6 @@ class AttentionStatistics(Result):
         )
         return Shown(title, curves, "distance", "layer", unit="positions")
 
-    def facts(self) -> Mapping[str, str]:
-        """The means over the whole model with their intervals, what was left out, and caveats."""
-        even = self.even_distance.mean()
-        facts = {
-            "attention distance, positions": f"{self.distance.overall.text('.1f')}; even attention {even:.1f}",
-            "entropy, of the largest possible": self.entropy.overall.text(),
-        }
-        for number, threshold in enumerate(self.sink_thresholds):
-            share = self.first_sink(number).text(".1f", scale=100, unit=" %")
-            facts[f"queries that give position 0 more than {threshold:g}"] = share
-        if self.mixing is not None:
-            facts["attention's share of a layer's output (mixing)"] = self.mixing.tokens.overall.text()
-        left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
-        return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
-
     def first_sink(self, number: int) -> Interval:
         """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
         statistic = self.sinks

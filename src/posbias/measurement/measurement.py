@@ -153,7 +153,7 @@ class Measurement(ProfileRun):
         kinds = ", ".join(label(KINDS, kind) for kind in self.profiles)
         title = f"{kinds} of {self.label} on {self.count} prompts of {self.n_positions} tokens"
         curves = tuple(replace(each, drawn=True) for each in super().shown().curves)
-        return Shown(title, curves, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
+        return Shown(title, curves)
 
     def tokens(self, prompt: int = 0, *, kind: str | None = None) -> TokenMap:
         """A prompt's text with every token's influence as a heat map.

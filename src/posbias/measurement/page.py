@@ -60,7 +60,6 @@ def attention_report(run: AttentionStatistics) -> Report:
         figures=figures,
         tables=[_layer_table(run), _rollout_table(run)],
         left_out=list(run.left_out),
-        record=run.record,
         glossary=GLOSSARY,
     )
 
@@ -123,6 +122,7 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
     panels = {f"layer {layer}": np.where(hidden, np.nan, kernels[layer]) for layer in chosen}
     size = run.n_positions / cells
     in_cells = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
+    largest = max(float(np.nanmax(panel)) for panel in panels.values())
     return HeatMap(
         "kernels",
         f"{run.title}: where each query's attention goes, mean over prompts and heads{in_cells}",
@@ -132,7 +132,8 @@ def _kernel_map(run: AttentionStatistics) -> HeatMap:
         panels,
         x=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
         y=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
-        floor=max(float(np.nanmax(panel)) for panel in panels.values()) * 1e-4,  # decades of colour
+        ends=(largest * 1e-4, largest),
+        logarithmic=True,
     )
 
 

@@ -68,22 +68,26 @@ FORM = (
 
 def mitigation_report(trial: MitigationTrial) -> Report:
     """The method to apply, if any, and why."""
-    record, judgement = trial.record, trial.judgement
+    resolved, judgement = trial.record.resolved, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     whys = [
         {"method": verdict.name, "verdict": words(verdict), "why": " ".join(reasons(verdict, judgement))}
         for verdict in judgement.verdicts
     ]
+    # The measure that decided at every position, before and after: what the picture draws.
+    curves = {"unchanged": judgement.before, **{verdict.name: verdict.means for verdict in judgement.verdicts}}
+    means = [[name, *(mean.text(".2f") for mean in of_arm)] for name, of_arm in curves.items() if len(of_arm)]
+    header = ["method", *(f"position {place}" for place in judgement.positions)]
+    by_position = Table(f"{label(MEASURES, judgement.measure)} by position of the answer", header, means)
     required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
-    here = (record.resolved.get("responder") or {}).get("kind") == "local"
+    here = (resolved.get("responder") or {}).get("kind") == "local"
     return Report(
-        record.title,
         kicker="posbias · methods against position bias, judged",
-        notices=notice_sentences(trial.notices, count=record.resolved.get("count"), here=here),
+        notices=notice_sentences(trial.notices, count=resolved.get("count"), here=here),
         verdict=[*recommendation(judgement), *required],
         basis=f"{n_samples} samples that no fit used.",
         caveats=[*warnings(trial.choice, trial.arms), *([FORM] if judgement.measure == "logprob" else [])],
-        summary=[_position_table(trial), _verdict_table(trial)],
+        summary=[by_position, _verdict_table(trial)],
         picture=_figures(trial),
         note=NOTE,
         folded={
@@ -92,17 +96,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
             **_use(trial),
         },
         left_out=list(trial.left_out),
-        record=record,
     )
-
-
-def _position_table(trial: MitigationTrial) -> Table:
-    """The measure that decided at every position, before and after: what the picture draws."""
-    judgement = trial.judgement
-    curves = {"unchanged": judgement.before, **{verdict.name: verdict.means for verdict in judgement.verdicts}}
-    cells = [[name, *(mean.text(".2f") for mean in means)] for name, means in curves.items() if len(means)]
-    places = [f"position {position}" for position in judgement.positions]
-    return Table(f"{label(MEASURES, judgement.measure)} by position of the answer", ["method", *places], cells)
 
 
 def _verdict_table(trial: MitigationTrial) -> Table:
@@ -113,10 +107,7 @@ def _verdict_table(trial: MitigationTrial) -> Table:
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
     rows = [["unchanged", MISSING, *levels, MISSING, seconds_each(trial.arms[0])]]
     for verdict, arm in zip(judgement.verdicts, trial.arms[1:], strict=True):
-        changes = [
-            change_text(verdict.changes[name].value, "+") if verdict.changes else MISSING
-            for name in (MEAN, WORST, SPREAD)
-        ]
+        changes = [str(verdict.changes[name]) if verdict.changes else MISSING for name in (MEAN, WORST, SPREAD)]
         rows.append([verdict.name, words(verdict), *changes, text_change(verdict, arm), seconds_each(arm)])
     of = f"mean, change [95 %] of {label(MEASURES, judgement.measure)}"
     header = ["method", "verdict", of, "worst position, change", "best minus worst, change"]
@@ -156,9 +147,9 @@ def _number_table(trial: MitigationTrial) -> Table:
     header += ["p of harm, corrected", "p of rare losses, corrected", "units", "accepted"]
     cells = []
     for verdict in trial.judgement.verdicts:
-        rows = {name: (change_text(c.value, "+"), c.p, verdict.n_samples, "") for name, c in verdict.changes.items()}
+        rows = {name: (str(c), c.p, verdict.n_samples, "") for name, c in verdict.changes.items()}
         for name, effect in verdict.effects.items():
-            change = change_text(effect.value, "+", least=4, unit=f" {measure_words(effect.unit)}")
+            change = change_text(effect.value, least=4, unit=f" {measure_words(effect.unit)}")
             rows[name] = change, effect.p, effect.n_units, f"{effect.tolerance:g}"
         for name, (change, p, units, accepted) in rows.items():
             families = (verdict.gains, verdict.harms, verdict.unseen)
@@ -233,11 +224,11 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     ):
         p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
         alone = "" if p < ALPHA else ", not established by itself"
-        change = change_text(best.changes[endpoint].value, "+", least=2)
+        change = change_text(best.changes[endpoint].value, least=2)
         lines.append(f"{lead} from {before.value:z.2f} to {after.value:z.2f} ({change}{alone}).")
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
     if price:
-        fall = change_text(best.changes[FORMERLY_BEST].value, "+", least=2)
+        fall = change_text(best.changes[FORMERLY_BEST].value, least=2)
         lines.append(
             f"The best position, {best.formerly_best}, pays ({fall}). Apply it where answers may stand anywhere."
         )
@@ -317,10 +308,10 @@ def _changes(verdict: Verdict, names: Sequence[str]) -> str:
         if (effect := verdict.effects.get(name)) is not None:
             beyond = f" (accepted: {effect.tolerance:g})" if effect.tolerance else ""
             unit = f" {measure_words(effect.unit)}" if effect.unit else ""
-            texts.append(f"{name} {change_text(effect.value, '+', unit=unit)}{beyond}")
+            texts.append(f"{name} {change_text(effect.value, unit=unit)}{beyond}")
         else:
             place = f" ({verdict.formerly_best})" if name == FORMERLY_BEST else ""
-            texts.append(f"{name}{place} {change_text(verdict.changes[name].value, '+')}")
+            texts.append(f"{name}{place} {verdict.changes[name]}")
     return "; ".join(texts)
 
 
@@ -337,7 +328,7 @@ def _dependence(verdict: Verdict) -> list[str]:
     if verdict.dependence == OPEN and verdict.changes[SPREAD].value.excludes(0.0):
         fate = "Corrected for several methods, it is not decided whether position matters less"
     before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
-    change = change_text(verdict.changes[SPREAD].value, "+", least=2)
+    change = change_text(verdict.changes[SPREAD].value, least=2)
     return [f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})."]
 
 
@@ -360,7 +351,7 @@ def text_change(verdict: Verdict, arm: ArmResult) -> str:
     effect = verdict.effects.get(ORDINARY_TEXT)
     if effect is None:
         return arm.text_reason or MISSING
-    return change_text(effect.value, "+", least=4, unit=" nats")
+    return change_text(effect.value, least=4, unit=" nats")
 
 
 def seconds_each(arm: ArmResult) -> str:

@@ -8,7 +8,7 @@ is as large as all that was drawn, which costs no layout engine.
 import html
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbias.errors import printable
-from posbias.results.figures import FAINT, FLAT, GRID, INK, MEASURED, NOTE, Curve, Figure, HeatMap
+from posbias.results.figures import FAINT, FLAT, GRID, INK, MEASURED, NOTE, Figure, HeatMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-PICTURE_SOFTWARE = "posbias"
-"""What every picture names as its software."""
 DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (5, 2)),
@@ -32,8 +30,6 @@ DASHES: dict[str, Any] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 2, 1, 2)),
 }
-ROW_MARKERS = {"solid": "o", "dash": "s", "dot": "o", "dashdot": "D", "longdash": "^", "longdashdot": "v"}
-"""Markers of points that lie in rows, by the dash of their stroke; that of a dot is hollow."""
 WIDTH, HEIGHT, ROW_WIDTH = 4.7, 2.15, 3.4
 """Inches of the axes, and their width beside the names of rows: so narrow that texts can be read on a phone, too."""
 INCHES_PER_ROW, INCHES_PER_LINE = 0.27, 0.17
@@ -43,18 +39,12 @@ PANELS, PANEL_HEIGHT = 2, 1.75
 """Panels of a heat map side by side, and their height in inches."""
 CHARACTERS, ROW_CHARACTERS, TITLE_CHARACTERS = 61, 26, 70
 """Characters that fit the width of a picture, a line of the name of a row or an upright axis, and the title."""
-DOTS_PER_INCH, POINTS_PER_INCH = 200, 72
+POINTS_PER_INCH = 72
 EDGE = 0.04
 """Inches around a picture."""
-MOST_HEIGHT = 700
-"""Pixels of a picture on a page."""
 FROM_END = "distance from the end (1 is the last)"
 TOLD_PLACES = 16
 """Most places of a picture on a page at which a pointer is told the values of curves."""
-WHISKERED = 8
-"""Most points of a curve that have whiskers where three or more have intervals."""
-MARKED = 24
-"""Most points of a curve that are marked each."""
 STYLE: Any = {
     "font.size": 10,
     "axes.edgecolor": INK,
@@ -89,29 +79,29 @@ def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "", ti
     import matplotlib
 
     buffer = io.BytesIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": PICTURE_SOFTWARE}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "posbias"}):
         canvas = _drawn(_thinned(figure), "log")
         if titled:
             left, top = canvas.axes[0].get_position().corners()[1]
             title = _literal(fill(figure.title, TITLE_CHARACTERS))
             canvas.text(left - 0.08, top + 0.08, title, va="bottom", fontweight="bold")
-        said: dict[str, str | None] = {"Title": printable(figure.title), "Creator": PICTURE_SOFTWARE}
+        said: dict[str, str | None] = {"Title": printable(figure.title), "Creator": "posbias"}
         said |= {"Subject": about, "CreationDate": None} if sort == "pdf" else {"Description": about, "Date": None}
-        said = {"Software": PICTURE_SOFTWARE} if sort == "png" else said
-        canvas.savefig(buffer, format=sort, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=EDGE, metadata=said)
+        said = {"Software": "posbias"} if sort == "png" else said
+        canvas.savefig(buffer, format=sort, dpi=200, bbox_inches="tight", pad_inches=EDGE, metadata=said)
     return buffer.getvalue()
 
 
-def fragment_of(figure: Figure | HeatMap, *, anchor: str, switched: bool = False) -> str:
+def fragment_of(figure: Figure | HeatMap, *, switched: bool = False) -> str:
     """The figure as HTML: its title, and an SVG that follows the page's colours.
 
     Args:
         figure: What is drawn; a profile on its logarithmic axis.
-        anchor: Id of the element, unique on the page.
         switched: True: it is one of those seen first. A profile is there on its linear axis, too, with a switch between
             them, which needs no script; and a pointer is told the values of curves.
     """
-    title, anchor, figure = html.escape(printable(figure.title)), html.escape(anchor), _thinned(figure)
+    title, anchor = html.escape(printable(figure.title)), html.escape(f"figure-{figure.slug}")
+    figure = _thinned(figure)
     drawn = _svg(figure, "log", anchor, told=switched)
     if switched and isinstance(figure, Figure) and figure.log_range is not None:
         switch = f'<input type="checkbox" id="{anchor}-linear"><label for="{anchor}-linear">linear scale</label>'
@@ -135,7 +125,7 @@ def _svg(figure: Figure | HeatMap, scale: str, anchor: str, *, told: bool) -> st
     left, bottom, right, top = inches.extents * POINTS_PER_INCH
     view = f"{left:.1f} {height - top:.1f} {right - left:.1f} {top - bottom:.1f}"
     # A picture of many rows is not taller than a screen, as long as its letters stay as large as those of tables.
-    tallest = f"max-height:max({MOST_HEIGHT}px,{1.1 * (top - bottom):.0f}px)"
+    tallest = f"max-height:max(700px,{1.1 * (top - bottom):.0f}px)"
     drawn, colours = _inlined(buffer.getvalue())
     rectangles = ""
     if told and isinstance(figure, Figure) and not figure.rows:
@@ -197,7 +187,14 @@ def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
     width, height = (ROW_WIDTH, INCHES_PER_ROW * lines * len(rows)) if rows else (WIDTH, HEIGHT)
     panel = canvas.add_axes(_placed(canvas, width, height, below=1.0 + INCHES_PER_LINE * "\n".join(names).count("\n")))
     if rows:
-        _draw_rows(panel, figure, rows)
+        for curve in figure.curves:
+            low, high = curve.ends
+            look: dict[str, Any] = {"fmt": "o", "color": curve.stroke.colour, "elinewidth": 0.9, "markersize": 3.5}
+            panel.errorbar(curve.y, curve.x, xerr=[curve.y - low, high - curve.y], label=_literal(curve.name), **look)
+        panel.axvline(0, color=INK, linewidth=0.8)
+        panel.set_yticks(range(1, len(rows) + 1), list(map(_literal, rows)))
+        panel.set_ylim(len(rows) + 0.6, 0.4)
+        panel.set_xlabel(figure.y_label)
     else:
         draw_lines(panel, figure, scale)
     panel.set_xlabel(fill(panel.get_xlabel(), CHARACTERS))
@@ -232,10 +229,10 @@ def _placed(canvas: "Canvas", width: float, height: float, *, below: float) -> t
 
 
 def _apart(figure: Figure) -> list[float]:
-    """How far each curve is moved sideways: more than two at the same few places, whose bands would hide one another,
-    have whiskers beside each other; else nothing moves."""
+    """How far each curve is moved sideways: more than two at the same 2 to 8 places, whose bands would hide one
+    another, have whiskers beside each other; else nothing moves."""
     banded = [curve for curve in figure.curves if curve.low is not None]
-    few = len(banded) > 2 and all(1 < curve.x.size <= WHISKERED for curve in figure.curves)
+    few = len(banded) > 2 and all(1 < curve.x.size <= 8 for curve in figure.curves)
     if not few:
         return [0.0] * len(figure.curves)
     gap = min(float(np.diff(np.sort(curve.x)).min()) for curve in figure.curves)
@@ -267,7 +264,7 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
             color=curve.stroke.colour,
             linestyle=DASHES[curve.stroke.dash],
             linewidth=1.2 if curve.stroke == MEASURED else 1.6,
-            marker="o" if figure.markers and curve.x.size <= MARKED else None,
+            marker="o" if figure.markers and curve.x.size <= 24 else None,
             markersize=3.5,
         )
     shaded = f"; shaded: {figure.stretches_are}" if figure.stretches_are else ""
@@ -301,28 +298,6 @@ def draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(bottom=0)
 
 
-def _draw_rows(panel: "Axes", figure: Figure, names: Sequence[str]) -> None:
-    offsets = np.linspace(-0.35, 0.35, len(figure.curves)) if len(figure.curves) > 1 else [0.0]  # within a row
-    for offset, curve in zip(offsets, figure.curves, strict=True):
-        low, high = curve.ends
-        panel.errorbar(
-            curve.y,
-            curve.x + offset,
-            xerr=[curve.y - low, high - curve.y],
-            label=_literal(curve.name),
-            color=curve.stroke.colour,
-            linestyle="none",
-            elinewidth=0.9,
-            marker=ROW_MARKERS[curve.stroke.dash],
-            markersize=3.5,
-            markerfacecolor="white" if curve.stroke.dash == "dot" else curve.stroke.colour,
-        )
-    panel.axvline(0, color=INK, linewidth=0.8)
-    panel.set_yticks(range(1, len(names) + 1), list(map(_literal, names)))
-    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
-    panel.set_xlabel(figure.y_label)
-
-
 def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import FuncFormatter
@@ -335,10 +310,10 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
     height, width = next(iter(figure.panels.values())).shape
     (left, right), (top, bottom) = figure.x, figure.y
     beside, above = ((right - left) / max(width - 1, 1) / 2 or 0.5), ((bottom - top) / max(height - 1, 1) / 2 or 0.5)
-    norm = (Normalize if figure.floor is None else LogNorm)(*figure.limits)
+    norm = (LogNorm if figure.logarithmic else Normalize)(*figure.ends)
     for axis, (name, values) in zip(axes.flat, figure.panels.items(), strict=False):
         image = axis.imshow(
-            values if figure.floor is None else np.maximum(values, figure.floor),
+            np.clip(values, *figure.ends),
             norm=norm,
             extent=(left - beside, right + beside, bottom + above, top - above),
             aspect="auto",
@@ -381,7 +356,7 @@ def _rectangles(panel: "Axes", figure: Figure, height: float) -> Iterator[str]:
         for curve, x, pixels in zip(figure.curves, along, across, strict=True):
             nearest = int(np.abs(pixels - centre).argmin())
             if begin - 1 <= pixels[nearest] <= end + 1 and curve.stroke != FLAT:
-                lines.append(_told_value(curve, nearest))
+                lines.append(f"{curve.name}: {curve.text(nearest, '.4g')}")
                 place = x[nearest] if place is None else place
         if place is not None:
             words = html.escape("\n".join(map(printable, [f"{axis}: {place:.7g}", *lines])))
@@ -394,12 +369,6 @@ def _thinned(figure: Figure | HeatMap) -> Figure | HeatMap:
     if isinstance(figure, HeatMap):
         return figure
     return replace(figure, curves=tuple(curve.thinned() for curve in figure.curves))
-
-
-def _told_value(curve: Curve, index: int) -> str:
-    low, high = (float(end[index]) for end in curve.ends)
-    ends = f" [{low:.4g}, {high:.4g}]" if low < high else ""
-    return f"{curve.name}: {curve.y[index]:.4g}{ends}"
 
 
 def _literal(text: str) -> str:

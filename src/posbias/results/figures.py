@@ -33,11 +33,6 @@ DRAWN_POINTS = 128
 LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
 otherwise be a line at the edge of the picture."""
-LOG_DECADES = 4.0
-"""Decades a logarithmic axis shows below its largest value if no measurement sets the range; one more if the last
-position of a long context rises that far above the rest."""
-LINE_WIDTH = 0.006
-"""Width of a line as a share of a picture's height."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ MEASURED = Stroke(INK, "solid")
 FLAT = Stroke(FAINT, "dot")
 NEXT = Stroke("", "solid")
 """The next one of `RUNS` that no other curve of the figure has."""
-_THEORIES = {
+THEORY_STROKES = {
     "power_rollout": Stroke(BLUE, "solid"),
     "rollout": Stroke(VERMILION, "dash"),
     "attention_only": Stroke(ORANGE, "dashdot"),
@@ -63,7 +58,6 @@ _THEORIES = {
     "continuous": Stroke(SKY, "dashdot"),
     "mean_field": Stroke(GREEN, "solid"),
 }
-_OTHERS = [Stroke(colour, dash) for dash in ("dot", "longdashdot") for colour in (GREEN, PURPLE, SKY, YELLOW, BLUE)]
 RUNS = tuple(
     Stroke(colour, dash)
     for dash in ("solid", "dash", "dot", "dashdot")
@@ -76,12 +70,6 @@ def ramp(count: int) -> list[Stroke]:
     """Strokes of an ordered sequence, from pale to dark."""
     shades = np.linspace([170, 205, 235], [10, 30, 80], count).round().astype(int)
     return [Stroke("#" + "".join(f"{part:02x}" for part in shade), "solid") for shade in shades]
-
-
-def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """A stroke for every theory; those without one of their own get what is left, or if none has one, those of runs."""
-    others = cycle(_OTHERS if _THEORIES.keys() & set(names) else RUNS)
-    return {name: _THEORIES[name] if name in _THEORIES else next(others) for name in dict.fromkeys(names)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +104,11 @@ class Curve:
         low, high = nothing if self.low is None else self.low, nothing if self.high is None else self.high
         finite = np.isfinite(low) & np.isfinite(high)
         return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
+
+    def text(self, index: int, spec: str) -> str:
+        """A value, and its interval in brackets if there is one."""
+        low, high = (float(end[index]) for end in self.ends)
+        return f"{self.y[index]:{spec}}" + (f" [{low:{spec}}, {high:{spec}}]" if low < high else "")
 
     def scaled(self, factor: float) -> "Curve":
         """The curve with its values in another unit."""
@@ -166,7 +159,7 @@ class Figure:
     def __post_init__(self) -> None:
         known = [curve.at(np.isfinite(curve.y)) for curve in self.curves if np.isfinite(curve.y).any()]
         heights = np.concatenate([np.zeros(0), *(curve.y for curve in known)])
-        within = LINE_WIDTH * float(np.ptp(heights)) if heights.size else 0.0
+        within = 0.006 * float(np.ptp(heights)) if heights.size else 0.0  # the width of a line
         seen: list[Curve] = []
         taken = {curve.stroke for curve in known}
         strokes = cycle([stroke for stroke in RUNS if stroke not in taken] or RUNS)
@@ -200,21 +193,12 @@ class HeatMap:
     x: tuple[float, float]
     """Centres of the first and last column."""
     y: tuple[float, float]
+    ends: tuple[float, float]
+    """Ends of the colour scale, whose colours values beyond them take."""
     rows: tuple[str, ...] = ()
     """Names of the rows in place of numbers on the axis; `y` is then (1, number of rows)."""
-    ends: tuple[float, float] | None = None
-    """Ends of the colour scale; None: those of the values."""
-    floor: float | None = None
-    """Smallest value, > 0, of a logarithmic scale, whose colour smaller ones take; None: the scale is linear."""
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """Ends of the colour scale."""
-        values = np.concatenate([panel.ravel() for panel in self.panels.values()])
-        values = values[np.isfinite(values)]
-        low, high = self.ends or ((float(values.min()), float(values.max())) if values.size else (0.0, 1.0))
-        low = low if self.floor is None else self.floor
-        return (low, high) if high > low else (low - 0.5, high + 0.5)
+    logarithmic: bool = False
+    """True for a logarithmic colour scale."""
 
 
 def profile_figure(
@@ -246,11 +230,12 @@ def profile_figure(
     by_distance = last + 1 >= LONG_CONTEXT
     # From zero to above everything between the first and the last position, whose spikes would flatten the rest.
     inside = np.concatenate([curve.y[1:-1] if curve.y.size > 2 else curve.y for curve in main])
-    # A range that shows the main curves whole and does not follow theories down to 1e-30.
+    # A range that shows the main curves whole and does not follow theories down to 1e-30: at most four decades, five if
+    # the last position of a long context rises that far above the rest.
     values = np.concatenate([curve.y[curve.y > 0] for curve in main])
     highest, all_highest = float(values.max()), float(np.concatenate([curve.y for curve in drawn]).max())
     top = 1.6 * max(highest, min(all_highest, 30 * highest), 1.0)
-    bottom = max(float(values.min()) / 2, top * 10 ** -(LOG_DECADES + by_distance))
+    bottom = max(float(values.min()) / 2, top * 10 ** -(4.0 + by_distance))
     return Figure(
         "".join(character if character.isalnum() else "-" for character in slug.lower()).strip("-"),
         title,

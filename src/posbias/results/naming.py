@@ -69,8 +69,6 @@ Settings = Mapping[str, Any]
 
 BARE = ("curve", "model", "theory", "kind", "state", "mask", "encoding", "prompts")
 """Settings whose value says what it is of; every other stands with its name, as in "mixing 0.1"."""
-COUNTED = ("positions",)
-"""Settings that are counts of what they are called: "512 positions"."""
 WRITTEN_OUT = 4
 """Values of a list that a name writes out; of a longer one the ends."""
 
@@ -147,4 +145,4 @@ def _said(name: str, value: Any) -> str:
     text = setting_text(value)
     if name in BARE:
         return text
-    return f"{text} {name}" if name in COUNTED else f"{name.replace('_', ' ')} {text}"
+    return f"{text} {name}" if name == "positions" else f"{name.replace('_', ' ')} {text}"

@@ -16,14 +16,13 @@ from posbias.errors import printable
 from posbias.results.drawing import fragment_of
 from posbias.results.figures import Figure, HeatMap
 from posbias.results.records import Record
-from posbias.results.tables import Table, condensed, print_notes, print_tables
+from posbias.results.tables import Table, condensed, latex_table, print_notes, print_tables
 from posbias.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from rich.console import Console
 
-TEMPLATE = "page.html.jinja"
 DEMO_NAME = "SmolLM2-135M-Instruct"
 MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "|<"})
 """Signs that would end a cell, or begin a tag."""
@@ -35,9 +34,8 @@ LONGEST_LIST = 8
 class Section:
     """A part of a page, in the order in which it is shown; folded, unless it is the whole report."""
 
-    title: str
-    anchor: str = "figure"
-    """Beginning of the ids of its charts."""
+    title: str = ""
+    """By default that of the record."""
     badge: str = ""
     mark: str = ""
     """Colour of the badge: `holds`, `correction` or `fails`."""
@@ -48,18 +46,23 @@ class Section:
     """Sentences that the intervals support."""
     caveats: Sequence[str] = ()
     """Warnings to read before anything is believed; those of the record stand first."""
-    figures: Sequence[Figure | HeatMap] = ()
     note: str = ""
-    """How to read figures and tables."""
+    """How to read tables and figures."""
     tables: Sequence[Table] = ()
     left_out: Sequence[str] = ()
     """Things that were not possible or not done, and why."""
     record: Record | None = None
-    """The run that is repeated by its command, under its conditions."""
+    """The run that is repeated by its command, under its conditions; of a page of one run `report_of` knows it."""
 
     def __post_init__(self) -> None:
-        of_record = [] if self.record is None else caveats_of(self.record)
-        object.__setattr__(self, "caveats", list(dict.fromkeys([*of_record, *self.caveats])))
+        of_record: list[str] = []
+        if self.record is not None:  # on its model (an encoding that is not the published one), and on its theories
+            resolved = self.record.resolved
+            model = resolved.get("model") or (resolved.get("responder") or {}).get("model")
+            of_record += model.get("caveats", ()) if isinstance(model, Mapping) else ()
+            of_record += self.record.scalars.get("caveats", ())
+            object.__setattr__(self, "title", self.title or self.record.title)
+        object.__setattr__(self, "caveats", list(dict.fromkeys([*map(str, of_record), *self.caveats])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,9 @@ class Report(Section):
     verdict: Sequence[str] = ()
     """Lines that answer what the run was made for, each of at most 25 words that need no glossary."""
     picture: Sequence[Figure | HeatMap] = ()
-    """Figures that are seen first: one, or two side by side. Further ones are `figures`."""
+    """Figures that are seen first: one, or two side by side."""
+    figures: Sequence[Figure | HeatMap] = ()
+    """Further ones."""
     summary: Sequence[Table] = ()
     """The few tables that matter most. Further ones are `tables`."""
     folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
@@ -86,10 +91,7 @@ class Report(Section):
 
 def figures_of(report: Report) -> dict[str, Figure | HeatMap]:
     """All figures that are drawn as pictures, too, by the name of their file without its ending."""
-    figures = {figure.slug: figure for figure in (*report.picture, *report.figures)}
-    for section in report.sections:
-        figures.update({f"{section.anchor}-{figure.slug}": figure for figure in section.figures})
-    return figures
+    return {figure.slug: figure for figure in (*report.picture, *report.figures)}
 
 
 def tables_of(report: Report) -> list[Table]:
@@ -99,13 +101,20 @@ def tables_of(report: Report) -> list[Table]:
     return [table for table in (*report.summary, *report.tables, *folded, *of_sections) if table.cells]
 
 
+def latex_of(report: Report) -> str:
+    """Every table in LaTeX."""
+    return "\n".join(map(latex_table, tables_of(report)))
+
+
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
     """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
+    # In its title the demo model goes by the name that its makers gave it.
+    title = re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, report.title)
     return _page_template().render(
         chart=fragment_of,
         report=report,
-        title=real_name(report.title),
-        called=real_name(report.title) != report.title,
+        title=title,
+        called=title != report.title,
         demo=DEMO_NAME,
         links=links or {},
         version=__version__,
@@ -120,7 +129,7 @@ def markdown_of(report: Report, checks: Checks) -> str:
     """Notices, verdict, sentences on bounds and the first tables, as GitHub shows them."""
     blocks = [f"## {report.title}", *report.notices, *report.verdict, *(f"**{told}**" for told, _ in checks.values())]
     blocks = [printable(block).translate(MARKDOWN) for block in blocks]
-    for table in report.summary:
+    for table in filter(lambda table: table.cells, report.summary):
         rows = [table.header, ["---"] * len(table.header), *table.cells]
         cells = [[printable(cell).translate(MARKDOWN) for cell in row] for row in rows]
         blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
@@ -158,7 +167,7 @@ def _page_template() -> "Template":
     # Names of columns are told to style sheets once, as strings of CSS; phones show them before the cells.
     quoted = str.maketrans({"\\": r"\\", '"': r"\""})
     environment.filters.update(printable=printable, quoted=lambda name: f'"{printable(name).translate(quoted)}"')
-    return environment.get_template(TEMPLATE)
+    return environment.get_template("page.html.jinja")
 
 
 def show_report(report: Report, console: "Console") -> None:
@@ -174,22 +183,9 @@ def show_report(report: Report, console: "Console") -> None:
     print_notes(report.left_out, console, mark="Left out: ")
 
 
-def real_name(title: str) -> str:
-    """A title in which the demo model goes by the name that its makers gave it."""
-    return re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, title)
-
-
-def caveats_of(record: Record) -> list[str]:
-    """Warnings about the model (an encoding that is not the published one) and the theories."""
-    resolved = record.resolved
-    model = resolved.get("model") or (resolved.get("responder") or {}).get("model")
-    caveats = [*(model.get("caveats", ()) if isinstance(model, Mapping) else ()), *record.scalars.get("caveats", ())]
-    return list(map(str, caveats))
-
-
-def first_of(texts: Sequence[str]) -> str:
-    """The first of many texts."""
-    return ", ".join(texts[:LONGEST_LIST]) + (" ..." if len(texts) > LONGEST_LIST else "")
+def first_of(values: Sequence[object]) -> str:
+    """The first of many, as text."""
+    return ", ".join(map(str, values[:LONGEST_LIST])) + (" ..." if len(values) > LONGEST_LIST else "")
 
 
 def conditions_of(record: Record) -> dict[str, str]:
@@ -201,9 +197,9 @@ def conditions_of(record: Record) -> dict[str, str]:
             for key, entry in value.items():
                 add(f"{name}: {key}" if name else str(key), entry)
         elif isinstance(value, list | tuple) and value:
-            texts = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
-            more = f", ... ({len(value)} values)" if len(value) > LONGEST_LIST else ""
-            found[name.replace("_", " ")] = ", ".join(texts) + more
+            more = f" ({len(value)} values)" if len(value) > LONGEST_LIST else ""
+            texts = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value]
+            found[name.replace("_", " ")] = first_of(texts) + more
         elif value is not None and value not in ("", [], ()):
             found[name.replace("_", " ")] = f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -28,7 +28,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import write_atomically, write_file
-from posbias.results.showing import Presented, Shown
+from posbias.results.showing import Showing, Shown
 from posbias.version import __version__
 
 FORMAT_VERSION = 1
@@ -55,7 +55,7 @@ adapter = cache(TypeAdapter)
 
 
 @dataclass(eq=False, repr=False)
-class Record(Presented):
+class Record(Showing):
     """One run: what was asked, what that resolved to, what came out."""
 
     verb: str
@@ -132,18 +132,14 @@ class Record(Presented):
         return self
 
     def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the record into `directory` (`write_run`); by default no finished run is replaced."""
-        return self.write_run(directory, overwrite=overwrite)
-
-    def write_run(self, directory: str | Path, *, overwrite: bool = True) -> Path:
-        """Write the record into `directory` atomically, whatever its name, replacing an older one and its report.
+        """Write the record into `directory` atomically, whatever its name, replacing an unfinished one and its report.
 
         Raises:
             UsageError: another finished run is there, and not to be replaced (`overwrite`).
             RunError: the directory cannot be written or the disk is full; nothing half-written stays.
         """
         directory = Path(directory)
-        there = None if overwrite else finished_record(directory)
+        there = None if overwrite else record_in(directory, done=True)
         if there is not None and there.run_id != self.run_id:
             raise UsageError(
                 f"{str(directory)!r} holds a finished run of posbias {there.verb} ({there.created}); overwrite=True "
@@ -169,9 +165,9 @@ def read_record(directory: str | Path) -> Record:
         raise UsageError(f"{str(directory)!r} holds no posbias run (no {ARRAYS_FILE} in it)")
     try:
         metadata, arrays = read_arrays(path)
-        document = json.loads(metadata["record"], parse_constant=_no_number)
         if metadata.get("sha256") != _checksum(metadata["record"], arrays):
             raise ValueError("its content is not what posbias wrote")
+        document = json.loads(metadata["record"])
     except (KeyError, ValueError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
@@ -200,10 +196,6 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
-
-
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
     """Write arrays and texts beside them as safetensors, whole or not at all; RunError if that fails."""
     from safetensors.numpy import save
@@ -223,13 +215,12 @@ def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         raise ValueError(str(error)) from None
 
 
-def finished_record(directory: str | Path) -> Record | None:
-    """The record of a finished run that a directory holds; None if it holds none that can be read."""
-    try:
+def record_in(directory: str | Path, *, done: bool = False) -> Record | None:
+    """The record that a directory holds, if it is of a finished run (`done`); None if it has none that can be read."""
+    with suppress(UsageError):
         record = read_record(directory)
-    except UsageError:
-        return None
-    return record if record.status == "done" else None
+        return record if record.status == "done" or not done else None
+    return None
 
 
 def remove_record(directory: Path) -> None:

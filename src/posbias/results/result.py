@@ -6,7 +6,7 @@ run directory back, `write_report` draws it. A page is made from the record alon
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -20,7 +20,6 @@ from posbias.registry import Registry
 from posbias.results.drawing import image_of
 from posbias.results.records import REPORT_FILE, Record, adapter, plain, read_record
 from posbias.results.showing import Showing, Shown
-from posbias.results.tables import latex_table
 from posbias.statistics import Interval
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ class Result(Showing):
     record: Record
     drawn_by: ClassVar[str]
     """The function that makes its page, as `module:name`; the module is imported for the page alone."""
-    said_by: ClassVar[str] = ""
-    """The function that makes its verdict alone, if there is one: drawing a whole page takes longer."""
     drawn_together: ClassVar[bool] = False
     """True if that function puts several results side by side."""
 
@@ -57,10 +54,6 @@ class Result(Showing):
         """The result with the paths of the directory from which it was read, if it has any."""
         return self
 
-    def as_run(self) -> Record:
-        """The record that `save` writes into a directory."""
-        return self.record
-
     @property
     def verdict(self) -> tuple[str, ...]:
         """The answer in a few lines, each only as strong as its interval.
@@ -68,7 +61,7 @@ class Result(Showing):
         Raises:
             UsageError: the run failed, or its record is damaged.
         """
-        return tuple(map(printable, resolve_name(self.said_by)(self))) if self.said_by else verdict(self)
+        return verdict(self)
 
     def to_latex(self) -> str:
         """Every table of the report in LaTeX, for the packages booktabs and graphicx.
@@ -76,13 +69,17 @@ class Result(Showing):
         Raises:
             UsageError: the run failed, or its record is damaged.
         """
+        from posbias.results.page import latex_of
+
         return latex_of(report_of(self))
 
     def facts(self) -> Mapping[str, str]:
-        """The verdict, or why the run failed."""
+        """The verdict, what was left out, and caveats; or why the run failed."""
         if self.record.status == "failed":
             return {"failed": str(self.record.error)}
-        return {"verdict": "\n".join(lines)} if (lines := self.verdict) else {}
+        report = report_of(self)
+        told = {"verdict": report.verdict, "left out": report.left_out, "caveats": report.caveats}
+        return {name: "\n".join(lines) for name, lines in told.items() if lines}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,9 +181,9 @@ def load_record(directory: str | Path) -> Result:
     return result_of(read_record(directory)).in_directory(Path(directory))
 
 
-def records_of(runs: Showing | Record | Sequence[Showing | Record]) -> list[Record]:
+def records_of(runs: Showing | Sequence[Showing]) -> list[Record]:
     """The records of one result or several, at least one; refused is one that has no record, such as a profile."""
-    results = [runs] if isinstance(runs, Showing | Record) else list(runs)
+    results = [runs] if isinstance(runs, Showing) else list(runs)
     if not results:
         raise UsageError("a report needs at least one run")
     records = [result.as_run() for result in results]
@@ -196,7 +193,7 @@ def records_of(runs: Showing | Record | Sequence[Showing | Record]) -> list[Reco
     return records
 
 
-def report_of(*runs: Showing | Record) -> "Report":
+def report_of(*runs: Showing) -> "Report":
     """The report of a finished run, or of several that hold profiles, side by side and then one by one."""
     results = list(map(result_of, records_of(runs)))
     first = results[0]
@@ -205,19 +202,19 @@ def report_of(*runs: Showing | Record) -> "Report":
             raise UsageError(
                 f"runs of {result.record.verb} are drawn one at a time; together those of predict, measure and audit"
             )
-        if isinstance(result, FailedRun) or (result.drawn_together and result.record.status != "done"):
+        if isinstance(result, FailedRun):
             why = f"did not finish ({result.record.error})"
             raise UsageError(f"the run {result.record.run_id} {why}; only finished runs can be drawn")
     try:
         report: Report = resolve_name(first.drawn_by)(*results)
-        return report
+        return report if len(results) > 1 else replace(report, record=first.record)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(
             f"the record of run {first.record.run_id} is damaged: {type(error).__name__} {error}"
         ) from None
 
 
-def verdict(run: Result | Record) -> tuple[str, ...]:
+def verdict(run: Showing) -> tuple[str, ...]:
     """The answer of a finished run, a line for each part; no claim without its interval.
 
     For an audit: does the model lose the middle, which end does it favour and by how much, what can be done, and which
@@ -255,20 +252,13 @@ def write_report(runs: Showing | Record | Sequence[Showing | Record], out: Path)
     return write_file(out / REPORT_FILE, page.encode())
 
 
-def latex_of(report: "Report") -> str:
-    """Every table of a report in LaTeX."""
-    from posbias.results.page import tables_of
-
-    return "\n".join(map(latex_table, tables_of(report)))
-
-
 @checked
 def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) -> Path:
     """Write what a paper takes from finished runs: every figure of the report as PDF and SVG, and `tables.tex`.
 
     `out` is a new directory, or an empty one, and is returned; errors as those of `write_report`.
     """
-    from posbias.results.page import figures_of
+    from posbias.results.page import figures_of, latex_of
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{str(out)!r} is not empty; figures and tables for a paper go into a new directory")

@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-INFLUENCE, FLAT_LINE = "influence", "flat line"
+INFLUENCE = "influence"
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
 ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
 """What is meant as the ending of a file, unlike the end of "llama-3.1" or "qwen2-0.5b"."""
 PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
 """The page of a result saved as .html, which a browser would otherwise read in whatever encoding its system has."""
-INCHES = (6.4, 2.8)
 LEFT = 'style="text-align:left;vertical-align:top"'
 """Notebooks set cells to the right, where sentences are hard to read."""
 
@@ -83,12 +82,16 @@ class Shown:
         return Figure("result", self.title, self.axis, self.label, tuple(curves), markers=True)
 
 
-class Presented(ABC):
-    """An object that presents itself: `repr` is one line, a notebook shows that line and a table of facts."""
+class Showing(ABC):
+    """A result that shows itself: as one line, in a notebook, as picture, table and file.
+
+    Every result of posbias is one: profiles, predictions, measurements, attention statistics,
+    comparisons, curves, evaluations, designs, decompositions, audits and records.
+    """
 
     @abstractmethod
     def shown(self) -> Shown:
-        """The line, the facts and, for a result, the curves, from which all its forms are made."""
+        """The line, the facts and the curves, from which all its forms are made."""
 
     def facts(self) -> Mapping[str, str]:
         """The first rows in a notebook: answers, and numbers with their intervals, by name."""
@@ -103,22 +106,18 @@ class Presented(ABC):
         if facts:
             parts.append(_rows(list(facts.items())))
         if view.curves:
+            places = sorted({0, len(view.x) // 2, len(view.x) - 1})
+            head = [view.label, *(f"{view.axis} {view.x[place]}" for place in places)]
+            scaled = [curve.scaled(view.scale) for curve in view.curves]
+            rows = [[curve.name, *(curve.text(place, ".3g") for place in places)] for curve in scaled]
             picture = base64.b64encode(image_of(view.figure(), titled=False)).decode()
-            parts.append(_table(view))
+            parts.append(_rows(rows, head))
             parts.append(f'<img alt="{escape(view.title)}" src="data:image/png;base64,{picture}">')
         return f"<div>{''.join(parts)}</div>"
 
-
-class Showing(Presented):
-    """A result that shows itself: as one line, in a notebook, as picture, table and file.
-
-    Every result of posbias is one: profiles, predictions, measurements, attention statistics,
-    comparisons, curves, evaluations, designs, decompositions, audits and records.
-    """
-
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
-        return None
+        return getattr(self, "record", None)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
@@ -139,14 +138,14 @@ class Showing(Presented):
         if ax is None:
             from matplotlib import pyplot
 
-            _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
+            _, ax = pyplot.subplots(figsize=(6.4, 2.8), layout="constrained")
         lines = ax.get_lines()
         if lines:  # strokes after those that are used already
             after = zip(view.curves, islice(cycle(RUNS), len(lines), None), strict=False)
             view = replace(view, curves=tuple(replace(curve, stroke=stroke) for curve, stroke in after))
         figure, shown = view.figure(), ax.get_ylim()
         # Another result may have drawn it; a prediction that is called so has a point for every position.
-        if any(line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in lines):
+        if any(line.get_label() == "flat line" and np.size(line.get_xdata()) == 2 for line in lines):
             figure = replace(figure, curves=figure.curves[:-1])
         draw_lines(ax, figure, "log")
         if lines:
@@ -203,7 +202,7 @@ class Showing(Presented):
         if whole and run is None:
             raise UsageError(f"cannot save to {path.name!r}, a directory")
         if run is not None and (whole or not ENDING.fullmatch(ending)):
-            written: Path = run.write_run(path, overwrite=overwrite)
+            written: Path = run.save(path, overwrite=overwrite)
             return written
         if ending in PICTURES:
             about = "" if run is None else printable(run.command)
@@ -229,19 +228,6 @@ def _columns(view: Shown) -> dict[str, Any]:
     }
     names = np.repeat([curve.name for curve in view.curves], len(view.x))
     return points if len(view.curves) == 1 else {"curve": names, **points}
-
-
-def _table(view: Shown) -> str:
-    """Every curve at the first, the middle and the last place."""
-    places = sorted({0, len(view.x) // 2, len(view.x) - 1})
-    head = [view.label, *(f"{view.axis} {view.x[place]}" for place in places)]
-    rows = [[curve.name, *(_text(curve, place, view.scale) for place in places)] for curve in view.curves]
-    return _rows(rows, head)
-
-
-def _text(curve: Curve, place: int, scale: float) -> str:
-    value, low, high = (float(part[place]) * scale for part in (curve.y, *curve.ends))
-    return f"{value:.3g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
 
 
 def _rows(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:

@@ -11,10 +11,6 @@ from posbias.statistics import MISSING, Interval
 if TYPE_CHECKING:
     from rich.console import Console
 
-ROWS_TO_SHARE = 3
-"""Rows of a table whose columns are said once if all rows agree."""
-WIDE = 5
-"""Columns from which a table in LaTeX is scaled to the width of the text."""
 LINE = 40
 """Characters of a cell from which its column is broken into lines there."""
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
@@ -42,7 +38,7 @@ class Table:
 def condensed(table: Table) -> tuple[Table, str]:
     """A table without the columns in which its rows, of which there are several, all agree; and these in words."""
     columns = list(zip(table.header, *table.cells, strict=True))
-    shared = [len(table.cells) >= ROWS_TO_SHARE and bool(name) and len(set(cells)) == 1 for name, *cells in columns]
+    shared = [len(table.cells) > 2 and bool(name) and len(set(cells)) == 1 for name, *cells in columns]
     if not any(shared) or all(shared):
         return table, ""
     varying = [place for place, agrees in enumerate(shared) if not agrees]
@@ -88,7 +84,7 @@ def latex_table(table: Table) -> str:
     wrapped = rf"p{{{0.7 / max(1, sum(long)):.2f}\linewidth}}"
     begin = rf"\begin{{tabular}}{{{''.join(wrapped if cell else 'l' for cell in long)}}}"
     body = "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
-    if len(table.header) > WIDE:
+    if len(table.header) > 5:  # it is scaled to the width of the text
         body = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{body}}}"
     return f"\\begin{{table}}\n\\caption{{{printable(table.title).translate(LATEX)}}}\n{body}\n\\end{{table}}\n"
 

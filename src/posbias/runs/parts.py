@@ -19,7 +19,7 @@ import numpy as np
 
 from posbias.files import TEMPORARY
 from posbias.progress import announce
-from posbias.results.records import Record, describe_environment, finished_record, plain, read_arrays, write_arrays
+from posbias.results.records import Record, describe_environment, plain, read_arrays, record_in, write_arrays
 
 PARTS = "parts"
 PARTS_FORMAT = 2
@@ -101,7 +101,7 @@ def finished_run(
     The settings are everything the record depends on, asked for only if there is a finished record, which keeps
     their fingerprint as `resolved["fingerprint"]`.
     """
-    record = finished_record(directory) if resume and directory is not None else None
+    record = record_in(directory, done=True) if resume and directory is not None else None
     stored = None if record is None else record.resolved.get("fingerprint")
     if stored is not None and stored == fingerprint(settings()):
         return record

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.results.records import Record, finished_record, plain, read_record, without_paths
+from posbias.results.records import Record, plain, record_in, without_paths
 from posbias.runs.parts import clear_parts, is_piece
 
 LOCK_FILE = ".lock"
@@ -55,12 +55,12 @@ class OpenRun:
             below: The part's directory within that of the run; empty for the run itself.
         """
         place = None if self.directory is None else self.directory / below
-        there = None if place is None else _record_in(place)
+        there = None if place is None else record_in(place)
         told = there is not None and (there.run_id, there.scalars) == (record.run_id, plain(record.scalars))
         if not told:
             record.called(self.arguments, self.command or record.resolved.get("command", ""))
             if place is not None:
-                record.write_run(place)
+                record.save(place, overwrite=True)
         if place is not None:
             clear_parts(place)
 
@@ -97,7 +97,7 @@ def run_directory(
                 path.unlink(missing_ok=True)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
-        before = _record_in(held_directory)
+        before = record_in(held_directory)
         run = OpenRun(held_directory, arguments, command)
         token = _OPEN.set({**_OPEN.get(), place: run})
         try:
@@ -105,21 +105,14 @@ def run_directory(
         except UsageError:
             raise
         except Exception as error:
-            there = _record_in(held_directory)
+            there = record_in(held_directory)
             saved = there is not None and (before is None or there.run_id != before.run_id)
             if not saved and not (resume and before is not None and before.status == "done"):
                 with suppress(RunError):
-                    failed_record(verb, arguments, error).write_run(held_directory)
+                    failed_record(verb, arguments, error).save(held_directory, overwrite=True)
             raise
         finally:
             _OPEN.reset(token)
-
-
-def _record_in(directory: Path) -> Record | None:
-    """The record that a directory holds, of a run that failed, too."""
-    with suppress(UsageError):
-        return read_record(directory)
-    return None
 
 
 def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = False) -> None:
@@ -127,7 +120,7 @@ def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = F
 
     `shell`: the remedies are spelled as on a command line.
     """
-    record = finished_record(directory)
+    record = record_in(directory, done=True)
     contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
     if count := len({path for place in WORK for path in directory.glob(place)}):
         contents.append(f"{count} finished pieces")

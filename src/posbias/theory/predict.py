@@ -83,11 +83,10 @@ class Prediction(Result):
 
     def shown(self) -> Shown:
         """Its profile, by the theory's name."""
-        facts = {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
         shared = shared_settings({**self.about, "architecture": self.described}, self.n_positions)
         (name,) = names_beside([{"theory": self.theory, **self.parameters, **shared}])
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        return Shown(title, (self.profile.curve(name),), facts=facts)
+        return Shown(title, (self.profile.curve(name),))
 
     @classmethod
     def from_record(cls, record: Record) -> Result:  # type: ignore[override]

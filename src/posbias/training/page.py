@@ -1,7 +1,6 @@
 """A training in tables and a figure: how members ended, losses by step, last losses over the grid."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,22 +30,16 @@ def training_report(run: StudyRun) -> Report:
     drawn = sum(curve.drawn for curve in shown.curves)
     first = f" (the first {drawn} of {len(shown.curves)} points of the grid)" if drawn < len(shown.curves) else ""
     losses_title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{first}"
+    said = [f"{len(trained.members)} members in {stacks}: {counts}."]
+    ended = [row for row in rows if row[-1] != MISSING]
+    if len(ended) > 1:  # the points of the grid with the least and the largest loss
+        extremes = (end(ended, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
+        least, most = (f"{row[-1]} nats with {', '.join(row[:-2])}" for row in extremes)
+        said.append(f"Loss at the end: from {least} to {most}.")
     return Report(
-        run.title,
         kicker="posbias · small models, trained at once",
-        verdict=[f"{len(trained.members)} members in {stacks}: {counts}.", *_extremes(rows)],
+        verdict=said,
         picture=[replace(shown.figure(), slug="losses", title=losses_title)] if drawn else [],
         summary=[Table(title, header, rows)],
         statements=[f"{name}: {ended}" for name, ended in shown.facts.items()],
-        record=run.record,
     )
-
-
-def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The points of the grid with the least and the largest loss at the end; empty if there is one point alone."""
-    ended = [row for row in rows if row[-1] != MISSING]
-    if len(ended) < 2:
-        return []
-    least, most = (end(ended, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
-    named = [f"{row[-1]} nats with {', '.join(row[:-2])}" for row in (least, most)]
-    return [f"Loss at the end: from {named[0]} to {named[1]}."]

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import MASKS, Causal, Mask, Prefix, SlidingWindow
 from posbias.errors import UsageError
-from posbias_papers.claims import CLAIMS, Claim, Finding, Verdict, claim_generator, listed
+from posbias.results.page import first_of
+from posbias_papers.claims import CLAIMS, Claim, Finding, Verdict, claim_generator
 from posbias_papers.kernels import (
     ROUNDING,
     Network,
@@ -342,7 +343,7 @@ class CentreNodes(Claim):
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
         centres = centre_nodes(masks[0]).tolist()
-        subject = f"{len(masks)} masks" if len(masks) > 1 else f"centre nodes: {listed(centres) or 'none'}"
+        subject = f"{len(masks)} masks" if len(masks) > 1 else f"centre nodes: {first_of(centres) or 'none'}"
         return Finding(
             value=max(factors),
             as_stated=max(factors) < 1 - ROUNDING,
