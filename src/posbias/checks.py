@@ -12,8 +12,8 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -46,8 +46,6 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(gt=0, lt=1)]
 FileName = Annotated[str, MinLen(1)]
 
-CHECKED = "arguments_are_checked"
-"""Attribute of functions that check their arguments."""
 Public = TypeVar("Public", bound=Callable[..., Any])
 SEE = {
     "Model": "load_model",
@@ -88,25 +86,12 @@ class Flag:
     """How the default is spelled, where the field makes it when it is needed."""
 
 
-class Later(type):
-    """Class of what stands in annotations for another class, which is imported when a value is held against it."""
+@dataclass(frozen=True)
+class Later:
+    """In an annotation: a class that is imported when a value is held against it."""
 
-    home: str
-    """Module of that class, whose name is this one's."""
-
-    def __new__(cls, name: str, home: str) -> "Later":  # noqa: D102
-        return super().__new__(cls, name, (), {"home": home})
-
-    def __init__(cls, name: str, home: str) -> None:
-        super().__init__(name, (), {})
-
-    @property
-    def real(cls) -> Any:
-        """The class itself."""
-        return getattr(import_module(cls.home), cls.__name__)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.real)
+    place: str
+    """Its module and its name, `posbias.runs.engines:Engine`."""
 
 
 def checked(function: Public) -> Public:
@@ -117,7 +102,7 @@ def checked(function: Public) -> Public:
     of it (`Annotated[Sequence[int], split_numbers]`). Numbers and lists of numpy become Python's.
     """
     if isinstance(function, type):
-        if not hasattr(function.__init__, CHECKED):  # type: ignore[misc]
+        if not hasattr(function.__init__, "__wrapped__"):  # type: ignore[misc]
             function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
     signature = inspect.signature(function)
@@ -135,13 +120,11 @@ def checked(function: Public) -> Public:
             unknown = [keyword for keyword in keywords if keyword not in signature.parameters]
             fault = f"unknown argument {unknown[0]!r}" if unknown else str(error)
             allowed = [parameter for parameter in signature.parameters if parameter != "self"]
-            called = type(arguments[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
-            raise UsageError(f"{called}: {fault}; allowed: {', '.join(allowed)}") from None
+            raise UsageError(f"{_owner(function, arguments)}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, given in bound.arguments.items():
             bound.arguments[parameter] = reader(parameter)(f"{_owner(function, arguments)}: {parameter}", given)
         return function(*bound.args, **bound.kwargs)
 
-    setattr(with_checked_arguments, CHECKED, True)
     return cast(Public, with_checked_arguments)
 
 
@@ -199,6 +182,8 @@ def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
     if origin is Annotated:
         if one_of := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
             return Literal[one_of[0]], f"one of {', '.join(one_of[0])}"
+        if isinstance(later := members[1], Later):
+            return Annotated[Any, PlainValidator(partial(_recognised, later, reads))], later.place.partition(":")[2]
         marks = [BeforeValidator(partial(_spelled, mark)) if callable(mark) else mark for mark in members[1:]]
         inner, said = _declared(members[0])
         if any(isinstance(mark, MinLen) for mark in marks):
@@ -261,7 +246,7 @@ def _recognised(owner: Any, reads: bool, value: Any) -> Any:
         allowed = {"whole numbers", _numbers(owner.dtypes[0])}
         fits = isinstance(value, owner.array_type) and _numbers(value.dtype) in allowed
     else:
-        owner = owner.real if isinstance(owner, Later) else owner
+        owner = resolve_name(owner.place) if isinstance(owner, Later) else owner
         if reads and isinstance(value, str) and hasattr(owner, "parse"):
             value = owner.parse(value)
         fits = isinstance(value, owner)

@@ -13,7 +13,7 @@ from posbias.registry import split_literals
 if TYPE_CHECKING:
     from posbias.prompts.prompts import PromptSource
 else:
-    PromptSource = Later("PromptSource", "posbias.prompts.prompts")
+    PromptSource = Annotated[Any, Later("posbias.prompts.prompts:PromptSource")]
 
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
