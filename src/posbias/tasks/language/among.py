@@ -95,10 +95,7 @@ class TaskAmong(LanguageTask):
 
     def _checked(self, where: str, record: dict[str, Any]) -> TaskLine:
         line = line_of(TaskLine, record, where)
-        try:
-            self.answer_rule.check(line.answer)
-        except UsageError as error:
-            raise UsageError(f"{where}, field 'answer': {error}") from None
+        self.answer_rule.check(line.answer, f"{where}, field 'answer'")
         return line
 
     def _asked(self, lines: Sequence[TaskLine], texts: Sequence[list[str]], index: int, source: random.Random) -> Asked:

@@ -367,14 +367,15 @@ class LanguageTask(ABC):
         return {}
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
+        """The given positions (each once, in first_position ... n_items - 1) in ascending order, or all of them."""
         check_most(f"{self.name}: a prompt", self.n_items, MOST_ITEMS, "items")
+        known = range(self.first_position, self.n_items)
         if positions is None:
-            return tuple(range(self.n_items))
-        wrong = [position for position in positions if type(position) is not int or not 0 <= position < self.n_items]
+            return tuple(known)
+        wrong = [position for position in positions if type(position) is not int or position not in known]
         if wrong or not positions:
-            example = repr(wrong[0]) if wrong else "none"
-            raise UsageError(f"{self.name}: positions must be whole numbers 0 ... {self.n_items - 1}, got {example}")
+            example, allowed = repr(wrong[0]) if wrong else "none", f"{known.start} ... {known.stop - 1}"
+            raise UsageError(f"{self.name}: positions must be whole numbers {allowed}, got {example}")
         if len(set(positions)) < len(positions):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
@@ -560,9 +561,8 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
     None: all of them, of at most as many lines as a task may have examples.
     """
     n_read = 0
-    for where, line in read_lines(path):
+    for n_read, (where, line) in enumerate(read_lines(path), 1):
         yield where, json_object(line, where)
-        n_read += 1
         if n_read == count:
             return
         check_most(f"{path!r}: what one file holds", n_read, MOST_EXAMPLES, "examples")

@@ -220,11 +220,10 @@ def _message(message: Any, where: str) -> Message:
 def _call(call: Any, where: str) -> dict[str, Any]:
     """A call with its arguments as JSON; other fields of its function, such as what a library made of them, go."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(call.get("id"), str):
+    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    if not isinstance(function, Mapping) or not named or not isinstance(call.get("id"), str):
         raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
-    name, arguments = function.get("name"), arguments_text(function.get("arguments"))
-    if not isinstance(name, str):
-        raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
+    name, arguments = function["name"], arguments_text(function.get("arguments"))
     json_object(arguments.encode(), f"{where}: the 'arguments' of {name!r:.80}")
     return {**call, "function": {"name": name, "arguments": arguments}}
 

@@ -151,10 +151,7 @@ def _answers(record: OwnRecord, where: str, rule: Rule) -> tuple[str, ...]:
         text = json.dumps(answer) if rule.name == "call" and isinstance(answer, Mapping) else answer
         if isinstance(text, bool) or not isinstance(text, str | int | float) or not str(text).strip():
             raise UsageError(f"{where}: field {given[0]!r} must hold texts or numbers, none empty, got {answer!r:.80}")
-        try:
-            rule.check(str(text))
-        except UsageError as error:
-            raise UsageError(f"{where}: field {given[0]!r}: {error}") from None
+        rule.check(str(text), f"{where}: field {given[0]!r}")
         answers.append(str(text))
     return tuple(answers)
 
