@@ -120,7 +120,8 @@ def checked(function: Public) -> Public:
             unknown = [keyword for keyword in keywords if keyword not in signature.parameters]
             fault = f"unknown argument {unknown[0]!r}" if unknown else str(error)
             allowed = [parameter for parameter in signature.parameters if parameter != "self"]
-            raise UsageError(f"{_owner(function, arguments)}: {fault}; allowed: {', '.join(allowed)}") from None
+            called = type(arguments[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
+            raise UsageError(f"{called}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, given in bound.arguments.items():
             bound.arguments[parameter] = reader(parameter)(f"{_owner(function, arguments)}: {parameter}", given)
         return function(*bound.args, **bound.kwargs)
@@ -277,14 +278,8 @@ def _bounds(marks: Sequence[Any]) -> str:
         values = [value for mark in marks if (value := getattr(mark, name, None)) is not None]
         if values:
             number = tightest(values)
-            bounds.append(f" {sign} {number if isinstance(number, float) else _power(number)}")
+            bounds.append(f" {sign} {number if isinstance(number, float) else format(number, ',')}")
     return " and".join(bounds)
-
-
-def _power(number: int) -> str:
-    """A large power of 2 as such, `2^62`; any other number in digits."""
-    exponent = number.bit_length() - 1
-    return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else f"{number:,}"
 
 
 def _shown(value: object) -> str:

@@ -74,9 +74,6 @@ class Registry(Generic[Variant]):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._variants, *self._homes}))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._variants or name in self._homes
-
     def parse(self, text: str) -> Variant:
         """Build a variant from its literal spelling, e.g. `causal` or `sliding_window(width=64)`.
 

@@ -3,11 +3,11 @@
 import html
 
 import pytest
-import torch
-import transformers
 
 from posbias import load_model
+from posbias.models.networks import random_network
 from posbias.results.records import read_record
+from tiny_families import CONFIGS
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {
@@ -21,12 +21,7 @@ COMMANDS = {
 def falcon(tmp_path_factory):
     """A tiny Falcon with ALiBi and token ids to measure it on."""
     directory = tmp_path_factory.mktemp("models") / "falcon"
-    config = transformers.FalconConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True, pad_token_id=None
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        transformers.FalconForCausalLM(config).save_pretrained(directory)
+    random_network(CONFIGS["falcon-alibi"](), seed=0).save_pretrained(directory)
     return directory
 
 
@@ -34,14 +29,8 @@ def falcon(tmp_path_factory):
 def large(tmp_path_factory):
     """A tiny Llama whose initialiser draws large weights: logits of variance 4."""
     directory = tmp_path_factory.mktemp("models") / "large"
-    config = transformers.LlamaConfig(
-        **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2),
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        initializer_range=0.25,
-    )
-    config.architectures = ["LlamaForCausalLM"]
+    config = CONFIGS["llama"]()
+    config.initializer_range, config.architectures = 0.25, ["LlamaForCausalLM"]
     config.save_pretrained(directory)
     return f"config:{directory}"
 

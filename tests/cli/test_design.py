@@ -35,21 +35,8 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 128}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = [
-        "--model",
-        f"config:{tmp_path}",
-        "--dtype",
-        "float64",
-        "--length",
-        32,
-        "--measured-at",
-        "32,48",
-        "--initialisations",
-        6,
-        "--out",
-        tmp_path / "run",
-    ]
-    result = posbias("design", "flat", *flags)
+    flags = ["--dtype", "float64", "--length", "32", "--measured-at", "32,48", "--initialisations", "6"]
+    result = posbias("design", "flat", "--model", f"config:{tmp_path}", *flags, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert re.findall("model .*", result.stderr) == [f"model config:{tmp_path.name}: float64 on cpu"]
     assert "Measured at 32 positions on 6 fresh initialisations: W1 to the target 0.0" in result.stdout

@@ -24,21 +24,8 @@ def member(tmp_path_factory):
 
 def test_theories_that_read_prompts_say_which(posbias, member, tmp_path):
     out = tmp_path / "run"
-    flags = (
-        "--model",
-        member,
-        "--prompts",
-        "synthetic",
-        "--count",
-        2,
-        "--length",
-        7,
-        "--theory",
-        "rollout",
-        "--out",
-        out,
-    )
-    done = posbias("predict", *flags, "--json")
+    flags = ["--model", member, "--prompts", "synthetic", "--count", 2, "--length", 7]
+    done = posbias("predict", *flags, "--theory", "rollout", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     influence = json.loads(done.stdout)["arrays"]["profile/influence"]
     assert sum(influence) == pytest.approx(1)
@@ -48,7 +35,7 @@ def test_theories_that_read_prompts_say_which(posbias, member, tmp_path):
     assert record.resolved["prompts"]["source"] == "synthetic"
     assert record.resolved["architecture"]["encoding"] == "none"
     assert np.all(np.array(record.resolved["architecture"]["mixing"]) < 1)
-    refused = posbias("predict", *flags[:-4], "--theory", "power_rollout")
+    refused = posbias("predict", *flags, "--theory", "power_rollout")
     assert refused.returncode == 2
     assert "no local maps for ReferenceTransformer; give a Hugging Face model, or take the rollout" in refused.stderr
 

