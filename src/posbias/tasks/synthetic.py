@@ -269,18 +269,16 @@ class CopyStack(TaskStack):
     tasks: tuple[CopyTask, ...]
     draws: Draws
 
-    def _asked(self, purpose: Purpose, index: int, size: int) -> Asked:
-        return self.tasks[0].asked(self.tasks, self.draws, purpose, index, size)
-
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Each context as its position is asked for."""
-        contexts = self._asked(purpose, index, size)
+        contexts = self.tasks[0].asked(self.tasks, self.draws, purpose, index, size)
         return contexts.at(contexts.chosen)
 
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
         """`loss` (nats), `accuracy`; with cues `accuracy_by_position` [position]: each context is asked for all."""
         yield from super().scores(predict, index, size)
-        contexts, right = self._asked(Purpose.EVALUATION, index, size), []
+        contexts = self.tasks[0].asked(self.tasks, self.draws, Purpose.EVALUATION, index, size)
+        right = []
         if contexts.cues is None:
             return
         for position in range(contexts.tokens.shape[2]):
