@@ -12,7 +12,7 @@ from jaxtyping import TypeCheckError
 
 from posbias import RunError, UsageError
 from posbias.checks import Count, Natural, OneOf, Positive, checked, checked_value
-from posbias.registry import Registry, split_numbers
+from posbias.registry import Registry, Spelled, split_numbers
 from posbias.statistics import holm
 
 
@@ -87,13 +87,13 @@ def test_variants_are_held_to_their_annotations_and_named() -> None:
 
     @registry.register("small")
     @dataclass(frozen=True)
-    class Small:
+    class Small(Spelled):
         width: Annotated[int, Ge(1)] = 1
 
     for made in (lambda: Small(width=0), lambda: registry.parse("small(width=0)")):
         with pytest.raises(UsageError, match=r"^small: width must be a whole number >= 1, got 0$"):
             made()
-    assert registry.spell(registry.parse("small(width=7)")) == "small(width=7)"
+    assert str(registry.parse("small(width=7)")) == "small(width=7)"
 
 
 @pytest.mark.parametrize("error", [UsageError, RunError])

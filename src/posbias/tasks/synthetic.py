@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 LEFT = dict.fromkeys(
     ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
@@ -122,10 +122,9 @@ class Batch:
     """The right output at each scored row."""
 
 
-class SyntheticTask(ABC):
+class SyntheticTask(Spelled, ABC):
     """A task whose data are drawn, not read; the fields of a variant are its parameters, the rest follows from them."""
 
-    name: ClassVar[str]
     n_positions: int
     """Length of an input in positions."""
     n_outputs: int
@@ -147,9 +146,6 @@ class SyntheticTask(ABC):
     @abstractmethod
     def stack(self, tasks: Sequence[Any], draws: Draws) -> "TaskStack":
         """The stack of `tasks`, all of this task's key; called by `stack_tasks`."""
-
-    def __str__(self) -> str:
-        return SYNTHETIC_TASKS.spell(self)
 
 
 class TaskStack(ABC):

@@ -25,7 +25,7 @@ from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError, check_most
 from posbias.files import decoded, json_object, open_file, read_lines, read_whole
 from posbias.prompts.tokens import Message, Span, control_pattern, leaves_thoughts_out, locate
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
@@ -249,14 +249,13 @@ def check_order(task: "LanguageTask", why_not: str) -> None:
 
 
 @dataclass(frozen=True)
-class LanguageTask(ABC):
+class LanguageTask(Spelled, ABC):
     """A task that asks for one item of a context, whose position is varied."""
 
     chat: bool | None = field(default=None, kw_only=True)
     """True for conversations (one message of the user) that the model's own chat template renders, False for text;
     None: a file's entries pass the template if there is one, all else is text."""
 
-    name: ClassVar[str]
     scoring: ClassVar[str]
     """Spelling of the rule of scoring, for tasks with one rule."""
     max_tokens: ClassVar[int]
@@ -523,9 +522,6 @@ class LanguageTask(ABC):
             own_control=bool(meant),
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
         )
-
-    def __str__(self) -> str:
-        return LANGUAGE_TASKS.spell(self)
 
 
 Text = Annotated[str, MinLen(1)]
