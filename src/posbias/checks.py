@@ -46,6 +46,8 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(gt=0, lt=1)]
 FileName = Annotated[str, MinLen(1)]
 
+CHECKED = "arguments_are_checked"
+"""Attribute of functions that check their arguments."""
 Public = TypeVar("Public", bound=Callable[..., Any])
 SEE = {
     "Model": "load_model",
@@ -102,7 +104,7 @@ def checked(function: Public) -> Public:
     of it (`Annotated[Sequence[int], split_numbers]`). Numbers and lists of numpy become Python's.
     """
     if isinstance(function, type):
-        if not hasattr(function.__init__, "__wrapped__"):  # type: ignore[misc]
+        if not hasattr(function.__init__, CHECKED):  # type: ignore[misc]
             function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
     signature = inspect.signature(function)
@@ -126,6 +128,7 @@ def checked(function: Public) -> Public:
             bound.arguments[parameter] = reader(parameter)(f"{_owner(function, arguments)}: {parameter}", given)
         return function(*bound.args, **bound.kwargs)
 
+    setattr(with_checked_arguments, CHECKED, True)
     return cast(Public, with_checked_arguments)
 
 

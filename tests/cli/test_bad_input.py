@@ -129,7 +129,7 @@ def one_line(result, *words, code=2):
         (f"evaluate --server {SERVER}", "--server needs --served-model"),
         (f"{SERVED} --batch 8", "--batch goes with a MODEL"),
         ("evaluate LONG --served-model m", "--served-model goes with --server"),
-        ("evaluate LONG --tokenizer LONG", "--tokenizer"),
+        ("evaluate LONG --tokenizer LONG", "--tokenizer goes with --server; a MODEL runs here"),
         (f"{SERVED} --server-options speed=3", "--server-options: unknown 'speed'; allowed: "),
         (f"{SERVED} --server-options retries=-1", "--server-options: retries must be a whole number"),
         (f"{SERVED} --server-options \"cache='x'\"", "--server-options: unknown 'cache'; allowed: "),

@@ -75,12 +75,10 @@ class AnswererFlags(Loading, LocalOptions):
 
         if bool(models) == bool(self.server):
             raise UsageError("give one of MODEL and --server URL, not both")
-        if models and self.tokenizer is not None:
-            raise UsageError(f"--tokenizer {self.tokenizer!r} goes with --server; a MODEL brings its own")
         if self.endpoints:  # one of each, or as many
             flags.refuse(["batch", "dtype", "device"], "goes with a MODEL; a server runs its own")
         else:
-            flags.refuse(["served_model", "server_options"], "goes with --server; a MODEL runs here")
+            flags.refuse(["served_model", "server_options", "tokenizer"], "goes with --server; a MODEL runs here")
         task = LANGUAGE_TASKS.parse(spelled)
         # A chat server renders every request as a conversation.
         options.check_rendered(self.template_options, rendered=task.by_template or bool(self.server))
