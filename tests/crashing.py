@@ -28,10 +28,7 @@ CHANGES = ("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.truncate", "os.
 TAKING = ("open", "fsync", "os.mkdir")
 """Those that a full disk refuses."""
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
-STAND_INS: dict[str, Any] = {
-    **dict.fromkeys(("image_of",), PICTURE),
-    **dict.fromkeys(("fragment_of",), "stand-in"),
-}
+STAND_INS: dict[str, Any] = {"image_of": PICTURE, "fragment_of": "stand-in"}
 """What functions that draw give back."""
 
 

@@ -1,10 +1,12 @@
-"""`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is saved, errors are one line."""
+"""`posbias evaluate`, `mitigate`, `place` and `audit --behaviour`: what is printed is saved, errors are one line."""
 
 import json
 import re
 import shutil
 import sys
 from html import unescape
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
-from evaluation.serving import chat, stand_in
+from evaluation.hostile import spoken
+from evaluation.serving import Reply, chat, stand_in
 from posbias import PlaceOptions
 from posbias.cli import main
 from posbias.results.records import read_record
@@ -62,9 +65,6 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     assert result.lengths == (400, 800)
     assert result.effective_length.at_least == 0
     for length in result.lengths:
-        below = pb.load_record(out / f"length-{length}")
-        (level,) = [level for level in result.levels if level.length == length]
-        assert [cell.value for cell in level.cells] == below.tables["correct"].mean(axis=0).tolist()
         assert (out / f"length-{length}" / "outputs.jsonl").exists()
     assert "length-400/report.html" in (out / "report.html").read_text()
     again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "effective_length>=0")
@@ -370,3 +370,89 @@ def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     placed = posbias("place", "--run", tmp_path / "run", "--scores", "1,2")
     assert placed.returncode == 2
     assert "6 complete samples" in placed.stderr
+
+
+ASKED = "--task key_value(pairs=3) --positions 0,2 --count 6"
+QUICK = f"{ASKED} --no-generate --calibration 4 --methods temperature(scale=0.3) --documents 0 --no-short".split()
+
+
+def test_options_of_a_fit_and_the_text_that_judges_are_given(posbias, long_llama, tmp_path):
+    text, out = tmp_path / "own.txt", tmp_path / "run"
+    text.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
+    asked = ("--methods", "key_bias", "--fit", "steps=3, knots=[0, 8]", "--text", text)
+    done = posbias("mitigate", long_llama, *QUICK, *asked, "--documents", "2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    fitted = json.loads((out / "record.json").read_text())["scalars"]["arms"][1]["fitted"]
+    assert (fitted["steps"], fitted["numbers"]) == (3, 8)
+    recipe = json.loads(next((out / "arms").glob("key-bias-*/recipe.json")).read_text())
+    assert recipe["method"].count("log_spline") == 2, "one for each of two layers"
+
+
+def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long_llama, tmp_path):
+    out = tmp_path / "run"
+    done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=-0.6")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=-0.6 is not met: -")
+    record = json.loads((out / "record.json").read_text())
+    assert (record["status"], record["scalars"]["judgement"]["measure"]) == ("done", "logprob")
+
+
+def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(posbias, tmp_path):
+    out = tmp_path / "run"
+
+    def last_pair(_index, _path, body):
+        """Answers with the last value, whatever is asked."""
+        return chat(body["messages"][0]["content"].rsplit('": "', 1)[1].split('"')[0], prompt_tokens=50, tokens=5)
+
+    with stand_in(last_pair) as server:
+        given = [*ASKED.split(), "--calibration", 6, "--out", out]
+        command = ["mitigate", "--server", server.address, "--served-model", "m", *given]
+        done = posbias(*command, "--methods", "question_first,question_first(strength=0.5)")
+        assert done.returncode == 0, done.stderr
+        assert "36 requests without and with 2 methods" in done.stderr
+        asked = len(server.asked)
+        record = json.loads((out / "record.json").read_text())
+        assert record["scalars"]["judgement"]["measure"] == "accuracy"
+        assert [arm["effort"]["requests"] for arm in record["scalars"]["arms"]] == [12] * 3
+        assert "not judged: the model is behind a server" in done.stdout
+        again = posbias(*command, "--methods", "question_first,question_first(strength=0.5)", "--resume", "--json")
+        assert json.loads(again.stdout)["run_id"] == record["run_id"]
+        assert len(server.asked) == asked
+        other = posbias(*command, "--methods", "question_first,repeat_prompt", "--resume")
+        assert other.returncode == 0, other.stderr
+        assert asked < len(server.asked) <= asked + 24, "only those that are repeated"
+        refused = posbias(*command, "--methods", "temperature(scale=0.3)", "--resume")
+        assert refused.returncode == 2
+        assert (
+            "temperature(scale=0.3) needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
+        )
+    assert (out / "report.html").is_file()
+
+
+KEY = "sk-very/secret+key_1234567890"
+
+
+def test_a_run_against_an_echoing_server_keeps_no_key(posbias: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """Of a run that ends and of one that fails."""
+    monkeypatch.setenv("TEST_KEY", KEY)
+
+    def echo(_index: int, _path: str, _body: dict[str, Any]) -> Reply:
+        headers = {"X-Echo": KEY, "Set-Cookie": f"a={KEY}", "Location": KEY}
+        body = spoken(f'"it is {KEY}"', extra=f', "{KEY}": "{KEY}"').replace(b'"stop"', b'"%b"' % KEY.encode())
+        return 200, headers, body
+
+    def refuse(index: int, path: str, body: dict[str, Any]) -> Reply:
+        return echo(index, path, body) if index < 2 else (403, {"X-Echo": KEY}, {"error": KEY})
+
+    flags = ["--task", "key_value(pairs=4)", "--count", 5, "--max-tokens", 2, "--json"]
+    asked = ["--served-model", "m", "--server-options", "key_variable='TEST_KEY', retries=0, concurrency=2"]
+    for index, behaviour in enumerate((echo, refuse)):
+        run = tmp_path / str(index)
+        with stand_in(behaviour) as server:
+            result = posbias("evaluate", "--server", server.address, *asked, *flags, "--out", run)
+        assert result.returncode == (0, 1)[index], result.stderr
+        assert server.authorizations[0] == f"Bearer {KEY}"
+        files = [path for path in run.rglob("*") if path.is_file()]
+        assert {"record.json"} <= {path.name for path in files}
+        for text in (result.stdout, result.stderr, *(path.read_text("utf-8", errors="replace") for path in files)):
+            assert KEY not in text

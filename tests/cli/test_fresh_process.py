@@ -99,7 +99,7 @@ def commands_not_run() -> list[Any]:
     for page in (page for page in PAGES if page.parent == ROOT or page.is_relative_to(ROOT / "docs")):
         commands = [command for block in blocks_of(page) if block.not_run for command in block.commands]
         marks = () if page.name == "README.md" else pytest.mark.slow
-        # `posbias explore` waits for a browser and ends by itself never: test_explore drives it.
+        # `posbias explore` waits for a browser and ends by itself never: test_predict drives it.
         begun = [each for each in commands if each.startswith("posbias ") and each != "posbias explore"]
         found += [pytest.param(each, marks=marks) for each in begun]
     return found

@@ -1,12 +1,11 @@
 """Whatever is typed or stands in a file, a command ends soon, with exit code 0, 1 or 2 and at most one line on stderr.
 
-Inputs are mutations of valid ones, drawn from a seed: an option gets a hostile value, a literal call a hostile
-parameter, a file is damaged in its bytes or in one of its values, or replaced by something that is no file. Commands
-run in forks of one process (`crashing.py`), which is what makes a thousand of them possible, and without the type
-checks of the tests, which would refuse what users can pass.
+Inputs are mutations of valid ones, drawn from a seed: an option gets a hostile value, a file is damaged in its bytes or
+in one of its values, or replaced by something that is no file (hostile parameters of variants: `test_limits.py`).
+Commands run in forks of one process (`crashing.py`), which is what makes a thousand of them possible, and without the
+type checks of the tests, which would refuse what users can pass.
 """
 
-import dataclasses
 import gzip
 import json
 import os
@@ -25,15 +24,8 @@ from safetensors.numpy import save
 from behaviour_runs import saved
 from conftest import without_notes
 from crashing import Nursery
-from posbias.architecture import ENCODINGS, MASKS
 from posbias.cli.app import command_of
 from posbias.errors import LONGEST
-from posbias.interventions import INTERVENTIONS
-from posbias.measurement.kinds import KINDS
-from posbias.measurement.outputs import OUTPUTS
-from posbias.registry import Registry
-from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.theory import THEORIES
 
 INPUTS = 1000
 SECONDS = 10
@@ -49,11 +41,6 @@ TEXTS = (
     *"/dev/zero .. / no/such demo#x".split(),  # noqa: SIM905
 )
 """What an option is given."""
-LITERALS = (
-    *"0 -1 1.5 1e999 -1e999 1000000000 True None '' 'x' '\\ud800' b'x' 1j [] [1] [[1],2] {} {1:2} {1} ()".split(),  # noqa: SIM905
-    *("-" * 999 + "1", *LARGE),
-)
-"""What a parameter of a literal call is given."""
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, float("nan"), float("inf"), HUGE, 10**9, 2**63, 10**400, "", "x", "\ud800", "nan"),
     *([], [[]], {}, {"a": 1}, [None], "x" * 3000),
@@ -98,15 +85,6 @@ COMMANDS = (
 )
 """Valid commands; what stands in braces is a file of `Ground`, or a directory that does not exist yet."""
 QUICK = [one for one in COMMANDS if one.startswith(("predict --depth", "verify", UNASKED + " --task"))]
-REGISTRIES: dict[str, Registry[Any]] = {
-    "--mask": MASKS,
-    "--encoding": ENCODINGS,
-    "--theory": THEORIES,
-    "--kinds": KINDS,
-    "--output": OUTPUTS,
-    "--task": LANGUAGE_TASKS,
-    "--interventions": INTERVENTIONS,
-}
 
 # --- valid files ---
 
@@ -225,15 +203,11 @@ def option(command: str, ground: Ground, source: random.Random) -> list[str]:
     known = [each.opts[0] for each in verb.params if each.param_type_name == "option" and not each.is_flag]
     known = [name for name in known if name not in {"--engine", "--server", "--ray-address"}]
     here = [name for name in given if name in known]
-    name = source.choice(here if here and source.random() < 0.5 else known)
-    return with_option(given, name, source.choice(TEXTS))
-
-
-def with_option(given: list[str], name: str, value: str) -> list[str]:
-    if name in given:
-        place = given.index(name)
-        return [*given[: place + 1], value, *given[place + 2 :]]
-    return [*given, name, value]
+    name, value = source.choice(here if here and source.random() < 0.5 else known), source.choice(TEXTS)
+    if name not in given:
+        return [*given, name, value]
+    place = given.index(name)
+    return [*given[: place + 1], value, *given[place + 2 :]]
 
 
 def argument(command: str, ground: Ground, source: random.Random) -> list[str]:
@@ -243,27 +217,11 @@ def argument(command: str, ground: Ground, source: random.Random) -> list[str]:
     return [*given[:place], *source.choice([[source.choice(TEXTS)], [], [given[place]] * 2]), *given[place + 1 :]]
 
 
-def literal(command: str, ground: Ground, source: random.Random) -> list[str]:
-    """A variant of a registry gets hostile parameters."""
-    given = words(command, ground)
-    names = [name for name in given if name in REGISTRIES]
-    if not names:
-        return option(command, ground, source)
-    name = source.choice(names)
-    registry = REGISTRIES[name]
-    variant = source.choice(list(registry))
-    of_class = isinstance(registry[variant], type)
-    parameters = [field.name for field in dataclasses.fields(registry[variant])] if of_class else []
-    chosen = source.sample(parameters, min(len(parameters), source.choice([1, 1, 1, 2])))
-    spelled = ", ".join(f"{parameter}={source.choice(LITERALS)}" for parameter in chosen)
-    return with_option(given, name, f"{variant}({spelled})" if spelled else variant)
-
-
 def file(command: str, ground: Ground, source: random.Random) -> list[str]:
     """One file of the command is damaged, or one value in it, or it is no file."""
     kinds = [kind for kind in [*FILES, *RUNS, "tied"] if f"{{{kind}}}" in command]
     if not kinds:
-        return literal(command, ground, source)
+        return option(command, ground, source)
     kind = source.choice(kinds)
     before, after = ground.path(kind), ground.new().with_suffix("".join(ground.path(kind).suffixes))
     if before.is_dir():
@@ -358,7 +316,7 @@ NO_FILES: tuple[Callable[[Path], object], ...] = (
     ),
 )
 """What stands where a file is expected."""
-MUTATIONS = (option, option, argument, literal, literal, file, file, file, file)
+MUTATIONS = (option, option, argument, file, file)
 
 
 @pytest.fixture
