@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from posbias.results.records import Record
     from posbias.tasks.language import LanguageTask
 
-ANSWERS = "answers"
-"""Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "template_options"}
 """Options of a server that other flags set."""
 PLANTED = (0.95, 0.5, 0.4, 0.5, 0.95)
@@ -106,7 +104,7 @@ class AnswererFlags(Loading, LocalOptions):
         if unknown := sorted(set(named) - names):
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options: unknown {unknown[0]!r}; allowed: {allowed}")
-        cache = None if directory is None else directory / ANSWERS
+        cache = None if directory is None else directory / "answers"
         try:
             settings = ServerOptions(**named, cache=cache, template_options=self.template_options)
         except UsageError as error:

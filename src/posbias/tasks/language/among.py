@@ -36,8 +36,6 @@ from posbias.tasks.language.rules import RULES, Rule
 SOLVED, UNSOLVED, PLAIN = "solved", "unsolved", "plain"
 WORDS = 30
 """Words of a filler of ordinary text."""
-NAME = 4
-"""Letters of a task's name."""
 
 
 class TaskLine(Line):
@@ -102,7 +100,7 @@ class TaskAmong(LanguageTask):
         task = lines[index] if lines else _generated(source)
         names: dict[str, None] = {}
         while len(names) < self.tasks:
-            names["".join(source.choices(string.ascii_uppercase, k=NAME))] = None
+            names["".join(source.choices(string.ascii_uppercase, k=4))] = None
         name, *others = names
         if self.fillers == PLAIN:
             around = [_passage(source.choice(texts), source) for _ in others]

@@ -56,7 +56,6 @@ MOST_ITEMS = 100_000
 MOST_EXAMPLES = 1_000_000
 """Examples of a task, samples times positions; records of a file."""
 
-BLANKS = " \t"
 MEASURED_SAMPLES = 4
 """Samples that are measured, if a task has so many."""
 FEWEST_ITEMS = 8
@@ -489,7 +488,7 @@ class LanguageTask(Spelled, ABC):
         if self.chat or draft.messages:
             return text, answer
         listed_to = max([stop for _, stop in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
-        stop = max(len(text.rstrip(BLANKS)), listed_to)
+        stop = max(len(text.rstrip(" \t")), listed_to)
         begun = text[stop:] or ("" if text[-1:].isspace() else " ")
         return text[:stop], answer and begun + answer
 

@@ -49,7 +49,6 @@ MARKS = re.compile(
     r"|\bto=functions\.|<\|python_(?:tag|start)\|>"
 )
 """What tells that a model meant to call a tool, in whatever form."""
-ARGUMENTS = ("arguments", "parameters")
 DECODER = json.JSONDecoder()
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved", THOUGHTS, "reasoning", "reasoning_details")
@@ -147,7 +146,7 @@ def _of_json(entry: Any, *, marked: bool) -> list[Called]:
     entry = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return []
-    given = [entry[name] for name in ARGUMENTS if name in entry]
+    given = [entry[name] for name in ("arguments", "parameters") if name in entry]
     if not given and not marked:
         return []
     arguments = given[0] if given else None

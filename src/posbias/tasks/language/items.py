@@ -43,8 +43,6 @@ from posbias.tasks.language.base import (
 from posbias.tasks.language.calls import AMONG, as_text, movable_blocks, read_messages
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
-CLOSING = "\nAnswer with one letter."
-CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
 TOOLS = "tools"
 """Descriptions of tools, where these are what is moved among."""
@@ -237,7 +235,7 @@ class Items(LanguageTask):
     among: Annotated[str, OneOf(*AMONG, TOOLS)] = "alike"
     """Places over which a message moves: `alike`, those of calls or of messages of its role; `turns`, with all up to
     the next message of the user; `results`, of calls made together; `tools`: a description moves among these."""
-    calls: Annotated[str, OneOf(*CALLS)] = "native"
+    calls: Annotated[str, OneOf("native", "text")] = "native"
     """How calls, results and descriptions of tools are put to a model: `native`, as its template or server has them, or
     as `text`."""
     depths: Annotated[Count, Ge(2)] | None = None
@@ -303,7 +301,7 @@ class Items(LanguageTask):
     def plain(self) -> tuple[str, str]:
         """The units, then the question, which comes first if letters are asked for."""
         if self._letters:
-            return "{question}\n", CLOSING if self.chat else "\nAnswer:"
+            return "{question}\n", "\nAnswer with one letter." if self.chat else "\nAnswer:"
         return "Question: {question}\n\n" * (self.order == QUESTION_FIRST), "\n\nQuestion: {question}\nAnswer:"
 
     @property

@@ -26,8 +26,6 @@ ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
 CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
 """Also clauses, since verse and statutes have sentences of hundreds of tokens."""
-CUT = " ..."
-"""What stands where the text was cut."""
 CHARACTERS_PER_TOKEN = 8
 """Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
 
@@ -141,5 +139,5 @@ def drawn_text(
     before = np.searchsorted(ends, [*cuts, len(text)], side="left") + 1
     clauses = CLAUSE_END.split(text)
     if not text.endswith((".", "!", "?")):
-        clauses[-1] += CUT
+        clauses[-1] += " ..."
     return tuple(clauses), (0, *(int(count) for count in before))
