@@ -202,6 +202,8 @@ def option(command: str, ground: Ground, source: random.Random) -> list[str]:
     verb = getattr(verb, "commands", {}).get(given[1], verb)
     known = [each.opts[0] for each in verb.params if each.param_type_name == "option" and not each.is_flag]
     known = [name for name in known if name not in {"--engine", "--server", "--ray-address"}]
+    if not known:
+        return argument(command, ground, source)
     here = [name for name in given if name in known]
     name, value = source.choice(here if here and source.random() < 0.5 else known), source.choice(TEXTS)
     if name not in given:
