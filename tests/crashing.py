@@ -12,12 +12,11 @@ import inspect
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,10 +28,7 @@ CHANGES = ("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.truncate", "os.
 TAKING = ("open", "fsync", "os.mkdir")
 """Those that a full disk refuses."""
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
-STAND_INS: dict[str, Any] = {
-    **dict.fromkeys(("image_of",), PICTURE),
-    **dict.fromkeys(("fragment_of",), "stand-in"),
-}
+STAND_INS: dict[str, Any] = {"image_of": PICTURE, "fragment_of": "stand-in"}
 """What functions that draw give back."""
 
 
@@ -56,16 +52,16 @@ class Outcome:
     """The commands that came to their end."""
     changes: tuple[tuple[str, str], ...] = ()
     """(sort, path below the watched directory) of every change in order; none of a child that was killed."""
-    seconds: float = 0.0
 
 
 class Nursery:
-    """The process that children are forked from; `run` may be called from several threads of several nurseries."""
+    """The process that children are forked from; where nothing `draws`, pictures are stand-ins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, draws: bool = False) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, __file__, *["draws"] * draws]
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def run(
@@ -73,8 +69,10 @@ class Nursery:
         *commands: Sequence[object],
         watched: Path | None = None,
         point: int | None = None,
-        seconds: float | None = None,
         full: int | None = None,
+        directory: Path = Path(),
+        seconds: int = 0,
+        memory: int = 0,
     ) -> Outcome:
         """Run `posbias` commands one after another in a fresh child.
 
@@ -82,15 +80,19 @@ class Nursery:
             commands: Arguments of each.
             watched: Directory whose changes are counted.
             point: Change before which the child dies, from 0; None: none.
-            seconds: Time after which it is killed; None: never.
             full: Change from which on the disk is full: nothing can be made or written, only removed; None: never.
+            directory: Where they run.
+            seconds: Processor time after which the child is killed, or six times as long by the clock; 0: never.
+            memory: Bytes that it may reserve, then.
         """
         job = {
             "commands": [list(map(str, command)) for command in commands],
             "watched": None if watched is None else str(watched),
             "point": point,
-            "seconds": seconds,
             "full": full,
+            "directory": str(directory),
+            "seconds": seconds,
+            "memory": memory,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -101,7 +103,6 @@ class Nursery:
             found["status"],
             tuple(Ended(**each) for each in found["ended"]),
             tuple((sort, path) for sort, path in found["changes"]),
-            found["seconds"],
         )
 
     def close(self) -> None:
@@ -117,25 +118,16 @@ def _serve() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         reader, writer = os.pipe()
-        begin = time.monotonic()
         child = os.fork()
         if not child:
             os.close(reader)
             _child(job, writer)
         os.close(writer)
-        if job["seconds"] is not None:
-            threading.Timer(job["seconds"], _kill, (child,)).start()
         with os.fdopen(reader) as pipe:
             told = pipe.read()
         _, status = os.waitpid(child, 0)
         found = json.loads(told) if told else {"ended": [], "changes": []}
-        found |= {"status": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - begin}
-        print(json.dumps(found), file=answers, flush=True)
-
-
-def _kill(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+        print(json.dumps(found | {"status": os.waitstatus_to_exitcode(status)}), file=answers, flush=True)
 
 
 def _import_all() -> None:
@@ -163,7 +155,7 @@ def _import_all() -> None:
     minute = 60.0  # between checkpoints; here there is one after every window
     training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):
-        if name.startswith("posbias.results"):
+        if name.startswith("posbias.results") and sys.argv[1:] != ["draws"]:
             for drawing in set(STAND_INS) & set(vars(module)):
                 setattr(module, drawing, lambda *_, drawing=drawing, **__: STAND_INS[drawing])
     with tempfile.TemporaryDirectory() as run:  # the template of pages and kernels are found ready by every child
@@ -172,6 +164,12 @@ def _import_all() -> None:
 
 def _child(job: dict[str, Any], writer: int) -> None:
     """The commands of one job, to the end or to the point where they are killed."""
+    os.chdir(job["directory"])
+    if job["seconds"]:
+        signal.alarm(6 * job["seconds"])
+        resource.setrlimit(resource.RLIMIT_CPU, (job["seconds"],) * 2)
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + job["memory"], resource.RLIM_INFINITY))
     changes: list[tuple[str, str]] = []
     if job["watched"] is not None:
         _watch(job["watched"], changes, point=job["point"], full=job["full"])

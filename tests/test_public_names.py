@@ -94,14 +94,13 @@ def test_a_network_without_its_tokenizer_is_told_where_to_bring_it(tiny_llama):
             reads()
 
 
-def test_arguments_of_wrong_classes_are_refused_in_one_line_and_numpys_integers_are_taken(tiny_llama, tmp_path):
+def test_arguments_of_wrong_classes_are_refused_in_one_line(tiny_llama, tmp_path):
     script = Path(__file__).with_name("wrong_arguments.py")
     done = subprocess.run(
         [sys.executable, script, tiny_llama], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    *not_refused, integers, tried = done.stdout.splitlines()
+    *not_refused, tried = done.stdout.splitlines()
     assert not_refused == []
-    assert integers == "[2, 2]"
     assert int(tried) > 3000
     assert list(tmp_path.iterdir()) == []
 

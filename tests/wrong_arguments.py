@@ -1,11 +1,10 @@
 """Public functions called with arguments of wrong classes; `wrong_arguments.py MODEL` prints what is not refused,
-then what becomes of NumPy's integers, which are right, and how many wrong arguments were tried.
+then how many wrong arguments were tried.
 
 Run in an interpreter of its own, without the type checks that tests switch on: as a user would meet it.
 """
 
 import inspect
-import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -82,17 +81,6 @@ def attempts(model):
                     yield name, call, parameter, value, {**needed, parameter: value}
 
 
-def numpy_integers(source):
-    """The count and the seed of a run for which both are NumPy's, as a record keeps them."""
-    two = np.int64(2)
-    model = pb.load_model(source, init_seed=two)
-    prompts = pb.load_prompts("default", model, n_positions=np.int64(8), count=two, seed=two)
-    pb.measure(model, prompts, kinds="probability", seed=two)
-    options = pb.AuditOptions(kinds=("probability",), seed=two, initialisations=two)
-    record = pb.audit(model, n_positions=np.int64(8), prompts=two, options=options).record
-    return json.dumps([model.origin.init_seed, record.as_json()["arguments"]["prompts"]])
-
-
 def main(source):
     tried = 0
     for name, call, parameter, value, arguments in attempts(pb.load_model(source)):
@@ -105,7 +93,6 @@ def main(source):
                 print(f"{shown}: several lines: {error}")
         except Exception as error:
             print(f"{shown}: {type(error).__name__}: {error}")
-    print(numpy_integers(source))
     print(tried)
 
 

@@ -12,8 +12,8 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -88,25 +88,12 @@ class Flag:
     """How the default is spelled, where the field makes it when it is needed."""
 
 
-class Later(type):
-    """Class of what stands in annotations for another class, which is imported when a value is held against it."""
+@dataclass(frozen=True)
+class Later:
+    """In an annotation: a class that is imported when a value is held against it."""
 
-    home: str
-    """Module of that class, whose name is this one's."""
-
-    def __new__(cls, name: str, home: str) -> "Later":  # noqa: D102
-        return super().__new__(cls, name, (), {"home": home})
-
-    def __init__(cls, name: str, home: str) -> None:
-        super().__init__(name, (), {})
-
-    @property
-    def real(cls) -> Any:
-        """The class itself."""
-        return getattr(import_module(cls.home), cls.__name__)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.real)
+    place: str
+    """Its module and its name, `posbias.runs.engines:Engine`."""
 
 
 def checked(function: Public) -> Public:
@@ -199,6 +186,8 @@ def _declared(hint: Any, *, reads: bool = True) -> tuple[Any, str]:
     if origin is Annotated:
         if one_of := [mark.words for mark in members[1:] if isinstance(mark, OneOf)]:
             return Literal[one_of[0]], f"one of {', '.join(one_of[0])}"
+        if isinstance(later := members[1], Later):
+            return Annotated[Any, PlainValidator(partial(_recognised, later, reads))], later.place.partition(":")[2]
         marks = [BeforeValidator(partial(_spelled, mark)) if callable(mark) else mark for mark in members[1:]]
         inner, said = _declared(members[0])
         if any(isinstance(mark, MinLen) for mark in marks):
@@ -261,7 +250,7 @@ def _recognised(owner: Any, reads: bool, value: Any) -> Any:
         allowed = {"whole numbers", _numbers(owner.dtypes[0])}
         fits = isinstance(value, owner.array_type) and _numbers(value.dtype) in allowed
     else:
-        owner = owner.real if isinstance(owner, Later) else owner
+        owner = resolve_name(owner.place) if isinstance(owner, Later) else owner
         if reads and isinstance(value, str) and hasattr(owner, "parse"):
             value = owner.parse(value)
         fits = isinstance(value, owner)
@@ -292,14 +281,8 @@ def _bounds(marks: Sequence[Any]) -> str:
         values = [value for mark in marks if (value := getattr(mark, name, None)) is not None]
         if values:
             number = tightest(values)
-            bounds.append(f" {sign} {number if isinstance(number, float) else _power(number)}")
+            bounds.append(f" {sign} {number if isinstance(number, float) else format(number, ',')}")
     return " and".join(bounds)
-
-
-def _power(number: int) -> str:
-    """A large power of 2 as such, `2^62`; any other number in digits."""
-    exponent = number.bit_length() - 1
-    return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else f"{number:,}"
 
 
 def _shown(value: object) -> str:

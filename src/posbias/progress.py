@@ -8,8 +8,6 @@ from typing import TypeVar
 from posbias.errors import printable
 
 Item = TypeVar("Item")
-LINE_SECONDS = 60.0
-"""Time between two lines of a log that say how far something is."""
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None) -> Iterator[Item]:
@@ -18,7 +16,7 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None) 
     if not sys.stderr.isatty():
         told = time.monotonic()
         for done, item in enumerate(items):
-            if time.monotonic() - told > LINE_SECONDS:
+            if time.monotonic() - told > 60:
                 report(f"{description}: {done}" + ("" if total is None else f" of {total}"))
                 told = time.monotonic()
             yield item

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -74,9 +74,6 @@ class Registry(Generic[Variant]):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._variants, *self._homes}))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._variants or name in self._homes
-
     def parse(self, text: str) -> Variant:
         """Build a variant from its literal spelling, e.g. `causal` or `sliding_window(width=64)`.
 
@@ -108,17 +105,23 @@ class Registry(Generic[Variant]):
             fields = ", ".join(names) or "none"
             raise UsageError(f"{self.sort} {name}: {error}; parameters of {name}: {fields}") from None
 
-    def spell(self, variant: object) -> str:
-        """The literal spelling of a variant object, the inverse of `parse` but for fields that are not shown."""
+
+class Spelled:
+    """A variant, a dataclass whose text is its literal spelling."""
+
+    name: ClassVar[str]
+    """As which it is registered."""
+
+    def __str__(self) -> str:
+        """The inverse of `Registry.parse`, but for fields that are not shown."""
         values = {
-            field.name: getattr(variant, field.name)
-            for field in dataclasses.fields(variant)  # type: ignore[arg-type]
-            if field.repr and getattr(variant, field.name) != field.default
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if field.repr and getattr(self, field.name) != field.default
         }
-        name: str = variant.name  # type: ignore[attr-defined]
         if not values:
-            return name
-        return f"{name}({', '.join(f'{key}={_plain(value)!r}' for key, value in values.items())})"
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={_plain(value)!r}' for key, value in values.items())})"
 
 
 def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, Any]]:

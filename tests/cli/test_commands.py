@@ -1,5 +1,5 @@
 """What holds of every command that makes a run: it prints what it saves, its page can be drawn again, and its directory
-is not written over; and what no command takes is one line before any work.
+is not written over.
 
 What a command finds is the library's, and kept: tests/golden.
 """
@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from conftest import without_notes
 from posbias.results.records import read_record
 
 STUDY = """
@@ -95,57 +94,3 @@ def test_a_command_prints_what_it_saves_and_leaves_finished_work_alone(command, 
         assert "--resume needs --out" in alone.stderr or name == "audit", "an audit has a directory of its own"
     assert command(name, "--out", "run", "--overwrite").returncode == 0
     assert read_record("run").run_id != record.run_id
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("attention LONG --sink-thresholds a", "--sink-thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
-        ("attention LONG --sink-thresholds 0.2,1.5", "a list that is not empty, each a number > 0 and < 1"),
-        ("decompose LONG --interventions no_rop", "unknown intervention 'no_rop'"),
-        ("decompose LONG --interventions no_rope,no_rope", "given 2 times"),
-        ("decompose LONG --interventions window(width=0)", "width must be a whole number >= 1"),
-        ("attention LONG --length 2", "at least 3 positions"),
-        ("decompose LONG --length 2", "at least 3 positions, got 2"),
-        ("decompose LONG --interventions no_alibi", "intervention no_alibi left posbias after 0.1.0"),
-        ("design flat --length many", "--length: 'many': allowed are whole numbers"),
-        ("design flat --over heads", "unknown free parameter 'heads'; known: alibi, gamma_key, key_bias, windows"),
-        ("design flat --measured-at 64", "--measured-at is read with --model only"),
-        ("design flat --model config:x --measured-at all", "--measured-at: 'all': allowed are whole numbers"),
-        ("design flat --device cpu", "--device is read with --model only"),
-        ("design flat --initialisations 4", "--initialisations is read with --model only"),
-        ("design flat --model config:x --depth 3", "--depth cannot be given with --model"),
-        ("design flat --model demo", "write --model config:demo"),
-        ("design nowhere.csv", "cannot read the target nowhere.csv"),
-        ("design flat --mixing 0", "mixing is 0 in every layer: attention moves nothing"),
-        ("design flat --length 2", "--length must be a whole number >= 3"),
-        ("measure LONG --output first", "unknown output 'first'"),
-        ("predict --model none --theory power_rollout(form=round)", "parameters of power_rollout: key_path, target"),
-        ("predict --model none --theory power_rollout(target=logits)", "target must be one of jacobian, probability"),
-        ("predict --model none --theory mean_field(level=last)", "unknown mean-field level 'last'"),
-        ("predict --model none --theory rollout(mixing=1)", "theory rollout takes no parameters"),
-        ("predict --model none --theory astrology(sign=leo)", "unknown theory 'astrology'"),
-        ("predict --model none --theory power_rollout(", "is not a name or a literal call"),
-        ("predict --model LONG --theory attention_only --prompts synthetic", "attention_only reads no --prompts"),
-        ("predict --model LONG --theory attention_only --count 3", "attention_only needs none"),
-    ],
-)
-def test_what_a_command_does_not_take_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path, given, message):
-    refused = posbias(*given.replace("LONG", str(long_llama)).split(), "--out", tmp_path / "run")
-    assert refused.returncode == 2
-    assert message in refused.stderr
-    assert len(without_notes(refused.stderr)) == 1
-    assert not (tmp_path / "run").exists()
-
-
-def test_where_a_devices_memory_runs_out_the_line_says_what_to_do(posbias, monkeypatch):
-    def full(_sort):
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nOf the allocated memory ...")
-
-    monkeypatch.setattr("posbias.cli.listing.registered_variants", full)
-    failed = posbias("list", "masks")
-    assert failed.returncode == 1
-    assert failed.stderr.startswith(
-        "posbias: unexpected RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB; try"
-    )
-    assert failed.stderr.count("\n") == 1

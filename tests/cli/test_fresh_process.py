@@ -1,51 +1,26 @@
 """What a command or a call needs is there in a process in which nothing else was imported before.
 
-Registries are filled by imports: a test in one process with others sees what these have imported.
+Registries are filled by imports: a test in one process with others sees what these have imported (what is listed of
+each: `test_startup.py`).
 """
 
-import ast
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import posbias as pb
 from fresh import OUT_OF_TIME, run_fresh
 from page_blocks import BESIDE, PAGES, ROOT, blocks_of
-from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.evaluation.responders import PlantedResponder
 from posbias.results.result import RESULTS
 
 VERBS = sorted(RESULTS)
-OTHER_DOORS = {
-    **dict.fromkeys(
-        ("RESULTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
-        ("posbias_papers.published",),
-    ),
-    "ENGINES": ("posbias.runs.engines",),  # one module, which has them all
-}
-"""What is imported before a registry is read that others than its own package fill."""
 SECONDS = 6
 """Processor time after which a command has read its arguments, and computes."""
 MISSING = r"cannot be reached|holds no posbias run|has no readable tokenizer"
 """What a command says that needs a server, or what another command makes: a run, an exported model."""
-
-
-class RightAtTimes(Responder):
-    """Right if the gold passage stands first, and in a share of the other prompts."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-        self.generator = np.random.default_rng(0)
-
-    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
-        answers = [request.answer if self.generator.random() < self.share else "?" for request in requests]
-        return [Reply(Response(str(answer), "stop"), None) for answer in answers]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "times", "model": {"source": f"times {self.share}"}}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs")
     for name, share in (("one", 0.9), ("other", 0.2)):
         options = pb.EvaluateOptions(count=16, positions="all")
-        pb.evaluate(RightAtTimes(share), "documents(documents=3)", options=options).save(directory / name)
+        pb.evaluate(PlantedResponder((share, share)), "documents(documents=3)", options=options).save(directory / name)
     for verb in VERBS:
         pb.Record(verb=verb, arguments={}, status="failed", error="no memory").save(directory / f"failed-{verb}")
     return directory
@@ -124,7 +99,7 @@ def commands_not_run() -> list[Any]:
     for page in (page for page in PAGES if page.parent == ROOT or page.is_relative_to(ROOT / "docs")):
         commands = [command for block in blocks_of(page) if block.not_run for command in block.commands]
         marks = () if page.name == "README.md" else pytest.mark.slow
-        # `posbias explore` waits for a browser and ends by itself never: test_explore drives it.
+        # `posbias explore` waits for a browser and ends by itself never: test_predict drives it.
         begun = [each for each in commands if each.startswith("posbias ") and each != "posbias explore"]
         found += [pytest.param(each, marks=marks) for each in begun]
     return found
@@ -140,40 +115,3 @@ def test_a_command_that_takes_long_or_needs_what_is_not_there_begins(
         (tmp_path / name).symlink_to(ROOT / name)
     done = run_fresh(command, seconds=SECONDS)
     assert done.returncode == OUT_OF_TIME or re.search(MISSING, done.stderr), done
-
-
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-
-
-def imported_with(trees: dict[str, ast.Module], *doors: str) -> set[str]:
-    """Modules of posbias that the import of some brings, as their top levels say."""
-    waiting, found = list(doors), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in found or name not in trees:
-            continue
-        found.add(name)
-        waiting.append(name.rpartition(".")[0])
-        for node in trees[name].body:
-            if isinstance(node, ast.ImportFrom):
-                waiting += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
-
-
-def test_every_registry_is_full_once_its_door_is_imported() -> None:
-    trees = {module_of(path): ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")}
-    homes: dict[str, str] = {}
-    fillers: dict[str, set[str]] = {}
-    for name, tree in trees.items():
-        for node in ast.walk(tree):
-            match node:
-                case ast.AnnAssign(target=ast.Name(registry), value=ast.Call(func=ast.Name("Registry"))):
-                    homes[registry] = name
-                case ast.Call(func=ast.Attribute(ast.Name(registry), "register")):
-                    fillers.setdefault(registry, set()).add(name)
-    assert len(homes) > 20
-    for registry, home in homes.items():
-        lazily = getattr(import_module(home), registry)._homes.values()
-        doors = (*OTHER_DOORS.get(registry, (home, home.rpartition(".")[0])), *lazily)
-        assert fillers[registry] <= imported_with(trees, *doors), registry

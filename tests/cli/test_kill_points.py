@@ -1,4 +1,4 @@
-"""Runs killed at every change of the disk and at random moments: what is there can be read, and `--resume` finishes it.
+"""Runs killed at every change of the disk: what is there can be read, and `--resume` finishes it.
 
 The same bits as an undisturbed run, nothing done twice, nothing left behind.
 """
@@ -7,10 +7,8 @@ import itertools
 import math
 import random
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +91,6 @@ and, after a kill between them, alone."""
 KILLED = -9
 FAST = {"measure": 1, "audit": 1, "evaluate": 1, "train": 1, "mitigate": 1}
 """How many points of some cases belong to the ordinary suite."""
-RANDOM = ("measure", "audit", "evaluate", "decompose", "train", "reproduce")
-RANDOM_KILLS = 18
-"""Of each of these at least, in the slow suite; of the first two belong to the ordinary one."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Whole:
 
 
 class Bench:
-    """Models, undisturbed runs and processes to run commands in."""
+    """Models, undisturbed runs and the process to run commands in."""
 
     def __init__(self, root: Path, models: dict[str, Path]) -> None:
         (root / "study.yaml").write_text(STUDY)
@@ -120,7 +115,7 @@ class Bench:
         self.words = {**{name: str(path) for name, path in models.items()}, "STUDY": str(root / "study.yaml")}
         self.words["WHOLE"] = str(root / "whole")
         self.wholes: dict[str, Whole] = {}
-        self.nurseries = [Nursery()]
+        self.nursery = Nursery()
         self.read: set[tuple[str, frozenset[tuple[str, int]]]] = set()
         """States that readers have met: by case, names and sizes of the files that they may see."""
 
@@ -133,7 +128,7 @@ class Bench:
             words.append(known.get(stem, stem) + slash + rest)
         return words
 
-    def run(self, nursery: Nursery, name: str, out: Path, *, resume: bool = False, **limits: Any) -> Outcome:
+    def run(self, name: str, out: Path, *, resume: bool = False, **limits: Any) -> Outcome:
         """The command of a case into a directory."""
         case = CASES[name]
         command = [*self.words_of(case.command), "--out", str(out)]
@@ -141,13 +136,13 @@ class Bench:
             command.append("--resume")
         elif name != "report" and (case.before or resume):  # finished work that lies there is to be replaced
             command.append("--overwrite")
-        return nursery.run(command, watched=out, **limits)
+        return self.nursery.run(command, watched=out, **limits)
 
-    def fill(self, nursery: Nursery, name: str, out: Path) -> None:
+    def fill(self, name: str, out: Path) -> None:
         """What lay in the directory before."""
         shutil.rmtree(out, ignore_errors=True)
         if CASES[name].before:
-            outcome = nursery.run([*self.words_of(CASES[name].before), "--out", str(out)])
+            outcome = self.nursery.run([*self.words_of(CASES[name].before), "--out", str(out)])
             assert [each.code for each in outcome.ended] == [0], outcome
 
     def whole(self, name: str) -> Whole:
@@ -156,8 +151,8 @@ class Bench:
             self.whole(needed)
         if name not in self.wholes:
             out = self.root / "whole" / name
-            self.fill(self.nurseries[0], name, out)
-            outcome = self.run(self.nurseries[0], name, out)
+            self.fill(name, out)
+            outcome = self.run(name, out)
             assert [each.code for each in outcome.ended] == [0], outcome
             self.wholes[name] = Whole(out, outcome)
         return self.wholes[name]
@@ -169,8 +164,7 @@ def bench(tmp_path_factory, tiny_llama, long_llama) -> Iterator[Bench]:
     (root / "whole").mkdir()
     made = Bench(root, {"TINY": tiny_llama, "LONG": long_llama})
     yield made
-    for nursery in made.nurseries:
-        nursery.close()
+    made.nursery.close()
 
 
 def pieces(directory: Path) -> set[str]:
@@ -178,12 +172,12 @@ def pieces(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("parts/*.safetensors")}
 
 
-def computed(outcome: Outcome, *, checkpoints: bool = False) -> set[str]:
+def computed(outcome: Outcome) -> set[str]:
     """Pieces that a command put in their places; a checkpoint is replaced by the next as the work goes on."""
     found = set()
     for sort, path in outcome.changes:
         place, _, name = path.rpartition("/")
-        if sort == "os.rename" and place.endswith("parts") and (checkpoints or "checkpoint" not in name):
+        if sort == "os.rename" and place.endswith("parts") and "checkpoint" not in name:
             found.add(f"{place}/{name[1:].partition('.safetensors')[0]}.safetensors")
     return found
 
@@ -233,7 +227,7 @@ def told(record: Record) -> dict[str, Any]:
     return {"scalars": record.scalars | VOLATILE | timed, "resolved": resolved, "seeds": record.seeds}
 
 
-def assert_readable(bench: Bench, nursery: Nursery, name: str, looked: Path) -> None:
+def assert_readable(bench: Bench, name: str, looked: Path) -> None:
     """Every verb that reads gives a result, or one line that says what is wrong; once for each state it can see."""
     seen = {path for path in listing(looked) if "parts/" not in path and not path.endswith(TEMPORARY)}
     state = name, frozenset((path, (looked / path).stat().st_size) for path in seen)
@@ -241,23 +235,23 @@ def assert_readable(bench: Bench, nursery: Nursery, name: str, looked: Path) -> 
         return
     bench.read.add(state)
     commands = [bench.words_of(reader, OUT=looked, ELSE=looked.parent / "else") for reader in CASES[name].readers]
-    outcome = nursery.run(*commands)
+    outcome = bench.nursery.run(*commands)
     assert len(outcome.ended) == len(commands), outcome
     for command, ended in zip(commands, outcome.ended, strict=True):
         one_line = ended.code in (1, 2) and ended.stderr.count("\n") == 1 and "unexpected" not in ended.stderr
         assert ended.code == 0 or one_line, (command, ended)
 
 
-def assert_goes_on(bench: Bench, nursery: Nursery, name: str, out: Path) -> None:
+def assert_goes_on(bench: Bench, name: str, out: Path) -> None:
     """What a killed run left can be read, and the same command finishes it without doing anything twice."""
     whole, looked = bench.whole(name), out.parent / "looked"
     shutil.rmtree(looked, ignore_errors=True)
     if out.exists():
         shutil.copytree(out, looked)
-    assert_readable(bench, nursery, name, looked)
+    assert_readable(bench, name, looked)
     there = records(looked) if looked.exists() else {}
     had = pieces(out) if CASES[name].resumes else set()
-    outcome = bench.run(nursery, name, out, resume=True)
+    outcome = bench.run(name, out, resume=True)
     assert [each.code for each in outcome.ended] == [0], outcome
     assert not had & computed(outcome), "finished pieces are not computed again"
     assert_undisturbed(out, whole.directory, ROUNDING if name == BEHAVIOUR else {})
@@ -269,33 +263,23 @@ def assert_goes_on(bench: Bench, nursery: Nursery, name: str, out: Path) -> None
                 assert before.run_id == record.run_id, "a finished run is not made again"
 
 
-def assert_survives(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
+def assert_survives(bench: Bench, name: str, point: int) -> None:
     """Killed at one point and finished."""
-    out = bench.root / f"killed-{bench.nurseries.index(nursery)}" / name
-    bench.fill(nursery, name, out)
-    outcome = bench.run(nursery, name, out, point=point)
+    out = bench.root / "killed" / name
+    bench.fill(name, out)
+    outcome = bench.run(name, out, point=point)
     assert outcome.status == KILLED, outcome
-    assert_goes_on(bench, nursery, name, out)
+    assert_goes_on(bench, name, out)
 
 
-def findings_at(bench: Bench, name: str, points: list[int]) -> list[str]:
-    """What does not hold at some points, each on one line; the points are shared out between the processes."""
-    whole, findings, waiting = bench.whole(name), [], list(reversed(points))
-    lock = threading.Lock()
-
-    def work(nursery: Nursery) -> None:
-        while True:
-            with lock:
-                if not waiting:
-                    return
-                point = waiting.pop()
-            try:
-                assert_survives(bench, nursery, name, point)
-            except AssertionError as error:
-                findings.append(f"point {point}, {whole.outcome.changes[point]}: {error}")
-
-    with ThreadPoolExecutor(len(bench.nurseries)) as pool:
-        list(pool.map(work, bench.nurseries))
+def findings_at(bench: Bench, name: str, points: Iterable[int]) -> list[str]:
+    """What does not hold at some points, each on one line."""
+    whole, findings = bench.whole(name), []
+    for point in points:
+        try:
+            assert_survives(bench, name, point)
+        except AssertionError as error:
+            findings.append(f"point {point}, {whole.outcome.changes[point]}: {error}")
     return findings
 
 
@@ -308,10 +292,8 @@ def test_killed_at_some_changes_of_the_disk(bench, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_every_change_of_the_disk(bench, name, capsys):
-    if len(bench.nurseries) == 1:
-        bench.nurseries.append(Nursery())
     whole = bench.whole(name)
-    findings = findings_at(bench, name, list(range(whole.points)))
+    findings = findings_at(bench, name, range(whole.points))
     sorts = Counter(sort.removeprefix("os.") for sort, _ in whole.outcome.changes)
     with capsys.disabled():
         counted = ", ".join(f"{count} {sort}" for sort, count in sorted(sorts.items()))
@@ -319,67 +301,29 @@ def test_killed_at_every_change_of_the_disk(bench, name, capsys):
     assert not findings, "\n".join(findings)
 
 
-def assert_full(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
+def assert_full(bench: Bench, name: str, point: int) -> None:
     """On a disk that fills at one point a run ends with one line, and goes on when there is room again."""
     out = bench.root / "full" / name
-    bench.fill(nursery, name, out)
-    (ended,) = bench.run(nursery, name, out, full=point).ended
+    bench.fill(name, out)
+    (ended,) = bench.run(name, out, full=point).ended
     lines = without_notes(ended.stderr)
     assert (ended.code in (1, 2), len(lines)) == (True, 1), ended
     assert "No space left on device" in lines[0]
     assert "unexpected" not in lines[0]
-    assert_goes_on(bench, nursery, name, out)
+    assert_goes_on(bench, name, out)
 
 
 @pytest.mark.parametrize("name", ["measure"])
 def test_a_disk_that_fills_is_one_line(bench, name):
     taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
-    assert_full(bench, bench.nurseries[0], name, random.Random(name).choice(taking))
+    assert_full(bench, name, random.Random(name).choice(taking))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RANDOM[:-1], "mitigate"])
+@pytest.mark.parametrize("name", ["measure", "audit", "evaluate", "decompose", "train", "mitigate"])
 def test_a_disk_that_fills_anywhere_is_one_line(bench, name, capsys):
     taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
     for point in taking:
-        assert_full(bench, bench.nurseries[0], name, point)
+        assert_full(bench, name, point)
     with capsys.disabled():
         print(f"\n{name}: the disk full at {len(taking)} points, 0 findings")
-
-
-@pytest.mark.parametrize(
-    ("name", "most"), [(RANDOM[0], 1), *(pytest.param(name, RANDOM_KILLS, marks=pytest.mark.slow) for name in RANDOM)]
-)
-def test_killed_at_random_moments_again_and_again(bench, name, most, capsys):
-    whole, chance = bench.whole(name), random.Random(f"kills of {name}")
-    out, nursery = bench.root / "random" / name, bench.nurseries[0]
-    kills = runs = 0
-    while kills < most:
-        shutil.rmtree(out, ignore_errors=True)
-        runs += 1
-        for sitting in range(chance.choice((2, 1, 1, 3))):
-            moment = chance.uniform(0, whole.outcome.seconds)
-            kills += bench.run(nursery, name, out, resume=sitting > 0, seconds=moment).status == KILLED
-        assert_goes_on(bench, nursery, name, out)
-    with capsys.disabled():
-        print(f"\n{name}: {kills} random kills in {runs} runs, 0 findings")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("train", "mitigate") else pytest.param(name, marks=pytest.mark.slow)
-        for name, case in CASES.items()
-        if case.resumes and not case.before
-    ],
-)
-def test_a_finished_run_is_resumed_by_giving_it_back(bench, name):
-    whole = bench.whole(name)
-    out = bench.root / "finished" / name
-    shutil.copytree(whole.directory, out)
-    outcome = bench.run(bench.nurseries[0], name, out, resume=True)
-    assert [each.code for each in outcome.ended] == [0], outcome
-    assert not computed(outcome, checkpoints=True)
-    assert_undisturbed(out, whole.directory, {})
-    for place, record in records(out).items():
-        assert record.as_json() == records(whole.directory)[place].as_json()

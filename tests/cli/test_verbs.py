@@ -1,4 +1,4 @@
-"""Each verb runs once end to end, and what it leaves behind is read back."""
+"""Verbs run end to end, and what they leave behind is read back; help and names."""
 
 import json
 import re
@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from behaviour_runs import saved
 from conftest import without_notes
-from posbias import DesignOptions, UsageError
+from posbias import DesignOptions, UsageError, correlate
 from posbias.checks import RESIDUAL_MIXING
 from posbias.cli.app import VERBS, command_of
+from posbias.evaluation.correlate import InfluenceCorrelation
 from posbias.registry import read_literal, split_literals
 from posbias.results.records import read_record
 
@@ -75,20 +77,11 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
                      "--out", measured)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Where does the influence lie?" in result.stdout
-    record = read_record(measured)
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=24, count=6, seed=0)
-    again = pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
-    for kind in ("jacobian", "logit"):
-        saved = record.arrays[f"trained/measured/{kind}/influence"]
-        np.testing.assert_allclose(saved, again.profiles[kind].influence, rtol=1e-3)
-    assert record.resolved["prompts"]["sha256"] == prompts.sha256
-    assert str(tmp_path) not in json.dumps(record.resolved["model"])
-
+    found = pb.load_record(measured)
     assert posbias("predict", "--depth", 2, "--length", 24, "--out", predicted).returncode == 0
     compared = document(posbias("compare", predicted, measured, "--kind", "logit", "--json"))
     (block,) = compared["scalars"]["subjects"]["comparison"]["comparisons"]
-    expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, again.profiles["logit"])
+    expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, found.profiles["logit"])
     assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
     assert block["flat"]["wasserstein"] == pytest.approx(expected.flat["wasserstein"], rel=1e-3)
 
@@ -108,21 +101,13 @@ def test_list_says_which_verbs_a_family_takes(posbias):
     assert {"gpt2", "bloom", "gemma3_text"} <= set(by_name)
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_help_answers_with_an_example(posbias, verb):
-    result = posbias(verb, "--help")
-    assert result.returncode == 0
-    assert "posbias" in result.stdout
-    if verb != "models":
-        assert "Example" in result.stdout
-
-
-def test_no_help_cuts_a_name_or_a_sentence(posbias, monkeypatch):
+def test_every_help_has_an_example_and_cuts_no_name_or_sentence(posbias, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert not re.search(r"…|\.\.\.$", posbias("--help").stdout.partition("Commands:")[2], re.M)
     verbs = {(name,): command_of(name) for name in VERBS if name != "models"}
     for words, verb in {**verbs, ("models", "get"): command_of("models").commands["get"]}.items():
         text = posbias(*words, "--help").stdout
+        assert "Example" in text
         assert max(map(len, text.splitlines())) <= 80
         assert "…" not in text
         printed = set(text.split())
@@ -158,3 +143,41 @@ def test_a_record_names_the_command_alike_however_it_was_started(tmp_path, monke
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("posbias", run_name="__main__", alter_sys=True)
     assert read_record(tmp_path / "run").resolved["command"] == "posbias predict --length 8 --out run"
+
+
+def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):
+    saved().save(tmp_path / "audit" / "behaviour")
+    saved(model="other").save(tmp_path / "other")
+    result = posbias("correlate", tmp_path / "audit", tmp_path / "other", "--out", tmp_path / "tied")
+    assert result.returncode == 0, result.stderr
+    assert "rank correlation" in result.stdout
+    record = pb.load_record(tmp_path / "tied")
+    again = correlate([saved(), saved(model="other")])
+    assert record.pooled == again.pooled
+    refused = posbias("correlate", tmp_path, "--out", tmp_path / "none")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("plain", "held", "begins", "says"),
+    [
+        (0.4, None, "It is not established that", "answered better: rank correlation 0.400 [0.300, 0.500] over 10"),
+        (0.6, None, "Positions with more influence are answered better", "position alone may explain it"),
+        (0.6, 0.7, "Positions with more influence are answered better", "beyond position and ends: rank correlation"),
+        (-0.6, None, "Positions with more influence are answered worse", "-0.600 [-0.700, -0.500]"),
+    ],
+)
+def test_the_verdict_says_whether_what_weighs_is_used(plain, held, begins, says):
+    """What is established here has a size of at least .5."""
+    result = correlate([saved(), saved(model="other")])
+    entry = next(entry for entry in result.record.scalars["pooled"] if entry["source"] == "measured")
+    for found in entry["correlations"]["accuracy"]["correlations"]:
+        value = {"nothing": plain, "position_and_ends": held}.get(found["controlled"])
+        if value is not None:
+            interval = {"value": value, "low": value - 0.1, "high": value + 0.1}
+            found.update(value=interval, established=abs(value) >= 0.5)
+    (verdict,) = InfluenceCorrelation.from_record(result.record).verdict
+    assert verdict.startswith(begins)
+    assert says in verdict

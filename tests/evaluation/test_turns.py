@@ -133,7 +133,7 @@ def test_the_replies_of_a_transcript_stand_for_the_models(rules, tmp_path):
         ("- {say: Be brief., check: short}", "rules(file='rules.yaml')", (1,), "unknown check 'short'"),
         ("{", "rules(file='rules.yaml')", (1,), "rules 'rules.yaml' is not YAML of plain values"),
         ("- {say: Be brief., say: So., check: lower_case}", "rules(file='rules.yaml')", (1,), "'say' is given twice"),
-        (RULES, "rules(file='rules.yaml')", (1, 21), "turns must be whole numbers 1 ... 20"),
+        (RULES, "rules(file='rules.yaml')", (1, 21), "rules: positions must be whole numbers 1 ... 20, got 21"),
         (RULES, "rules(file='rules.yaml', placements=['middle'])", (1,), "placement 'middle'; allowed: system, first"),
         (RULES, "rules(file='rules.yaml', placements=['system'])", (1,), "give at least 2"),
         (RULES, "key_value(pairs=4)", (1,), "turns are of conversations"),

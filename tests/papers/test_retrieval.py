@@ -154,7 +154,7 @@ def test_contexts_asked_by_place_keep_their_bursts():
 
 
 def test_ranks_are_permutations_each_equally_often():
-    raw = Draws.of("x", [0], torch.device("cpu")).integers(Purpose.TRAINING, 0, (24_000, 4))
+    raw = Draws.of("x", [0], torch.device("cpu")).mixed(Purpose.TRAINING, 0, integers=(24_000, 4))[0]
     order = ranks(raw)
     assert torch.equal(order.sort(-1).values, torch.arange(4).expand_as(order))
     codes = (order * torch.tensor([64, 16, 4, 1])).sum(-1).flatten()
@@ -165,7 +165,7 @@ def test_ranks_are_permutations_each_equally_often():
 
 
 def test_distinct_draws_every_ordered_subset_equally_often():
-    raw = Draws.of("x", [1], torch.device("cpu")).integers(Purpose.TRAINING, 0, (60_000, 3))
+    raw = Draws.of("x", [1], torch.device("cpu")).mixed(Purpose.TRAINING, 0, integers=(60_000, 3))[0]
     drawn = distinct(raw, 5)[0]
     codes, counts = (drawn * torch.tensor([25, 5, 1])).sum(-1).unique(return_counts=True)
     assert len(codes) == 60

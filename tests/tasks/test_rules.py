@@ -66,7 +66,7 @@ from posbias.tasks.language import RULES
 def test_rules_judge_as_they_say(rule, answer, right, wrong):
     judge, answers = RULES.parse(rule), [answer] if isinstance(answer, str) else answer
     for each in answers:
-        judge.check(each)
+        judge.check(each, "here")
     assert [judge.right(text, answers) for text in right] == [1.0] * len(right)
     assert [judge.right(text, answers) for text in wrong] == [0.0] * len(wrong)
 

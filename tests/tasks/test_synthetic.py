@@ -91,8 +91,6 @@ def test_streams_of_purposes_and_indices_never_share_a_seed_of_the_cpu_generator
         for purpose, index in itertools.product(Purpose, [*range(5_000), 2**30 - 1, 2**29])
     }
     assert len(seeds) == 3 * 5_002
-    with pytest.raises(UsageError, match="stream"):
-        draws._stream(base, Purpose.TRAINING, 2**30)
 
 
 def test_threads_change_no_bit() -> None:
@@ -141,24 +139,6 @@ def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
 def test_bad_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
     with refused(complaint):
         SYNTHETIC_TASKS.parse(spelling)
-
-
-def test_stacks_refuse_what_cannot_go_together() -> None:
-    with pytest.raises(UsageError, match="at least 1 task"):
-        stack_tasks([], [])
-    with pytest.raises(UsageError, match="2 seeds for 1 tasks"):
-        stack_tasks([PositionCopy(0)], [0, 1])
-    with pytest.raises(UsageError, match="whole number >= 0"):
-        stack_tasks([PositionCopy(0)], [-1])
-    with pytest.raises(UsageError, match="cannot be drawn in one stack"):
-        stack_tasks([PositionCopy(0), PositionCopy(0, context=9)], [0, 1])
-    stack = stack_tasks([PositionCopy(0)], [0])
-    with pytest.raises(UsageError, match="size >= 1, got step 0 and size 0"):
-        stack.batch(0, 0)
-    with pytest.raises(UsageError, match="step >= 0"):
-        stack.batch(-1, 4)
-    with pytest.raises(UsageError, match="examples of an evaluation must be a whole number >= 1"):
-        stack.evaluate(lambda inputs: inputs, examples=0)
 
 
 @pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)

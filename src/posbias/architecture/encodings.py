@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import CELLS, Count
 from posbias.errors import UsageError, check_most
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 LEFT = dict.fromkeys(
     ("kerple_log", "kerple_power", "t5_buckets", "learned"),
@@ -28,10 +28,9 @@ MAX_SLOPE = 700.0
 Slope = Annotated[float, Interval(ge=0, le=MAX_SLOPE)]
 
 
-class Encoding(ABC):
+class Encoding(Spelled, ABC):
     """A bias on attention logits by position, one row per head."""
 
-    name: ClassVar[str]
     relative: ClassVar[bool] = True
     """True if the bias depends on the distance alone."""
 
@@ -52,9 +51,6 @@ class Encoding(ABC):
 
     def check_heads(self, heads: int) -> None:
         """Raise UsageError if this encoding does not fit the number of heads."""
-
-    def __str__(self) -> str:
-        return ENCODINGS.spell(self)
 
 
 class LinearEncoding(Encoding):

@@ -7,23 +7,21 @@ prefix also see each other forwards. Two numbers therefore describe a mask at a 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, final
 
 import numpy as np
 from annotated_types import Ge
 from jaxtyping import Bool, Int64
 
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 MASKS: Registry["Mask"] = Registry(
     "mask", left={"chunks": "no family whose rollout is known has it; sliding_window stays"}
 )
 
 
-class Mask(ABC):
+class Mask(Spelled, ABC):
     """A rule for the keys that each query sees."""
-
-    name: ClassVar[str]
 
     def reach(self, n_positions: int) -> int:
         """Number of keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
@@ -53,9 +51,6 @@ class Mask(ABC):
         backward = (key <= query) & (key >= query - self.keys_before(query, n_positions))
         forward = (key > query) & (query < prefix) & (key < prefix)
         return np.asarray(backward | forward)
-
-    def __str__(self) -> str:
-        return MASKS.spell(self)
 
 
 @MASKS.register("causal")

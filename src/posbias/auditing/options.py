@@ -13,7 +13,7 @@ from posbias.registry import split_literals
 if TYPE_CHECKING:
     from posbias.prompts.prompts import PromptSource
 else:
-    PromptSource = Later("PromptSource", "posbias.prompts.prompts")
+    PromptSource = Annotated[Any, Later("posbias.prompts.prompts:PromptSource")]
 
 UNRECORDED = {"resume", "overwrite", "engine"}
 """Options that change no result, the engine's threads apart."""

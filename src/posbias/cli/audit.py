@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from posbias.evaluation.correlate import BehaviourPlan
 
 
-BEHAVIOUR_SAMPLES = 12
-"""Samples of a task by default."""
-
-
 @dataclass(frozen=True)
 class BehaviourFlags:
     """Task that the model answers beside the audit."""
@@ -52,7 +48,7 @@ class BehaviourFlags:
             resume=settings.resume,
             overwrite=settings.overwrite,
         )
-        evaluation = replace(evaluation, count=evaluation.count_of(task, usual=BEHAVIOUR_SAMPLES))
+        evaluation = replace(evaluation, count=evaluation.count_of(task, usual=12))
         kinds = resolve_kinds(self.behaviour_kinds)
         return BehaviourPlan(task, evaluation.following(task), kinds)
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from posbias.results.records import Record
     from posbias.tasks.language import LanguageTask
 
-ANSWERS = "answers"
-"""Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "template_options"}
 """Options of a server that other flags set."""
 PLANTED = (0.95, 0.5, 0.4, 0.5, 0.95)
@@ -75,12 +73,10 @@ class AnswererFlags(Loading, LocalOptions):
 
         if bool(models) == bool(self.server):
             raise UsageError("give one of MODEL and --server URL, not both")
-        if models and self.tokenizer is not None:
-            raise UsageError(f"--tokenizer {self.tokenizer!r} goes with --server; a MODEL brings its own")
         if self.endpoints:  # one of each, or as many
             flags.refuse(["batch", "dtype", "device"], "goes with a MODEL; a server runs its own")
         else:
-            flags.refuse(["served_model", "server_options"], "goes with --server; a MODEL runs here")
+            flags.refuse(["served_model", "server_options", "tokenizer"], "goes with --server; a MODEL runs here")
         task = LANGUAGE_TASKS.parse(spelled)
         # A chat server renders every request as a conversation.
         options.check_rendered(self.template_options, rendered=task.by_template or bool(self.server))
@@ -108,7 +104,7 @@ class AnswererFlags(Loading, LocalOptions):
         if unknown := sorted(set(named) - names):
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options: unknown {unknown[0]!r}; allowed: {allowed}")
-        cache = None if directory is None else directory / ANSWERS
+        cache = None if directory is None else directory / "answers"
         try:
             settings = ServerOptions(**named, cache=cache, template_options=self.template_options)
         except UsageError as error:

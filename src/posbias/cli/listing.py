@@ -33,9 +33,6 @@ SORTS = {
 """Registry of each sort that is listed."""
 FAMILIES = "families"
 """A sort that is a table."""
-_WIDTH = 100
-SAMPLE_ITEMS = 3
-"""Items of the prompt that shows a task."""
 
 
 def list_variants(sort: str | None = None, name: str | None = None, *, flags: options.Printed) -> None:
@@ -103,7 +100,7 @@ def _sample(task: Any) -> str:
     """A prompt of a few items with its answer; empty if it takes a file or a tokenizer."""
     try:
         made = task()
-        example = next(made.with_items(min(made.n_items, SAMPLE_ITEMS)).examples(None, count=1, positions=[1]))
+        example = next(made.with_items(min(made.n_items, 3)).examples(None, count=1, positions=[1]))
     except (UsageError, TypeError):
         return ""
     return f"{example.text}[{example.target}]"
@@ -115,7 +112,7 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     lines = [f"{variant['name']}({', '.join(spelled)})", "", variant["description"]]
     for name, entry in parameters.items():
         meaning = f"{name}: {entry['meaning']}"
-        lines += ["", textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)]
+        lines += ["", textwrap.fill(meaning, 100, subsequent_indent="    ", break_on_hyphens=False)]
     if variant.get("sample"):
         lines += ["", "A sample, its answer in brackets:", "", textwrap.indent(variant["sample"], "    ")]
     return lines

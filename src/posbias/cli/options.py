@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import typer
 from annotated_types import Ge
 
-from posbias.checks import Flag, Later
+from posbias.checks import Flag
 from posbias.errors import UsageError
 from posbias.measurement.options import Loading
 
@@ -142,7 +142,7 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
     spelled: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(verb).parameters.items():
         kind, marks = _bare(parameter.annotation)
-        if isinstance(kind, type) and not isinstance(kind, Later) and is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             taken[name] = kind, next((mark for mark in marks if isinstance(mark, Take)), Take())
             options[name] = options_of(kind, taken[name][1])
             for option in options[name].values():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from posbias.cli.options import UNRECORDED, RunFlags, command_line
-from posbias.errors import UsageError, printable, shortened
+from posbias.errors import LONGEST, UsageError, printable, shortened
 
 if TYPE_CHECKING:
     from posbias.results.records import Record
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 FAILED, WRONG, NOT_MET = 1, 2, 3
 """Exit codes: the run failed; the request is wrong; the run is done, but a bound that was required is not met."""
-LONGEST = 500
-"""Most characters of an error line."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from posbias.checks import Flag, Later, Natural, checked
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from posbias.interventions import Intervention
     from posbias.measurement.kinds import Kind
 else:
-    Intervention = Later("Intervention", "posbias.interventions")
-    Kind = Later("Kind", "posbias.measurement.kinds")
+    Intervention = Annotated[Any, Later("posbias.interventions:Intervention")]
+    Kind = Annotated[Any, Later("posbias.measurement.kinds:Kind")]
 
 DEFAULT_INTERVENTIONS = (
     "bidirectional",

@@ -21,7 +21,7 @@ from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 from posbias.results.records import MEASURED_PART, RECORD_FILE, Record, plain, read_record
 from posbias.results.result import RESULTS, Result, as_stored, from_stored
 from posbias.results.showing import INFLUENCE, Shown
@@ -32,10 +32,9 @@ TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]
 
 
-class Target(ABC):
+class Target(Spelled, ABC):
     """A positive weight for every position of a context of any length."""
 
-    name: ClassVar[str]
     whole: ClassVar[bool] = False
     """True for a whole profile, the residual stream's share on the last position included."""
 
@@ -59,9 +58,6 @@ class Target(ABC):
                 f"{residual:.4g} there; the last position needs more than that, or the mixing must be larger"
             )
         return shape
-
-    def __str__(self) -> str:
-        return TARGETS.spell(self)
 
 
 @TARGETS.register("flat")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement
     from posbias.tasks.language import LanguageTask
 else:
-    Requirement = Later("Requirement", "posbias.evaluation.levels")
+    Requirement = Annotated[Any, Later("posbias.evaluation.levels:Requirement")]
 
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""

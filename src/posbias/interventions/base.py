@@ -32,7 +32,7 @@ from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.layout import Layout
-from posbias.registry import Registry, split_literals
+from posbias.registry import Registry, Spelled, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry(
     "intervention",
@@ -45,10 +45,9 @@ INTERVENTIONS: Registry["Intervention"] = Registry(
 )
 
 
-class Intervention(ABC):
+class Intervention(Spelled, ABC):
     """One change of one ingredient."""
 
-    name: ClassVar[str]
     ingredient: ClassVar[str]
     """The ingredient: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
 
@@ -67,9 +66,6 @@ class Intervention(ABC):
             raise UsageError(f"no theory of masks and encodings speaks of {self}; power_rollout is allowed")
 
         return described(model, lambda _: {"mask": mask})
-
-    def __str__(self) -> str:
-        return INTERVENTIONS.spell(self)
 
 
 @checked

@@ -22,7 +22,7 @@ from posbias.measurement.outputs import WIDER, Influence, Output, Question, Read
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model, Outputs
-from posbias.registry import Registry, split_literals
+from posbias.registry import Registry, Spelled, split_literals
 
 KINDS: Registry["Kind"] = Registry(
     "influence kind", left={"fisher": "probability, logprob and logit look at the predicted token"}
@@ -32,10 +32,9 @@ Site = Literal["hidden", "logits"]
 Covectors = Float64[Tensor, "prompts passes outputs features"]
 
 
-class Kind(ABC):
+class Kind(Spelled, ABC):
     """One definition of influence."""
 
-    name: ClassVar[str]
     takes_targets: ClassVar[bool] = True
     """True if the kind looks at tokens, so that the output may be a given continuation."""
 
@@ -49,9 +48,6 @@ class Kind(ABC):
         if output.targeted and not self.takes_targets:
             able = ", ".join(name for name in KINDS if KINDS[name].takes_targets)
             raise UsageError(f"{self.name} looks at no given tokens; output {output} takes the kinds {able}")
-
-    def __str__(self) -> str:
-        return KINDS.spell(self)
 
 
 class Pullback(Kind):

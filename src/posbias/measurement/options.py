@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from posbias.models.reference.network import ReferenceTransformer
     from posbias.runs.engines import Engine
 else:
-    Output = Later("Output", "posbias.measurement.outputs")
-    Engine = Later("Engine", "posbias.runs.engines")
+    Output = Annotated[Any, Later("posbias.measurement.outputs:Output")]
+    Engine = Annotated[Any, Later("posbias.runs.engines:Engine")]
 
 ALL_LAYERS = "all"
 EngineOption = Annotated[Engine, Flag(default="local")]

@@ -24,7 +24,7 @@ from posbias.errors import UsageError
 from posbias.models.attention import named_blocks
 from posbias.models.model import Model, Outputs
 from posbias.models.weights import dispatched
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
@@ -50,10 +50,9 @@ class Reading:
     """The token that each of them is to predict; None if the model's own prediction counts."""
 
 
-class Output(ABC):
+class Output(Spelled, ABC):
     """A rule that says which output of a prompt the influence is on."""
 
-    name: ClassVar[str]
     targeted: ClassVar[bool] = False
     """True if tokens are given, so that only scores of tokens can be read."""
 
@@ -64,9 +63,6 @@ class Output(ABC):
         Raises:
             UsageError: the prompt is too short for it, or the model cannot serve it.
         """
-
-    def __str__(self) -> str:
-        return OUTPUTS.spell(self)
 
 
 @OUTPUTS.register("last")

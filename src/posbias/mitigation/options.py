@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from posbias.evaluation.levels import Requirement
     from posbias.tasks.language import LanguageTask
 else:
-    Requirement = Later("Requirement", "posbias.evaluation.levels")
+    Requirement = Annotated[Any, Later("posbias.evaluation.levels:Requirement")]
 
 ALL, DEFAULT = "all", "default"
 """Words for several methods at once; those that do not apply are left out with the reason."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 LEFT = dict.fromkeys(
     ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
@@ -81,16 +81,13 @@ class Draws:
         digests = [hashlib.blake2b(f"{task_name}:{seed}".encode(), digest_size=8).digest() for seed in seeds]
         return cls(tuple(int.from_bytes(digest, "little") >> 1 for digest in digests), device)
 
-    def integers(self, purpose: Purpose, index: int, shape: tuple[int, ...]) -> Int64[Tensor, "member ..."]:
-        """Uniform whole numbers in [0, 2^63), to be reduced modulo small counts (bias below count / 2^63)."""
-        return self.mixed(purpose, index, integers=shape, normals=())[0]
-
     def mixed(
-        self, purpose: Purpose, index: int, *, integers: tuple[int, ...], normals: tuple[int, ...]
+        self, purpose: Purpose, index: int, *, integers: tuple[int, ...], normals: tuple[int, ...] = ()
     ) -> tuple[Int64[Tensor, "member ..."], Float32[Tensor, "member ..."]]:
         """Whole numbers first, then standard normals, of the given shapes per member (no normals for ()).
 
-        `index` is the step, or the number of the evaluation batch, below 2^30.
+        Whole numbers are uniform in [0, 2^63), to be reduced modulo small counts (bias below count / 2^63). `index` is
+        the step, or the number of the evaluation batch, below 2^30.
         """
         whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
         normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)
@@ -125,10 +122,9 @@ class Batch:
     """The right output at each scored row."""
 
 
-class SyntheticTask(ABC):
+class SyntheticTask(Spelled, ABC):
     """A task whose data are drawn, not read; the fields of a variant are its parameters, the rest follows from them."""
 
-    name: ClassVar[str]
     n_positions: int
     """Length of an input in positions."""
     n_outputs: int
@@ -151,9 +147,6 @@ class SyntheticTask(ABC):
     def stack(self, tasks: Sequence[Any], draws: Draws) -> "TaskStack":
         """The stack of `tasks`, all of this task's key; called by `stack_tasks`."""
 
-    def __str__(self) -> str:
-        return SYNTHETIC_TASKS.spell(self)
-
 
 class TaskStack(ABC):
     """The data of several members that do tasks of one key."""
@@ -171,8 +164,6 @@ class TaskStack(ABC):
 
     def batch(self, step: int, size: int) -> Batch:
         """The `size` (>= 1) sequences that every member sees at `step` (>= 0)."""
-        if step < 0 or size < 1:
-            raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")
         return self.drawn(Purpose.TRAINING, step, size)
 
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
@@ -180,7 +171,6 @@ class TaskStack(ABC):
 
         `examples` (>= 1) counts sequences per member and evaluation set; NaN for a member whose logits are not finite.
         """
-        checked_value("examples of an evaluation", examples, Count)
         tally: dict[str, Tensor] = {}
         for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
             for name, total in self.scores(predict, index, min(EVALUATION_BATCH, examples - start)):
@@ -196,19 +186,10 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
     """Draw the data of several members together.
 
     Args:
-        tasks: One per member, all of one `stack_key`.
+        tasks: One per member, at least one, all of one `stack_key`.
         seeds: One per member, whole numbers >= 0; members of one task name and one seed see paired data.
         device: Where batches are drawn; the bits depend on the kind of device, not on the stack.
     """
-    if not tasks:
-        raise UsageError("a stack needs at least 1 task, got none")
-    if len(seeds) != len(tasks):
-        raise UsageError(f"{len(seeds)} seeds for {len(tasks)} tasks; one is needed for each")
-    for seed in seeds:
-        checked_value("a seed", seed, Natural)
-    for task in tasks:
-        if task.stack_key != tasks[0].stack_key:
-            raise UsageError(f"{task} and {tasks[0]} cannot be drawn in one stack: their shapes differ")
     return tasks[0].stack(tasks, Draws.of(tasks[0].name, seeds, torch.device(device)))
 
 
@@ -227,8 +208,6 @@ def right_answers(
 
 
 def _stream(base: int, purpose: Purpose, index: int) -> int:
-    if not 0 <= index < 1 << INDEX_BITS:
-        raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
     low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
     return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
 
@@ -286,18 +265,16 @@ class CopyStack(TaskStack):
     tasks: tuple[CopyTask, ...]
     draws: Draws
 
-    def _asked(self, purpose: Purpose, index: int, size: int) -> Asked:
-        return self.tasks[0].asked(self.tasks, self.draws, purpose, index, size)
-
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Each context as its position is asked for."""
-        contexts = self._asked(purpose, index, size)
+        contexts = self.tasks[0].asked(self.tasks, self.draws, purpose, index, size)
         return contexts.at(contexts.chosen)
 
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
         """`loss` (nats), `accuracy`; with cues `accuracy_by_position` [position]: each context is asked for all."""
         yield from super().scores(predict, index, size)
-        contexts, right = self._asked(Purpose.EVALUATION, index, size), []
+        contexts = self.tasks[0].asked(self.tasks, self.draws, Purpose.EVALUATION, index, size)
+        right = []
         if contexts.cues is None:
             return
         for position in range(contexts.tokens.shape[2]):
@@ -327,7 +304,7 @@ class PositionCopy(CopyTask):
 
     def asked(self, tasks: Sequence["PositionCopy"], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Independent uniform tokens."""
-        tokens = draws.integers(purpose, index, (size, self.context)) % self.vocabulary
+        tokens = draws.mixed(purpose, index, integers=(size, self.context))[0] % self.vocabulary
         targets = torch.tensor([task.target for task in tasks], device=draws.device)
         return Asked(tokens, tokens, targets[:, None, None].expand(-1, size, 1))
 
@@ -354,7 +331,7 @@ class CuedCopy(CopyTask):
 
     def asked(self, tasks: Sequence["CuedCopy"], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Independent uniform tokens."""
-        raw = draws.integers(purpose, index, (size, self.context + 1))
+        raw = draws.mixed(purpose, index, integers=(size, self.context + 1))[0]
         tokens = raw[..., :-1] % self.vocabulary
         cues = self.vocabulary + torch.arange(self.context, device=raw.device).expand_as(tokens)
         return Asked(tokens, tokens, raw[..., -1:] % self.context, cues)
@@ -383,7 +360,7 @@ class KeyValueRetrieval(CopyTask):
     def asked(self, tasks: Sequence[Any], draws: Draws, purpose: Purpose, index: int, size: int) -> Asked:
         """Different keys in random order, values independent of them and of each other."""
         there = self.context if self.keys is None else self.keys
-        raw = draws.integers(purpose, index, (size, there + self.context + 1))
+        raw = draws.mixed(purpose, index, integers=(size, there + self.context + 1))[0]
         keys = raw[..., :there].argsort(-1)[..., : self.context]
         values = raw[..., there:-1] % self.vocabulary
         return Asked(

@@ -25,7 +25,7 @@ from posbias.comparison.stored import ProfileRun, shared_settings
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.registry import Registry, parse_literal_call
+from posbias.registry import Registry, Spelled, parse_literal_call
 from posbias.results.naming import Settings, curve_names, differing, names_beside
 from posbias.results.records import Record
 from posbias.results.result import RESULTS, Result
@@ -162,10 +162,9 @@ def predictions_record(predictions: Sequence[Prediction]) -> Record:
     return record
 
 
-class Theory(ABC):
+class Theory(Spelled, ABC):
     """One way to predict a profile; its fields are its parameters."""
 
-    name: ClassVar[str]
     reads_prompts: ClassVar[bool] = True
     """True if it reads prompts: for activations, or to measure a model's mixing."""
 
@@ -186,7 +185,7 @@ class Theory(ABC):
     def labels(self, seed: int) -> dict[str, Any]:
         """The fields of a prediction that describe a theory of a model."""
         parameters = asdict(self)  # type: ignore[call-overload]
-        return {"theory": self.name, "spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
+        return {"theory": self.name, "spelled": str(self), "parameters": parameters, "seed": seed}
 
 
 BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)])")

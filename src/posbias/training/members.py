@@ -19,7 +19,7 @@ from torch import Tensor
 from posbias.checks import CELLS, Count, CountOrZero, Natural, NonNegative, Positive, Steps, StepsOrZero, checked
 from posbias.errors import UsageError, check_most
 from posbias.models.reference.config import ReferenceConfig, constants_of, shape_of
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 from posbias.runs.engines import Arrays
 from posbias.tasks.synthetic import SyntheticTask
 
@@ -28,10 +28,9 @@ STOPPING: Registry["Below"] = Registry("stopping rule", left={"plateau": "below"
 
 @STOPPING.register("below")
 @dataclass(frozen=True)
-class Below:
+class Below(Spelled):
     """A member ends once the mean loss of each of the last `windows` windows is below `loss`."""
 
-    name: ClassVar[str]
     loss: Positive
     """Nats, > 0."""
     windows: Steps = 3
@@ -40,9 +39,6 @@ class Below:
     def stops(self, curve: Float32[np.ndarray, "window"]) -> bool:
         """True if the end of the curve of mean losses by window, oldest first, is low enough."""
         return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
-
-    def __str__(self) -> str:
-        return STOPPING.spell(self)
 
 
 def stopping_rule(text: str) -> Below | None:
@@ -91,10 +87,9 @@ Remainder = Annotated[float, Interval(ge=0, lt=1)]
 
 @OPTIMISERS.register("adam")
 @dataclass(frozen=True)
-class Adam:
+class Adam(Spelled):
     """Adam without weight decay; members of one stack share the kind of optimiser, not the settings."""
 
-    name: ClassVar[str]
     kind: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     learning_rate: Positive = 1e-3
     """Size of a step, > 0."""
@@ -104,9 +99,6 @@ class Adam:
     """Decay of the running mean of squared gradients, in [0, 1)."""
     epsilon: Positive = 1e-8
     """Added to the root of the squares, > 0."""
-
-    def __str__(self) -> str:
-        return OPTIMISERS.spell(self)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.keys import Begins
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 
 LEFT = {
     "attention_sorting": "it helped with one task of three",
@@ -54,10 +54,9 @@ Places = Spans | Begins
 
 
 @dataclass(frozen=True, repr=False)
-class Method(ABC):
+class Method(Spelled, ABC):
     """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
-    name: ClassVar[str]
     needs_passages: ClassVar[bool] = False
     """Prompts must say where their passages begin and end."""
     needs_question: ClassVar[bool] = False
@@ -68,9 +67,6 @@ class Method(ABC):
     def __repr__(self) -> str:
         text = str(self)
         return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-    def __str__(self) -> str:
-        return MITIGATIONS.spell(self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -155,8 +155,6 @@ class Told:
     check: str
     messages: tuple[Message, ...]
     """The conversation without the rule."""
-    questions: tuple[int, ...]
-    """Indices of the user's messages, the turns."""
 
 
 @LANGUAGE_TASKS.register("rules")
@@ -222,7 +220,7 @@ class RulesAtTurns(LanguageTask):
         for where, line in published_lines(self.conversations):
             messages = tuple(read_messages(line.get("messages") or (), where))
             told.append((where, messages))
-            if not any(message["role"] == "user" for message in messages):
+            if not _questions(messages):
                 raise UsageError(f"{where}: need 'messages' with at least one of the user")
             if self.replies == MODEL and any(message["role"] == "tool" for message in messages):
                 raise UsageError(f"{where}: a conversation with calls of tools takes replies='transcript'")
@@ -231,7 +229,7 @@ class RulesAtTurns(LanguageTask):
     @cached_property
     def turns(self) -> int:
         """Turns that every conversation has."""
-        return min([message["role"] for message in messages].count("user") for _, messages in self.told)
+        return min(len(_questions(messages)) for _, messages in self.told)
 
     @property
     def n_items(self) -> int:
@@ -264,13 +262,6 @@ class RulesAtTurns(LanguageTask):
             text=False,
         )
 
-    def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Turns, from 1; None: all."""
-        chosen = range(1, self.n_items) if positions is None else positions
-        if not chosen or not all(type(turn) is int and 1 <= turn <= self.turns for turn in chosen):
-            raise UsageError(f"rules: turns must be whole numbers 1 ... {self.turns}, got {list(chosen)}")
-        return super().positions(chosen)
-
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> LanguageTask:
         """Refused: turns make a conversation longer."""
         raise UsageError("rules: turns stand for lengths; --turns 1,5,10,20 takes the place of --lengths")
@@ -288,24 +279,18 @@ class RulesAtTurns(LanguageTask):
         def sample(number: int) -> Told:
             (name, messages), around = told[number % len(told)], number // len(told) + number
             rule = rules[order[around % len(rules)]]
-            questions = tuple(at for at, message in enumerate(messages) if message["role"] == "user")
-            return Told(name, rule.say, rule.check, messages, questions)
+            return Told(name, rule.say, rule.check, messages)
 
         return map(sample, range(count))
 
     def draft(self, sample: Told, position: int) -> Draft:
         """The conversation up to a turn, the rule at the first placement."""
         messages = self.bare(sample, position)
-        questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
+        questions = _questions(messages)
         placement = self.placements[0]
-        told = {
-            "system": [],
-            "first": questions[:1],
-            "both": questions[-1:],
-            "last": questions[-1:],
-        }.get(placement)
-        if told is None:
-            told = questions[:: int(placement[6:-1])]
+        told = {"system": [], "first": questions[:1]}.get(placement, questions[-1:])
+        if every := EVERY.fullmatch(placement):
+            told = questions[:: int(every[1])]
         for at in told:
             parts = [sample.say, messages[at]["content"]]
             messages[at] = {**messages[at], "content": "\n\n".join(parts if placement == "first" else parts[::-1])}
@@ -317,23 +302,28 @@ class RulesAtTurns(LanguageTask):
 
     def bare(self, sample: Told, turn: int) -> list[Message]:
         """The conversation up to a turn without the rule, the replies of the model or of the transcript in it."""
-        opened = [message for message in sample.messages if message["role"] == "system"]
+        messages = [message for message in sample.messages if message["role"] == "system"]
+        questions = _questions(sample.messages)
         if self.alone:
-            return [*opened, sample.messages[sample.questions[turn - 1]]]
+            return [*messages, sample.messages[questions[turn - 1]]]
         if self.replies == TRANSCRIPT:
-            return list(sample.messages[: sample.questions[turn - 1] + 1])
+            return list(sample.messages[: questions[turn - 1] + 1])
         said = self.histories.get(history_of(sample), ())
         if len(said) < turn - 1:
             raise UsageError(
                 "rules: the model's replies are made by evaluate, of one model at its own length; elsewhere take "
                 "replies='transcript'"
             )
-        messages = opened
-        for number, at in enumerate(sample.questions[:turn]):
+        for number, at in enumerate(questions[:turn]):
             messages.append(sample.messages[at])
             if number < turn - 1:
                 messages.append({"role": "assistant", "content": said[number]})
         return messages
+
+
+def _questions(messages: Sequence[Message]) -> list[int]:
+    """Indices of the user's messages, the turns."""
+    return [at for at, message in enumerate(messages) if message["role"] == "user"]
 
 
 def history_of(sample: Told) -> str:

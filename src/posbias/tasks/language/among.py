@@ -36,8 +36,6 @@ from posbias.tasks.language.rules import RULES, Rule
 SOLVED, UNSOLVED, PLAIN = "solved", "unsolved", "plain"
 WORDS = 30
 """Words of a filler of ordinary text."""
-NAME = 4
-"""Letters of a task's name."""
 
 
 class TaskLine(Line):
@@ -95,17 +93,14 @@ class TaskAmong(LanguageTask):
 
     def _checked(self, where: str, record: dict[str, Any]) -> TaskLine:
         line = line_of(TaskLine, record, where)
-        try:
-            self.answer_rule.check(line.answer)
-        except UsageError as error:
-            raise UsageError(f"{where}, field 'answer': {error}") from None
+        self.answer_rule.check(line.answer, f"{where}, field 'answer'")
         return line
 
     def _asked(self, lines: Sequence[TaskLine], texts: Sequence[list[str]], index: int, source: random.Random) -> Asked:
         task = lines[index] if lines else _generated(source)
         names: dict[str, None] = {}
         while len(names) < self.tasks:
-            names["".join(source.choices(string.ascii_uppercase, k=NAME))] = None
+            names["".join(source.choices(string.ascii_uppercase, k=4))] = None
         name, *others = names
         if self.fillers == PLAIN:
             around = [_passage(source.choice(texts), source) for _ in others]

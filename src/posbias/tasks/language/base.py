@@ -25,7 +25,7 @@ from posbias.checks import Count, Natural, checked_value
 from posbias.errors import UsageError, check_most
 from posbias.files import decoded, json_object, open_file, read_lines, read_whole
 from posbias.prompts.tokens import Message, Span, control_pattern, leaves_thoughts_out, locate
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
@@ -56,7 +56,6 @@ MOST_ITEMS = 100_000
 MOST_EXAMPLES = 1_000_000
 """Examples of a task, samples times positions; records of a file."""
 
-BLANKS = " \t"
 MEASURED_SAMPLES = 4
 """Samples that are measured, if a task has so many."""
 FEWEST_ITEMS = 8
@@ -249,14 +248,13 @@ def check_order(task: "LanguageTask", why_not: str) -> None:
 
 
 @dataclass(frozen=True)
-class LanguageTask(ABC):
+class LanguageTask(Spelled, ABC):
     """A task that asks for one item of a context, whose position is varied."""
 
     chat: bool | None = field(default=None, kw_only=True)
     """True for conversations (one message of the user) that the model's own chat template renders, False for text;
     None: a file's entries pass the template if there is one, all else is text."""
 
-    name: ClassVar[str]
     scoring: ClassVar[str]
     """Spelling of the rule of scoring, for tasks with one rule."""
     max_tokens: ClassVar[int]
@@ -367,14 +365,15 @@ class LanguageTask(ABC):
         return {}
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
+        """The given positions (each once, in first_position ... n_items - 1) in ascending order, or all of them."""
         check_most(f"{self.name}: a prompt", self.n_items, MOST_ITEMS, "items")
+        known = range(self.first_position, self.n_items)
         if positions is None:
-            return tuple(range(self.n_items))
-        wrong = [position for position in positions if type(position) is not int or not 0 <= position < self.n_items]
+            return tuple(known)
+        wrong = [position for position in positions if type(position) is not int or position not in known]
         if wrong or not positions:
-            example = repr(wrong[0]) if wrong else "none"
-            raise UsageError(f"{self.name}: positions must be whole numbers 0 ... {self.n_items - 1}, got {example}")
+            example, allowed = repr(wrong[0]) if wrong else "none", f"{known.start} ... {known.stop - 1}"
+            raise UsageError(f"{self.name}: positions must be whole numbers {allowed}, got {example}")
         if len(set(positions)) < len(positions):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
@@ -489,7 +488,7 @@ class LanguageTask(ABC):
         if self.chat or draft.messages:
             return text, answer
         listed_to = max([stop for _, stop in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
-        stop = max(len(text.rstrip(BLANKS)), listed_to)
+        stop = max(len(text.rstrip(" \t")), listed_to)
         begun = text[stop:] or ("" if text[-1:].isspace() else " ")
         return text[:stop], answer and begun + answer
 
@@ -522,9 +521,6 @@ class LanguageTask(ABC):
             own_control=bool(meant),
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
         )
-
-    def __str__(self) -> str:
-        return LANGUAGE_TASKS.spell(self)
 
 
 Text = Annotated[str, MinLen(1)]
@@ -560,9 +556,8 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
     None: all of them, of at most as many lines as a task may have examples.
     """
     n_read = 0
-    for where, line in read_lines(path):
+    for n_read, (where, line) in enumerate(read_lines(path), 1):
         yield where, json_object(line, where)
-        n_read += 1
         if n_read == count:
             return
         check_most(f"{path!r}: what one file holds", n_read, MOST_EXAMPLES, "examples")

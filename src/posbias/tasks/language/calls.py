@@ -49,7 +49,6 @@ MARKS = re.compile(
     r"|\bto=functions\.|<\|python_(?:tag|start)\|>"
 )
 """What tells that a model meant to call a tool, in whatever form."""
-ARGUMENTS = ("arguments", "parameters")
 DECODER = json.JSONDecoder()
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved", THOUGHTS, "reasoning", "reasoning_details")
@@ -147,7 +146,7 @@ def _of_json(entry: Any, *, marked: bool) -> list[Called]:
     entry = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return []
-    given = [entry[name] for name in ARGUMENTS if name in entry]
+    given = [entry[name] for name in ("arguments", "parameters") if name in entry]
     if not given and not marked:
         return []
     arguments = given[0] if given else None
@@ -220,11 +219,10 @@ def _message(message: Any, where: str) -> Message:
 def _call(call: Any, where: str) -> dict[str, Any]:
     """A call with its arguments as JSON; other fields of its function, such as what a library made of them, go."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(call.get("id"), str):
+    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    if not isinstance(function, Mapping) or not named or not isinstance(call.get("id"), str):
         raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
-    name, arguments = function.get("name"), arguments_text(function.get("arguments"))
-    if not isinstance(name, str):
-        raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
+    name, arguments = function["name"], arguments_text(function.get("arguments"))
     json_object(arguments.encode(), f"{where}: the 'arguments' of {name!r:.80}")
     return {**call, "function": {"name": name, "arguments": arguments}}
 

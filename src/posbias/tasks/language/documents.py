@@ -97,7 +97,6 @@ INSTRUCTION = (
     "(some of which might be irrelevant)."
 )
 CONDITIONS = ("gold", "oracle", "closed_book")
-AS_PUBLISHED = "Document [{number}]{published}"
 FORMS = ("text", "number text", "title text", "number title text")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -105,10 +104,6 @@ FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", 
 ANIMALS = ("dog", "horse", "rabbit", "tiger", "wolf", "bear", "lion", "mouse", "goat", "duck")
 INSTRUMENTS = ("piano", "guitar", "violin", "drum", "flute", "trumpet", "harp", "cello", "organ", "banjo")
 CRAFTS = ("baker", "sailor", "painter", "tailor", "miller", "glazier", "printer", "weaver", "potter", "joiner")
-GENERATED = 10
-"""Documents in a generated set, if no number is given."""
-MOST_DOCUMENTS = len(CITIES)
-"""Documents in one generated set: as many as there are different answers."""
 
 
 @LANGUAGE_TASKS.register("documents")
@@ -155,16 +150,15 @@ class Documents(LanguageTask):
         check_order(self, why_not)
         if self.documents is None:
             # Resolved at once, so that a record says how many they were.
-            numbers = [GENERATED]
+            numbers = [10]
             if self.file is not None and self.setting != "closed_book":
                 numbers = [len(_read(*line).documents) for line in published_lines(self.file)]
             if not numbers:
                 raise UsageError(f"{self.file!r} holds no question")
             object.__setattr__(self, "documents", min(numbers))
-        if self.file is None and self._n_documents > MOST_DOCUMENTS:
-            raise UsageError(
-                f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
-            )
+        most = len(CITIES)  # different answers
+        if self.file is None and self._n_documents > most:
+            raise UsageError(f"{self.name}: the generated corpus has at most {most} documents, got {self.documents}")
 
     @property
     def _n_documents(self) -> int:
@@ -179,7 +173,7 @@ class Documents(LanguageTask):
     @property
     def form(self) -> str:
         """As published, or one's own."""
-        return self.entry or AS_PUBLISHED
+        return self.entry or "Document [{number}]{published}"
 
     @property
     def short_forms(self) -> tuple[LanguageTask, ...]:

@@ -43,8 +43,6 @@ from posbias.tasks.language.base import (
 from posbias.tasks.language.calls import AMONG, as_text, movable_blocks, read_messages
 from posbias.tasks.language.rules import LETTERS, RULES, Rule
 
-CLOSING = "\nAnswer with one letter."
-CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
 TOOLS = "tools"
 """Descriptions of tools, where these are what is moved among."""
@@ -151,10 +149,7 @@ def _answers(record: OwnRecord, where: str, rule: Rule) -> tuple[str, ...]:
         text = json.dumps(answer) if rule.name == "call" and isinstance(answer, Mapping) else answer
         if isinstance(text, bool) or not isinstance(text, str | int | float) or not str(text).strip():
             raise UsageError(f"{where}: field {given[0]!r} must hold texts or numbers, none empty, got {answer!r:.80}")
-        try:
-            rule.check(str(text))
-        except UsageError as error:
-            raise UsageError(f"{where}: field {given[0]!r}: {error}") from None
+        rule.check(str(text), f"{where}: field {given[0]!r}")
         answers.append(str(text))
     return tuple(answers)
 
@@ -240,7 +235,7 @@ class Items(LanguageTask):
     among: Annotated[str, OneOf(*AMONG, TOOLS)] = "alike"
     """Places over which a message moves: `alike`, those of calls or of messages of its role; `turns`, with all up to
     the next message of the user; `results`, of calls made together; `tools`: a description moves among these."""
-    calls: Annotated[str, OneOf(*CALLS)] = "native"
+    calls: Annotated[str, OneOf("native", "text")] = "native"
     """How calls, results and descriptions of tools are put to a model: `native`, as its template or server has them, or
     as `text`."""
     depths: Annotated[Count, Ge(2)] | None = None
@@ -306,7 +301,7 @@ class Items(LanguageTask):
     def plain(self) -> tuple[str, str]:
         """The units, then the question, which comes first if letters are asked for."""
         if self._letters:
-            return "{question}\n", CLOSING if self.chat else "\nAnswer:"
+            return "{question}\n", "\nAnswer with one letter." if self.chat else "\nAnswer:"
         return "Question: {question}\n\n" * (self.order == QUESTION_FIRST), "\n\nQuestion: {question}\nAnswer:"
 
     @property

@@ -31,8 +31,6 @@ BEGINNING = 10
 """Characters of the random beginning, as published."""
 NUMBER = re.compile(r"(?<= to the )\d+(?:st|nd|rd|th)\b")
 ASKED = "Prepend {} to the 1st (1 indexed) {}. Do not include any other text in your response."
-OTHERS = 12
-"""Other requests, if no number is given."""
 FORMS = ("poem", "riddle", "song", "letter", "short story", "news report")
 TOPICS = ("tapirs", "rocks", "clocks", "rivers", "bridges", "owls", "lanterns", "trains", "gardens", "kites")
 QUALITIES = ("quiet", "golden", "old", "restless", "tiny", "patient", "bright", "hidden", "lonely", "proud")
@@ -91,7 +89,7 @@ class Mrcr(LanguageTask):
             if self.others is not None:
                 raise UsageError(f"{self.name}: others is for generated conversations, got a file, too")
         elif self.others is None:
-            object.__setattr__(self, "others", OTHERS)
+            object.__setattr__(self, "others", 12)
 
     @property
     def n_items(self) -> int:

@@ -20,24 +20,20 @@ from posbias.prompts.tokens import encode, tokenised
 from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, Draft, LanguageTask, Text
 from posbias.tasks.language.documents import CITIES
 
-OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
 """Tokens kept free for the needle and each end of the text: joining texts may split tokens anew."""
 ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
 CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
 """Also clauses, since verse and statutes have sentences of hundreds of tokens."""
-CUT = " ..."
-"""What stands where the text was cut."""
 CHARACTERS_PER_TOKEN = 8
 """Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
 
 
 @dataclass(frozen=True)
 class Hidden(Asked):
-    """A text as clauses, with the sentence that is put into it."""
+    """A text as clauses, the others, with the sentence that is put into it."""
 
-    clauses: tuple[str, ...] = ()
     borders: tuple[int, ...] = (0,)
     """Tokens before clause 0, 1 ... and after the last: one more than there are clauses, ascending from 0."""
 
@@ -68,6 +64,7 @@ class Needle(LanguageTask):
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "depths"
     by_tokens: ClassVar[bool] = True
+    between: ClassVar[str] = " "
 
     def __post_init__(self) -> None:
         own = (self.needle, self.question, self.answer)
@@ -95,15 +92,15 @@ class Needle(LanguageTask):
         town, value = source.sample(CITIES, 1)[0], source.sample(range(1_000_000, 10_000_000), 1)[0]
         needle = self.needle or f"The number of {town} is {value}."
         question, answer = self.question or f"What is the number of {town}?", self.answer or str(value)
-        bare = _prompt(needle, question)
-        room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - 3 * MERGES
+        asked = Hidden(question, (answer,), needle)
+        bare = self.wrapped(self.draft(asked, 0).text)
+        room = self.tokens - len(encode(bare, tokenizer).token_ids) - 3 * MERGES
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needle")
-        asked = Hidden(question, (answer,), needle)
         for _ in range(ATTEMPTS):
             clauses, borders = drawn_text(groups, room, tokenizer, source)
             elsewhere = any(answer.lower() in clause.lower() for clause in clauses)
-            hidden = replace(asked, clauses=clauses, borders=borders, notices=("answer_elsewhere",) * elsewhere)
+            hidden = replace(asked, others=clauses, borders=borders, notices=("answer_elsewhere",) * elsewhere)
             if len({hidden.border_at(position / (self.depths - 1)) for position in range(self.depths)}) == self.depths:
                 return hidden
         raise UsageError(
@@ -113,19 +110,13 @@ class Needle(LanguageTask):
 
     def draft(self, sample: Hidden, position: int) -> Draft:
         """The text with the needle before a clause."""
-        border = sample.border_at(position / (self.depths - 1))
-        before, after = sample.clauses[:border], sample.clauses[border:]
-        begin = len(OPENING) + sum(len(clause) + 1 for clause in before)
-        text = _prompt(" ".join([*before, sample.moved, *after]), sample.question)
-        return Draft(text, sample.answers, (begin, begin + len(sample.moved)), notices=sample.notices)
+        told = super().draft(sample, sample.border_at(position / (self.depths - 1)))
+        return replace(told, passages=())  # clauses are no passages that may change places
 
-    def stripped(self, sample: Hidden, *, moved: bool) -> Draft:
-        """The needle alone, or no text at all."""
-        return Draft(_prompt(sample.moved if moved else "", sample.question), sample.answers, None)
-
-
-def _prompt(text: str, question: str) -> str:
-    return f"{OPENING}{text}\n\nQuestion: {question}\nAnswer:"
+    @property
+    def plain(self) -> tuple[str, str]:
+        """The text, then the question."""
+        return "Read the text and answer the question that follows it.\n\n", "\n\nQuestion: {question}\nAnswer:"
 
 
 def drawn_text(
@@ -148,5 +139,5 @@ def drawn_text(
     before = np.searchsorted(ends, [*cuts, len(text)], side="left") + 1
     clauses = CLAUSE_END.split(text)
     if not text.endswith((".", "!", "?")):
-        clauses[-1] += CUT
+        clauses[-1] += " ..."
     return tuple(clauses), (0, *(int(count) for count in before))

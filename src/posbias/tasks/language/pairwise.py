@@ -8,7 +8,7 @@ Files of pairs are JudgeBench's (Tan et al. 2025, arXiv 2410.12784), one JSON ob
 Generated ones are about people who do not exist: the question holds what is to be known, and the worse response gives a
 wrong town.
 
-The verdict is generated, as judges are used, and read by one rule (`verdict_of`), so that local models and servers are
+The verdict is generated, as judges are used, and read by one rule (`verdict`), so that local models and servers are
 judged alike. One response is better, so a tie counts as wrong, as does what cannot be read; both are counted. The score
 by teacher forcing is that of the right letter.
 """
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 from posbias.checks import FileName
 from posbias.tasks.language.base import LANGUAGE_TASKS, Asked, LanguageTask, Line, Text, line_of, published_lines
 from posbias.tasks.language.documents import CITIES, drawn_documents
-from posbias.tasks.language.readings import TIE, verdict_of
+from posbias.tasks.language.readings import TIE
 from posbias.tasks.language.rules import LETTERS
 
 
@@ -75,7 +75,7 @@ class Pairwise(LanguageTask):
 
         Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
-        verdict = None if text is None else verdict_of(text)
+        verdict = None if text is None else self.answer_rule.read(text)
         named = verdict is not None and verdict != TIE
         return {
             "first_pick": float(verdict == LETTERS[0]) if named else None,

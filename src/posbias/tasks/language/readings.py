@@ -10,7 +10,7 @@ further question, with which models run on, is passed over with all behind it.
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from posbias.errors import UsageError
@@ -262,9 +262,7 @@ def _forms(letters: str, judged: bool) -> _Forms:
 def letter_in(text: str, letters: str, *, judged: bool = False) -> str | None:
     """The one of some letters that an answer names; of a judge, A, B or `TIE`; None if that is not certain."""
     forms = _forms(letters, judged)
-
-    def alone(part: str, *, mark: bool = False) -> str | None:
-        return _alone(part if mark else _REASON.split(part)[0], letters, judged=judged, mark=mark)
+    alone = partial(_alone, letters=letters, judged=judged)
 
     def levels(text: str) -> list[list[Any]]:
         copied = _COPIED.search(text)
@@ -285,17 +283,10 @@ def letter_in(text: str, letters: str, *, judged: bool = False) -> str | None:
     return _certain(_plain(text).replace("$", ""), levels, forms.mention.findall)
 
 
-def verdict_of(text: str) -> str | None:
-    """The response that a judge names, "A" or "B"; `TIE`; or None: there is no verdict that can be read."""
-    return letter_in(text, "AB", judged=True)
-
-
 def check_own(owner: str, pattern: object, *, groups: int | None = None) -> None:
-    """Refuse what is neither None nor a regular expression of a bounded length with so many groups (None: any)."""
+    """Refuse what is no regular expression of a bounded length with so many groups (None: any)."""
     import regex
 
-    if pattern is None:
-        return
     if not isinstance(pattern, str) or not 0 < len(pattern) <= LONGEST_PATTERN:
         raise UsageError(
             f"{owner} must be a regular expression of 1 to {LONGEST_PATTERN} characters, got {pattern!r:.80}"
@@ -326,9 +317,9 @@ def _letter(match: "re.Match[str]") -> str:
     return next((group for group in match.groups() if group), TIE)
 
 
-def _alone(text: str, letters: str, *, judged: bool, mark: bool) -> str | None:
-    """The outcome that a text consists of; what is marked as one may be C, for a tie."""
-    bare = text.translate(_QUOTES).strip()
+def _alone(text: str, letters: str, *, judged: bool, mark: bool = False) -> str | None:
+    """The outcome that a text, but for its reason, consists of; what is marked as one may be C, for a tie."""
+    bare = (text if mark else _REASON.split(text)[0]).translate(_QUOTES).strip()
     match = _forms(letters, judged).alone.fullmatch(bare)
     if match is None:
         known = _OUTCOMES if judged and mark else dict(zip(letters, letters, strict=True))

@@ -20,7 +20,7 @@ from posbias.checks import CountOrZero, NonNegative, checked
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.calls import Called, calls_in
-from posbias.tasks.language.readings import TIE, check_own, explicit, letter_in, number_in, search_own, verdict_of
+from posbias.tasks.language.readings import TIE, check_own, explicit, letter_in, number_in, search_own
 
 LEFT = {
     "literal": "python(function='file.py:function'), or regex, if its form is known",
@@ -89,12 +89,15 @@ class Rule:
     def _accepted(self, answer: str) -> Any:
         return (self.accepted or self.read)(answer)
 
-    def check(self, answer: str) -> None:
-        """Refuse an accepted answer that cannot be judged by this rule."""
-        if self.refuse is not None:
-            self.refuse(answer)
-        elif self.says is None and self.function is None and self._accepted(answer) is None:
-            raise UsageError(f"the answer must be {self.wanted}, got {answer!r:.80}")
+    def check(self, answer: str, where: str) -> None:
+        """Refuse an accepted answer, from a field of a file, that cannot be judged by this rule."""
+        try:
+            if self.refuse is not None:
+                self.refuse(answer)
+            elif self.says is None and self.function is None and self._accepted(answer) is None:
+                raise UsageError(f"the answer must be {self.wanted}, got {answer!r:.80}")
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
 
     def readable(self, text: str) -> bool:
         """True if it is certain what a text says of what is judged, such as a number; else it counts as wrong."""
@@ -258,9 +261,9 @@ def choice(options: Annotated[int, Interval(ge=1, le=len(LETTERS))] = len(LETTER
 
 @RULES.register("verdict")
 def verdict() -> Rule:
-    """The text says which of two responses, A or B, is better, or that it is a tie (`verdict_of`)."""
+    """The text says which of two responses, A or B, is better, or that it is a tie."""
     schema = {"type": "string", "enum": ["A", "B", TIE]}
-    return Rule(name="verdict", read=verdict_of, schema=schema)
+    return Rule(name="verdict", read=lambda text: letter_in(text, "AB", judged=True), schema=schema)
 
 
 @RULES.register("python")

@@ -29,7 +29,7 @@ from torch import Tensor
 from posbias.checks import CELLS
 from posbias.errors import UsageError
 from posbias.models.layout import turned_by
-from posbias.registry import Registry
+from posbias.registry import Registry, Spelled
 from posbias.theory.mean_field.bins import (
     MOST_BINS,
     Bins,
@@ -55,7 +55,7 @@ class Setting:
     generator: np.random.Generator
 
 
-class Level(ABC):
+class Level(Spelled, ABC):
     """A way in which content enters attention."""
 
     @abstractmethod
@@ -65,9 +65,6 @@ class Level(ABC):
     @abstractmethod
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """Gradient kernel at the branch's normalised input from that at its output."""
-
-    def __str__(self) -> str:
-        return LEVELS.spell(self)
 
 
 @dataclass(frozen=True, eq=False)
