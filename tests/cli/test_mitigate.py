@@ -56,7 +56,7 @@ def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long
 def test_bad_input_is_one_line(posbias, long_llama):
     for arguments, message in (
         (("--require", "best>=1"), "requirement 'best>=1': allowed: worst, mean, spread"),
-        (("--require", "worst>=0.6"), "without generated answers it is about log-probabilities; allowed: at most 0"),
+        (("--require", "worst>=0.6"), "log-probabilities, as nothing is generated, lie in -inf ... 0"),
         (("--methods", "nosuch"), "unknown mitigation 'nosuch'"),
         (("--methods", "temperature(scale=0.3, strength=2)"), "strength must be a number >= 0 and <= 1"),
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbias import UsageError
-from posbias.evaluation.curve import ALPHA, compare_to_best, middle_loss, position_means
+from posbias.evaluation.curve import ALPHA, compare_to_best, middle_loss, position_curve, position_means
 from posbias.evaluation.levels import levels_of
 from posbias.statistics import Interval, bounded_mean, detectable, holm, paired_shares, tango, wilson
 
@@ -120,7 +119,7 @@ def test_scores_that_are_not_right_or_wrong_are_compared_sample_by_sample() -> N
 def test_samples_with_a_gap_do_not_count_in_comparisons_but_in_means() -> None:
     scores = answers(np.random.default_rng(4), [0.7, 0.4, 0.6], 30)
     gaps = np.vstack([scores, [[1.0, np.nan, 1.0]] * 5])
-    whole, holed = (compare_to_best(values) for values in (scores, gaps))
+    whole, holed = (position_curve(values, positions=range(3)).comparison for values in (scores, gaps))
     assert whole == holed
     means = position_means(gaps)
     assert means[0].value == pytest.approx(np.r_[scores[:, 0], np.ones(5)].mean())
@@ -153,12 +152,6 @@ def test_nothing_seen_does_not_mean_that_nothing_is_there() -> None:
     found = compare_to_best(same)
     assert all(difference.interval.low < 0 < difference.interval.high for difference in found.differences)
     assert all(difference.adjusted_p == 1.0 for difference in found.differences)
-
-
-@pytest.mark.parametrize("shape", [(5, 4), (1, 3), (0, 3), (10, 1)])
-def test_too_little_to_compare_is_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="a comparison needs 2 positions and 6 complete samples"):
-        compare_to_best(np.ones(shape))
 
 
 def binary(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

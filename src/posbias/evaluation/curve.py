@@ -125,24 +125,13 @@ class Comparison:
     """One for each other position."""
 
 
-def complete_samples(
-    scores: Scores, purpose: str = "", *, n_positions: int = 2
-) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The samples that have a score at every position.
-
-    Refused are infinite scores, no positions, and, for a named purpose, too few samples or positions for a claim.
-    """
+def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
+    """The samples that have a score at every position; refused are infinite scores, and no positions."""
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
         raise UsageError("scores must be finite numbers, or NaN for a skipped example; got an infinite one")
-    complete: np.ndarray = scores[~np.isnan(scores).any(axis=1)]
-    if purpose and (complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM):
-        raise UsageError(
-            f"{purpose} needs {n_positions} positions and {SAMPLES_FOR_CLAIM} complete samples, "
-            f"got {complete.shape[1]} and {len(complete)}"
-        )
-    return complete
+    return np.asarray(scores[~np.isnan(scores).any(axis=1)])
 
 
 def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
@@ -238,20 +227,16 @@ def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA)
 
 
 def compare_to_best(scores: Scores) -> Comparison:
-    """Every position against the best one, with the choice of the best accounted for.
+    """Every position against the best one, on complete samples (>= 6), with the choice of the best accounted for.
 
     The best of several equal positions looks better than it is: intervals and p-values hold for all pairs of positions
     at once, hence for whichever pair is chosen afterwards.
-
-    Raises:
-        UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
     """
-    complete = complete_samples(scores, "a comparison")
-    best, pairs = int(np.argmax(complete.mean(axis=0))), math.comb(complete.shape[1], 2)
+    best, pairs = int(np.argmax(scores.mean(axis=0))), math.comb(scores.shape[1], 2)
     differences = []
-    for position, column in enumerate(complete.T):
+    for position, column in enumerate(scores.T):
         if position != best:
-            tested = paired_difference(column, complete[:, best], ALPHA / pairs)
+            tested = paired_difference(column, scores[:, best], ALPHA / pairs)
             differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
     return Comparison(best, tuple(differences))
 
@@ -378,26 +363,22 @@ def _deciding(scores: Scores) -> tuple[float, int]:
 
 
 def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
-    """Decide between U, inverted U, rising, falling and flat.
+    """Decide between U, inverted U, rising, falling and flat, from complete samples (>= 6) at 2 positions or more.
 
     1. Flat unless the Holm-corrected p-value of the linear or of the quadratic contrast is at most alpha: of flat
        curves at most a share alpha gets any other label.
     2. Then a U if both ends lie above the middle, each one-sided at alpha (an intersection-union test: of monotone
        curves, of whatever form, at most a share alpha is called a U); an inverted U if both lie below.
     3. Else rising or falling if the trend is established; else unclear.
-
-    Raises:
-        UsageError: below 2 positions or 6 complete samples, positions that do not ascend, or an infinite score.
     """
-    complete = complete_samples(scores, "a shape")
-    n_positions = complete.shape[1]
+    n_positions = scores.shape[1]
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
-    linear = contrast_of(complete, weights[0])
+    linear = contrast_of(scores, weights[0])
     trend = "rising" if linear.value.value > 0 else "falling"
     if n_positions == 2:
         return Shape(trend if linear.p <= ALPHA else "flat", linear.p, 1.0)
-    first, last = (contrast_of(complete, row) for row in end_weights(n_positions))
-    adjusted = holm(np.array([linear.p, contrast_of(complete, weights[1]).p]))
+    first, last = (contrast_of(scores, row) for row in end_weights(n_positions))
+    adjusted = holm(np.array([linear.p, contrast_of(scores, weights[1]).p]))
     p_flat, p_trend = float(adjusted.min()), float(adjusted[0])
     p_u, p_inverted = (max(first.p_one_sided(sign), last.p_one_sided(sign)) for sign in (1, -1))
     label = trend if p_trend <= ALPHA else "unclear"
@@ -410,21 +391,16 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
 
 def middle_loss(scores: Scores) -> Contrast:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
-    complete = complete_samples(scores, "a middle", n_positions=3)
-    return contrast_of(complete, end_weights(complete.shape[1]).mean(axis=0))
+    return contrast_of(scores, end_weights(scores.shape[1]).mean(axis=0))
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:
     """Weights of the orthogonal linear and quadratic contrasts, in units of the score.
 
     Applied to scores: the change from first to last position of the fitted line, and the height of the ends over the
-    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line, and 0 with 2 positions.
-
-    Raises:
-        UsageError: positions that are not finite, strictly ascending and at least 2.
+    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line, and 0 with 2 positions, the
+    fewest.
     """
-    if len(positions) < 2 or not (np.isfinite(positions).all() and (np.diff(positions) > 0).all()):
-        raise UsageError(f"positions must ascend and be at least 2, got {positions.tolist()}")
     scaled = 2 * (positions - positions[0]) / (positions[-1] - positions[0]) - 1
     line = scaled - scaled.mean()
     bend = scaled**2 - (scaled**2).mean()

@@ -211,9 +211,9 @@ class Evaluation(Result):
         """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
         return self.reading.withheld
 
-    def check(self, require: Requirement) -> RequirementCheck:
+    def check(self, require: Requirement, *, arm: str = "") -> RequirementCheck:
         """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged."""
-        arm, recovery = str(self.source or ""), self.recovery or Recovery()
+        arm, recovery = arm or str(self.source or ""), self.recovery or Recovery()
         if require.what == RECOVERY:
             return require.check(recovery.worst, RECOVERY, arm=arm, withheld=recovery.undefined)
         return check_requirement(require, measures_of(self.tables), self.withheld, arm=arm)

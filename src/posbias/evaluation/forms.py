@@ -45,8 +45,6 @@ PRICED = 8
 """Samples from which the price of a place in a conversation is taken."""
 KEPT_WHEN_TOLD = 0.5
 """Share of replies that must keep a rule which they have just been told, for it to say anything of turns."""
-PROMPTS, TOKENS = 1_000, 1_000_000
-"""Prompts whose money is said, and tokens that a price is of."""
 
 Units = Sequence[Any]
 """A prompt as tokens, or as characters if the model's tokenizer is not known."""
@@ -202,9 +200,18 @@ def compare_turns(
         tokenizer: The model's own; None: prices are in characters.
     """
     kept = [sample for sample in told if sample.say not in left_out]
-    comparison = compare_evaluations(list(judged.values()), names=list(judged), endpoints=())
+    names, rules = list(judged), np.array([sample.say for sample in kept])
+    comparison = compare_evaluations(list(judged.values()), names=names, endpoints=())
     turns = comparison.positions
-    final = compare_evaluations([_last(each) for each in judged.values()], names=list(judged), endpoints=(MEAN,))
+    last = {
+        name: replace(each, positions=turns[-1:], tables={table: of[:, -1:] for table, of in each.tables.items()})
+        for name, each in judged.items()
+    }
+    final = compare_evaluations(list(last.values()), names=names, endpoints=(MEAN,))
+    shares = {
+        say: {name: float(np.nanmean(each.tables["correct"][rules == say])) for name, each in last.items()}
+        for say in dict.fromkeys(rules.tolist())
+    }
     compared = [
         replace(entry, changes=at_last.changes, p=at_last.p)
         for entry, at_last in zip(comparison.compared, final.compared, strict=True)
@@ -225,7 +232,7 @@ def compare_turns(
         "lasting": {name: as_stored(_lasting(each, turns, options.threshold)) for name, each in judged.items()},
         "left_out": list(left_out),
         "deciding": deciding,
-        "by_rule": _by_rule(judged, np.array([sample.say for sample in kept])),
+        "by_rule": shares,
     }
     return TurnsEvaluation.from_record(record)
 
@@ -251,12 +258,6 @@ def broken_when_told(just_told: Evaluation, told: Sequence[Told]) -> list[str]:
     return left_out
 
 
-def _last(evaluation: Evaluation) -> Evaluation:
-    """The answers at the last turn alone."""
-    tables = {name: table[:, -1:] for name, table in evaluation.tables.items()}
-    return replace(evaluation, positions=evaluation.positions[-1:], tables=tables)
-
-
 def judged_of(evaluation: Evaluation, told: Sequence[Told], left_out: Sequence[str]) -> Evaluation:
     """The answers under rules that are not left out alone, and how many of them cannot be judged."""
     rows = np.flatnonzero([sample.say not in left_out for sample in told])
@@ -280,7 +281,7 @@ def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> 
     """
     levels = []
     for column, turn in enumerate(turns):
-        replies = complete_samples(evaluation.right[:, [column]], n_positions=1)
+        replies = complete_samples(evaluation.right[:, [column]])
         if len(replies) < SAMPLES_FOR_CLAIM:
             continue
         found = levels_of(replies, curves=len(turns))
@@ -301,17 +302,6 @@ def _deciding(comparison: EvaluationComparison) -> tuple[float, int] | None:
     tables = comparison.record.arrays
     before, after = (tables[f"{SCORES}{comparison.compared.index(entry)}"] for entry in (baseline, best))
     return samples_for(before, after, max(DECIDING, best.changes[MEAN].value.value), len(others))
-
-
-def _by_rule(judged: Mapping[str, Evaluation], rules: np.ndarray) -> dict[str, dict[str, float]]:
-    """The share of replies at the last turn that keep each rule, by placement."""
-    return {
-        say: {
-            name: float(np.nanmean(evaluation.tables["correct"][rules == say, -1]))
-            for name, evaluation in judged.items()
-        }
-        for say in dict.fromkeys(rules.tolist())
-    }
 
 
 def _price_at_turns(
@@ -342,8 +332,8 @@ def _price(
     if tokenizer is None:
         return replace(price, unit="characters")
     again = mean * float(np.nan_to_num(share))
-    money = ((mean - again) * prices[0] + again * prices[1]) * PROMPTS / TOKENS if prices else None
-    return replace(price, money=money)
+    # Of 1,000 prompts; prices are of a million tokens.
+    return replace(price, money=((mean - again) * prices[0] + again * prices[1]) / 1000 if prices else None)
 
 
 def _units(prompt: str | Sequence[Mapping[str, Any]], tokenizer: Any, own_control: bool = False) -> Units:

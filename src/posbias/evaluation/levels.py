@@ -24,6 +24,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 from jaxtyping import Float64
@@ -77,6 +78,7 @@ class Levels:
     spread: StoredInterval
 
 
+@final
 @dataclass(frozen=True)
 class Requirement:
     """A bound on one number of a result, such as `worst>=0.6`: for pipelines."""
@@ -96,23 +98,22 @@ class Requirement:
 
     def check_possible(self, *, generated: bool, several_lengths: bool, recovery: bool = False) -> None:
         """Refuse a bound on what no result of an evaluation has, or outside what that can be."""
-        if self.what == RECOVERY:
-            if not recovery:
-                raise UsageError(f"require {self}: recovery is measured by evaluate, with recovery=True (--recovery)")
-            if not (self.at_least and 0 <= self.number <= 1):
-                raise UsageError(f"require {self}: allowed: recovery>= and a number in 0 ... 1")
-            return
         allowed = ("worst", EFFECTIVE_LENGTH) if several_lengths else LEVELS
-        if self.what not in allowed:
+        if self.what == RECOVERY and not recovery:
+            raise UsageError(f"require {self}: recovery is measured by evaluate, with recovery=True (--recovery)")
+        if self.what not in (*allowed, RECOVERY):
             lengths = "several lengths" if several_lengths else "one length (--lengths 1024,4096 asks for several)"
             raise UsageError(f"require {self}: allowed: {', '.join(allowed)}, with {lengths}")
-        least, most = (0.0, 1.0) if generated else (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
-        if self.what == EFFECTIVE_LENGTH or least <= self.number <= most:
-            return
-        if generated:
-            raise UsageError(f"require {self}: accuracies lie in 0 ... 1, and so must the bound")
-        bound = "at least 0" if self.what == "spread" else "at most 0"
-        raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {bound}")
+        least, most, numbers = 0.0, 1.0, "accuracies"
+        if self.what == RECOVERY:
+            numbers = "recoveries"
+        elif not generated:
+            numbers = "log-probabilities, as nothing is generated,"
+            least, most = (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
+        if self.what != EFFECTIVE_LENGTH and not least <= self.number <= most:
+            raise UsageError(f"require {self}: {numbers} lie in {least:g} ... {most:g}, and so must the bound")
+        if self.what == RECOVERY and not self.at_least:
+            raise UsageError(f"require {self}: allowed: recovery>=")
 
     def check(self, value: Interval, measure: str, *, arm: str = "", withheld: str = "") -> "RequirementCheck":
         """The check of a number: the safe end of its interval must meet it. One that is withheld is not told."""
@@ -164,7 +165,7 @@ def check_requirement(
 
 
 def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Levels:
-    """Mean, worst position and spread of one curve of `curves` that are judged together.
+    """Mean, worst position and spread of one curve of `curves` that are judged together, from 6 complete samples on.
 
     No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
 
@@ -172,7 +173,7 @@ def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Le
     end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
     `bounded_mean`: samples that fail at all positions at once are few, and other intervals would claim too much.
     """
-    complete = complete_samples(scores, "a level", n_positions=1)
+    complete = complete_samples(scores)
     comparisons = complete.shape[1] * curves
     means = complete.mean(axis=0)
     shares = are_shares(complete)
@@ -209,8 +210,6 @@ SAMPLES_FOR_MEANS = 16
 1.5) with four methods, 16 samples give a false verdict in 4 % of runs, 12 in 6 % (studies/intervals)."""
 LEAST_SCALE = 1.0
 """Smallest size, in units of the scores, of the rare changes that a gain must outweigh: one answer, or one nat."""
-SCIENTIFIC = 12
-"""Decimals from which a number is written as a power of ten."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ def change_text(value: Interval, sign: str = "", *, least: int = 3, unit: str = 
     sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
     smallest = (min if value.excludes(0.0) else max)(sizes, default=1.0)
     digits = max(least, math.ceil(-math.log10(smallest)))
-    return value.text(f"{sign}.{digits}f" if digits < SCIENTIFIC else f"{sign}.1e", unit=unit)
+    return value.text(f"{sign}.{digits}f" if digits < 12 else f"{sign}.1e", unit=unit)
 
 
 def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
@@ -269,7 +268,7 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     if not binary and np.array_equal(before, after):
         return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
     value, low, high, p = _all_pairs(after, before, ALPHA / n_positions)
-    whole = change_between(after.mean(axis=1), before.mean(axis=1))
+    whole: Change | Contrast = change_between(after.mean(axis=1), before.mean(axis=1))
     if binary and n_positions > 1:
         whole = contrast_of(scores, np.repeat([-1.0, 1.0], n_positions) / n_positions)
     worst, spread = _saddle(value, low, high, p, n_positions), _spread_change(before, after)
@@ -299,18 +298,11 @@ def _all_pairs(after: Scores, before: Scores, alpha: float, reference: float = 0
     return tuple(rows.reshape(4, *shape))
 
 
-def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Contrast:
+def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Change:
     """Mean of one number per sample less that of another, tested against a difference of `reference`."""
+    scores = np.column_stack([after, before])
     value, low, high, p = (float(t[0, 0]) for t in _all_pairs(after[:, None], before[:, None], ALPHA, reference))
-    return Contrast(Interval(value, low, high), p)
-
-
-def confirmed_between(after: PerSample, before: PerSample) -> Contrast:
-    """`change_between`, 0 left out only if no rare changes that are in no sample could be the reason."""
-    found, scores = change_between(after, before), np.column_stack([after, before])
-    unseen = 0.0 if is_binary(scores) else _unseen(found.value.value, scores)
-    whole = Change(found.value, found.p, unseen).confirmed()
-    return Contrast(whole.value, whole.p)
+    return Change(Interval(value, low, high), p, 0.0 if is_binary(scores) else _unseen(value, scores))
 
 
 def scale_of(scores: Float64[np.ndarray, "..."]) -> float:

@@ -7,7 +7,6 @@ So there is one rule: if more than a tenth of the answers are of any of these ki
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -83,35 +82,30 @@ class Verdicts:
     """Pairs with a response named in both orders."""
     ties: int
     """Answers that call a tie."""
-    unread: int
-    """Answers that hold no verdict."""
 
 
-def judge_verdicts(
-    correct: Scores, first_pick: Scores, tie: Scores, clusters: Mapping[str, Scores] = MappingProxyType({})
-) -> Verdicts:
+def judge_verdicts(tables: Mapping[str, Scores]) -> Verdicts:
     """Rates of verdicts in both orders: the better response stands in slot 0 (column 0), then in slot 1.
 
     Args:
-        correct: 1 if the verdict is right, NaN if the prompt was skipped.
-        first_pick: 1 if it names the first slot, 0 if the second, NaN if it names none.
-        tie: 1 if it is a tie, 0 if it names a response, NaN else.
-        clusters: `Evaluation.tables`, whose pairs of one group are one independent unit, their mean.
+        tables: As `Evaluation.tables`. `correct`: 1 if the verdict is right, NaN if the prompt was skipped;
+            `first_pick`: 1 if it names the first slot, 0 if the second, NaN if it names none; `tie`: 1 if it is a tie,
+            0 if it names a response, NaN else. Pairs of one group are one independent unit, their mean.
     """
+    first_pick, tie = tables["first_pick"], tables["tie"]
 
     def rate(values: Scores) -> Interval:
         """The mean over both orders, NaN where one lacks, whatever its distribution; infinite if there is none."""
-        means = independent(values.mean(axis=1, keepdims=True), clusters)[:, 0]
+        means = independent(values.mean(axis=1, keepdims=True), tables)[:, 0]
         known = means[~np.isnan(means)]
         return bounded_mean(known) if len(known) else Interval(np.nan, -np.inf, np.inf)
 
     flipped = np.where(np.isnan(first_pick).any(axis=1), np.nan, first_pick[:, 0] == first_pick[:, 1])
     return Verdicts(
-        accuracy=rate(correct),
+        accuracy=rate(tables["correct"]),
         flip_rate=rate(flipped[:, None]),
         first_pick=rate(first_pick),
         tie_rate=rate(tie),
         n_both=int((~np.isnan(flipped)).sum()),
         ties=int(np.nansum(tie)),
-        unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
     )

@@ -33,7 +33,6 @@ from posbias.evaluation.curve import (
     AGREEMENT,
     HIGHEST,
     SAMPLES_FOR_CLAIM,
-    Contrast,
     Scores,
     position_means,
 )
@@ -52,7 +51,7 @@ from posbias.evaluation.levels import (
     samples_for,
     samples_needed,
 )
-from posbias.statistics import Interval, StoredInterval, holm
+from posbias.statistics import Interval, StoredInterval, holm_over
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"
 SMALL, NOTHING, WITHHELD = "established but negligible", "no effect established", "no verdict by answers"
@@ -153,28 +152,18 @@ class Established(NamedTuple):
     """Rises that rare losses, which no sample showed, could undo."""
 
 
-def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Holm's correction over all p-values of all methods."""
-    flat = [(number, name) for number, family in enumerate(families) for name in family]
-    adjusted = holm(np.array([families[number][name] for number, name in flat], dtype=np.float64))
-    by_method: list[dict[str, float]] = [{} for _ in families]
-    for (number, name), p in zip(flat, adjusted, strict=True):
-        by_method[number][name] = float(p)
-    return by_method
-
-
 def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts with p-values corrected over all methods: rises are one family, harms another, spreads a third.
 
     If a method's answers decide nothing, only side effects that no answer tells are tested.
     """
     judged = [{} if verdict.withheld else verdict.changes for verdict in verdicts]
-    gains = corrected([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
-    unseen = corrected(
+    gains = holm_over([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
+    unseen = holm_over(
         [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
     )
-    harms = corrected([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
-    spreads = corrected(
+    harms = holm_over([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
+    spreads = holm_over(
         [{SPREAD: of[SPREAD].p} if of and len(v.means) > 1 else {} for v, of in zip(verdicts, judged, strict=True)]
     )
     return [
@@ -413,7 +402,7 @@ def _effect(effect: SideEffect, smallest: float) -> Effect:
     complete = ~(np.isnan(effect.before) | np.isnan(effect.after))
     before, after = effect.before[complete], effect.after[complete]
     bound, needed = effect.worse * effect.tolerance, samples_needed(np.concatenate([before, after]))
-    compared = Contrast(Interval(float((after - before).mean()) if len(before) else np.nan, -np.inf, np.inf), 1.0)
+    compared = Change(Interval(float((after - before).mean()) if len(before) else np.nan, -np.inf, np.inf), 1.0)
     if len(before) >= needed:
         compared = change_between(after, before, bound)
     p = compared.p if effect.worse * (compared.value.value - bound) > 0 else 1.0
