@@ -73,7 +73,6 @@ def test_every_series_is_correlated_with_every_measure(record):
     assert names == {("measured", kind, "gold") for kind in ("jacobian", "logprob")}
     for entry in series:
         assert set(entry["correlations"]) == set(record.scalars["measures"])
-        assert len(entry["means"]) == len(PLACES)
         for found in entry["correlations"].values():
             assert found["n_samples"] == 2
             assert not any(correlation["established"] for correlation in found["correlations"])

@@ -195,9 +195,9 @@ def test_numbers_stay_within_what_scores_can_be() -> None:
     """Log-probabilities end at 0; of a flat curve it is said how many samples would decide."""
     generator = np.random.default_rng(4)
     nats = -generator.exponential(size=(6, 3)) * 3
-    curve = position_curve(nats, positions=[0, 1, 2], highest=0.0)
+    curve = position_curve(nats, positions=[0, 1, 2])
     assert max(mean.high for mean in curve.means) == 0.0
-    assert max(mean.high for mean in position_curve(nats, positions=[0, 1, 2]).means) > 0
+    assert max(mean.high for mean in position_curve(nats + 0.5, positions=[0, 1, 2]).means) > 0.5
     answers = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], dtype=np.float64)
     curve = position_curve(answers, positions=[0, 1, 2])
     again = from_stored(PositionCurve, json.loads(json.dumps(plain(asdict(curve)), allow_nan=False)))

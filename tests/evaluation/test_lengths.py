@@ -7,12 +7,13 @@ import pytest
 from scipy.stats import binom
 
 import posbias as pb
+from behaviour_runs import measured
 from conftest import refused
 from evaluation.replies import Says
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.lengths import LengthLevel, effective_length
-from posbias.evaluation.levels import Requirement, check_requirement, levels_of, planned
+from posbias.evaluation.levels import Requirement, levels_of, planned
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Response, ServerResponder
 from posbias.results.page import html_of
@@ -51,7 +52,7 @@ def test_so_many_samples_as_are_planned_meet_a_bound_in_four_runs_of_five(text, 
         )
         draws = generator.random((200, count, 1 if alike else positions))
         runs = np.broadcast_to(draws < curve, (200, count, positions)).astype(np.float64)
-        met = np.mean([check_requirement(require, {"accuracy": scores}, "").met for scores in runs])
+        met = np.mean([measured(scores).check(require).met for scores in runs])
         assert 0.8 - 3 * (0.16 / 200) ** 0.5 < met < 0.94, (true, count)
 
 

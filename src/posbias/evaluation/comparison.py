@@ -14,7 +14,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import (
     MEAN,
@@ -122,8 +122,8 @@ def compare_evaluations(
     needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
     baseline, *others = paired = [table[complete] for table in shared]
     decided = all(measure in run.measures for run in loaded)  # what withheld answers would say is shown, not compared
-    named, n_samples, highest = names or _names(loaded), int(complete.sum()), HIGHEST.get(measure, np.inf)
-    means = [position_means(table, highest=highest) if n_samples else () for table in paired]
+    named, n_samples = names or _names(loaded), int(complete.sum())
+    means = [position_means(table) if n_samples else () for table in paired]
     compared = [
         Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(named, means, loaded, strict=True)
     ]

@@ -31,7 +31,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores
 from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
 from posbias.evaluation.options import CorrelateOptions, EvaluateOptions
 from posbias.evaluation.responders.base import Request
@@ -176,7 +176,7 @@ def pool(runs: Mapping[str, Evaluation], seed: int) -> tuple[InfluenceSeries, ..
                 groups[measure] = tuple(pairs)
                 found[measure] = correlate_pairs(list(pairs.values()), seed=seed)
         if found:
-            pooled.append(replace(entry, means=(), correlations=found, groups=groups))
+            pooled.append(replace(entry, correlations=found, groups=groups))
     return corrected(pooled)
 
 
@@ -439,11 +439,11 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
     record = evaluation.record
     series = []
     for kind, table in _shares(model, plan, evaluation, directory).items():
-        series.append(InfluenceSeries("measured", kind, "gold", means=position_means(table)))
+        series.append(InfluenceSeries("measured", kind, "gold"))
         record.arrays[series[-1].array] = table
     measured = replace(evaluation, series=tuple(series))
     found = {entry.array: entry.correlations for entry in pool({"": measured}, record.seeds["samples"])}
     series = [replace(entry, correlations=found.get(entry.array, {})) for entry in series]
     record.resolved["kinds"] = plan.measured["kinds"]
-    record.scalars["influence"] = {"series": [plain(asdict(entry)) for entry in series], "left_out": []}
+    record.scalars["influence"] = {"series": [plain(asdict(entry)) for entry in series]}
     return replace(Evaluation.from_record(record), outputs=evaluation.outputs)

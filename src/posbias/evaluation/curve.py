@@ -3,7 +3,8 @@ the middle. The samples are the independent units, every one put at all position
 
 Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN if an
 example was skipped. Means use every score there is; comparisons use the samples that have a score at all positions.
-Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range.
+Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range. Others none of
+which is above 0 are taken for log-probabilities, whose means are not, either.
 
 Two questions about the shape, in this order, without a model of the curve. Is it flat: linear and quadratic orthogonal
 contrasts, corrected by Holm. If not, is it a U: both ends above the middle, each tested on its own; a monotone curve
@@ -43,8 +44,6 @@ AGREEMENT = 1e-9
 """Relative differences between samples that count as none, far above rounding."""
 END_SHARE = 5
 """An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
-HIGHEST: Mapping[str, float] = {"logprob": 0.0}
-"""Highest possible score of measures that are no shares, which lie in 0 ... 1."""
 DECIDING = 0.05
 """Difference of scores for which the samples that would find it are counted if the observed one is smaller."""
 SHAPES = {
@@ -139,24 +138,27 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def are_shares(scores: Float64[np.ndarray, "..."]) -> bool:
-    """True if every score that is there lies in 0 ... 1."""
-    return bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
+def range_of(scores: Float64[np.ndarray, "..."]) -> tuple[float, float]:
+    """The least and the most that such scores can be: 0 and 1 of shares; no more than 0 of log-probabilities."""
+    least, most = np.nanmin(scores, initial=0.0), np.nanmax(scores, initial=0.0)
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    return -math.inf, math.inf if most > 0 else 0.0
 
 
-def position_means(scores: Scores, *, highest: float = np.inf) -> tuple[Interval, ...]:
+def position_means(scores: Scores) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
-    was scored. No end lies above the `highest` possible score.
+    was scored. No end lies above what such scores can be.
     """
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
         return tuple(map(wilson, columns))
-    ends = {"least": 0.0, "most": min(1.0, highest)} if are_shares(scores) else {"most": highest}
+    least, most = range_of(scores)
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(mean_of(column).interval(**ends) if len(column) else unscored for column in columns)
+    return tuple(mean_of(column).interval(least=least, most=most) if len(column) else unscored for column in columns)
 
 
 def estimated(sums: Sums, scores: Float64[np.ndarray, "..."], weights: Weights = PAIR) -> Estimate:
@@ -209,7 +211,7 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Contr
     """Test and interval, covering 1 - alpha, of a contrast over samples (at least 2, no NaN); the weights sum to 0."""
     sums = scores @ weights
     limits = (-math.inf, math.inf)
-    if are_shares(scores):
+    if range_of(scores) == (0.0, 1.0):
         limits = (float(weights[weights < 0].sum()), float(weights[weights > 0].sum()))
     low, high, p = bounds_of(sums, scores, alpha, limits=limits, weights=weights, cautious=False)
     return Contrast(Interval(float(sums.mean()), float(low), float(high)), float(p))
@@ -306,19 +308,12 @@ class PositionCurve(Showing):
         return (*findings, f"{about}: {worst.interval} jointly over all pairs")
 
 
-def position_curve(
-    scores: Scores,
-    *,
-    positions: Sequence[int],
-    quantity: str = "score",
-    highest: float = np.inf,
-) -> PositionCurve:
+def position_curve(scores: Scores, *, positions: Sequence[int], quantity: str = "score") -> PositionCurve:
     """Everything that paired scores say about positions.
 
     Args:
         scores: score[sample, position], NaN if an example was skipped.
         positions, quantity: As in `PositionCurve`.
-        highest: Largest possible score, if scores are no shares: 0 of log-probabilities.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -329,7 +324,7 @@ def position_curve(
     complete = complete_samples(scores)
     curve = PositionCurve(
         positions=columns,
-        means=position_means(scores, highest=highest),
+        means=position_means(scores),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),

@@ -17,8 +17,15 @@ import numpy as np
 from pydantic import InstanceOf
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Independent, PositionCurve, Scores, independent
-from posbias.evaluation.levels import RECOVERY, Requirement, RequirementCheck, check_requirement
+from posbias.evaluation.curve import (
+    SAMPLES_FOR_CLAIM,
+    Independent,
+    PositionCurve,
+    Scores,
+    complete_samples,
+    independent,
+)
+from posbias.evaluation.levels import RECOVERY, UNKNOWN, Requirement, RequirementCheck, levels_of
 from posbias.evaluation.reading import Reading, Verdicts
 from posbias.evaluation.recovery import Recovery
 from posbias.evaluation.responders.base import REFUSED
@@ -101,8 +108,6 @@ class InfluenceSeries:
     kind: str | None
     what: str
     """"gold": the item that holds the answer; in records of older runs also "place", a position of another item."""
-    means: tuple[StoredInterval, ...] = ()
-    """Mean share of influence at each position."""
     correlations: Mapping[str, Correlations] = field(default_factory=dict)
     """Correlations with each measure of behaviour."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -212,11 +217,18 @@ class Evaluation(Result):
         return self.reading.withheld
 
     def check(self, require: Requirement, *, arm: str = "") -> RequirementCheck:
-        """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged."""
-        arm, recovery = arm or str(self.source or ""), self.recovery or Recovery()
+        """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged.
+
+        It is not met with too few complete samples, nor by answers that decide nothing.
+        """
+        arm, recovery, measures = arm or str(self.source or ""), self.recovery or Recovery(), measures_of(self.tables)
         if require.what == RECOVERY:
             return require.check(recovery.worst, RECOVERY, arm=arm, withheld=recovery.undefined)
-        return check_requirement(require, measures_of(self.tables), self.withheld, arm=arm)
+        measure = "accuracy" if "accuracy" in measures else "logprob"
+        scores, value = measures.get(measure), UNKNOWN
+        if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
+            value = getattr(levels_of(scores), require.what)
+        return require.check(value, measure, arm=arm, withheld=self.withheld if measure == "accuracy" else "")
 
     @property
     def title(self) -> str:
@@ -244,15 +256,12 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
         measures = {
             "accuracy": tables["correct"],
             "logprob": tables["logprob"] / tables["answer_tokens"],
-            "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+            "reciprocal_rank": 1 / tables["first_rank"],
         }
+    # If a scored answer's rank is not known there are none, for then only good ranks would be counted.
+    if (np.isnan(tables["first_rank"]) & ~np.isnan(tables["logprob"])).any():
+        del measures["reciprocal_rank"]
     return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
-
-
-def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
-    """1 / rank; NaN throughout if a scored answer's rank is not known, for then only good ranks would be counted."""
-    unknown = np.isnan(first_rank) & ~np.isnan(logprob)
-    return np.full_like(first_rank, np.nan) if unknown.any() else np.asarray(1 / first_rank)
 
 
 def write_outputs(outputs: Sequence[Mapping[str, Any]], directory: Path) -> Path:

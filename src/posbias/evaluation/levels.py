@@ -22,7 +22,6 @@ runs. So a change has a second p-value, `unseen`, of a rare opposite change that
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -32,18 +31,16 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     ALPHA,
-    HIGHEST,
     SAMPLES_FOR_CLAIM,
     Contrast,
-    Independent,
     PerSample,
     Scores,
-    are_shares,
     bounds_of,
     complete_samples,
     contrast_of,
     is_binary,
     paired_difference,
+    range_of,
 )
 from posbias.statistics import (
     CONFIDENCE,
@@ -150,24 +147,8 @@ class RequirementCheck:
         return Interval.of_record({"value": self.value, "low": self.low, "high": self.high})
 
 
-def check_requirement(
-    require: Requirement, measures: Mapping[str, Independent], withheld: str, *, arm: str = ""
-) -> RequirementCheck:
-    """The check of a bound on accuracy, or on log-probability if no answer was judged.
-
-    It is not met with too few complete samples, nor by answers that decide nothing (`withheld`, `Reading.withheld`).
-    """
-    measure = "accuracy" if "accuracy" in measures else "logprob"
-    scores, value = measures.get(measure), UNKNOWN
-    if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
-        value = getattr(levels_of(scores, highest=HIGHEST.get(measure, np.inf)), require.what)
-    return require.check(value, measure, arm=arm, withheld=withheld if measure == "accuracy" else "")
-
-
-def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Levels:
+def levels_of(scores: Scores, *, curves: int = 1) -> Levels:
     """Mean, worst position and spread of one curve of `curves` that are judged together, from 6 complete samples on.
-
-    No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
 
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
     end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
@@ -175,24 +156,26 @@ def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Le
     """
     complete = complete_samples(scores)
     comparisons = complete.shape[1] * curves
-    means = complete.mean(axis=0)
-    shares = are_shares(complete)
+    least, most = range_of(complete)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
-        if shares:
+        if least == 0:
             return bounded_mean(column, confidence)
-        return mean_of(column).interval(confidence, most=highest)
+        return mean_of(column).interval(confidence, most=most)
 
-    low = min(of(column, CONFIDENCE).low for column in complete.T)
-    high = min(of(column, 1 - ALPHA / comparisons).high for column in complete.T)
-    mean, worst = of(complete.mean(axis=1), CONFIDENCE), Interval(float(means.min()), low, high)
+    mean = of(complete.mean(axis=1), CONFIDENCE)
+    worst = Interval(
+        float(complete.mean(axis=0).min()),
+        min(of(column, CONFIDENCE).low for column in complete.T),
+        min(of(column, 1 - ALPHA / comparisons).high for column in complete.T),
+    )
     gaps = gaps_of(complete)
     if not gaps.shape[1]:
         return Levels(mean, worst, Interval(0.0, 0.0, 0.0))
     # Best minus worst: the low end holds for all pairs at once, the high one for each alone.
-    least, _, _ = bounds_of(gaps, complete, ALPHA / gaps.shape[1])
-    _, most, _ = bounds_of(gaps, complete, ALPHA)
-    ends = max(0.0, float(least.max())), min(1.0 if shares else np.inf, float(most.max()))
+    low, _, _ = bounds_of(gaps, complete, ALPHA / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, complete, ALPHA)
+    ends = max(0.0, float(low.max())), min(_limit(complete), float(high.max()))
     return Levels(mean, worst, Interval(float(gaps.mean(axis=0).max()), *ends))
 
 
@@ -258,7 +241,7 @@ def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
 
 def _limit(scores: Float64[np.ndarray, "..."]) -> float:
     """The largest difference of two such scores: 1 if all lie in 0 ... 1, else none."""
-    return 1.0 if are_shares(scores) else math.inf
+    return 1.0 if range_of(scores)[0] == 0 else math.inf
 
 
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
@@ -334,8 +317,7 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
     from scipy.special import ndtri
 
     scores = np.hstack([before, after])
-    most = 1.0 if _limit(scores) == 1 else 0.0 if scores.max() <= 0 else math.inf
-    rise, alpha = min(rise, most - float(before.mean())), ALPHA / tests
+    rise, alpha = min(rise, range_of(scores)[1] - float(before.mean())), ALPHA / tests
     if not rise > 0:
         return None
     variance = float((after - before).mean(axis=1).var(ddof=1))

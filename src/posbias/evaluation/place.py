@@ -21,8 +21,8 @@ from pydantic import InstanceOf
 
 from posbias.checks import CELLS, checked
 from posbias.errors import UsageError, check_most
-from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores, complete_samples
-from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Independent, Scores, complete_samples, independent
+from posbias.evaluation.evaluation import Evaluation, load_evaluation
 from posbias.evaluation.options import PlaceOptions
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.records import Record, plain
@@ -201,21 +201,16 @@ def _placed(weights: Float64[np.ndarray, "n_slots"], scores: Scores, spread: Spr
     }
 
 
-def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Scores]:
+def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Independent]:
     """The measure by which to order, if None the first that there is, and its scores in 0 ... 1: probabilities."""
-    tables = evaluation.tables
-    scores = {
-        "accuracy": tables["correct"],
-        "logprob": np.exp(tables["logprob"]),
-        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
-    }
-    withheld = GENERATED if evaluation.withheld else ()
-    there = [name for name, table in scores.items() if name not in withheld and not np.isnan(table).all()]
-    measure = by if by is not None or not there else there[0]
-    if measure not in there:
+    measures = dict(evaluation.measures)
+    if "logprob" in measures:
+        measures["logprob"] = independent(np.exp(evaluation.tables["logprob"]), evaluation.tables)
+    measure = by or next(iter(measures), None)
+    if measure is None or measure not in measures:
         why = f" ({evaluation.withheld})" if evaluation.withheld else ""
-        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
-    return measure, scores[measure]
+        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(measures) or 'nothing to place by'}{why}")
+    return measure, measures[measure]
 
 
 def _gains(

@@ -20,7 +20,7 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
-from posbias.evaluation.curve import HIGHEST, PerSample, Scores, position_curve
+from posbias.evaluation.curve import PerSample, Scores, position_curve
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
 from posbias.evaluation.forms import (
     OrdersEvaluation,
@@ -464,7 +464,7 @@ def _scored(
     """Counts and statistics of all answers, for a record."""
     reading, positions = reading_of(tables["correct"], outputs), options.positions_of(task)
     curves = {
-        name: position_curve(table, positions=positions, quantity=MEASURES[name], highest=HIGHEST.get(name, np.inf))
+        name: position_curve(table, positions=positions, quantity=MEASURES[name])
         for name, table in measures_of(tables).items()
         if not (reading.withheld and name in GENERATED)
     }

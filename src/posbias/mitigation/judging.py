@@ -29,13 +29,7 @@ from jaxtyping import Float64
 
 from posbias.checks import NonNegative, checked_value
 from posbias.errors import UsageError
-from posbias.evaluation.curve import (
-    AGREEMENT,
-    HIGHEST,
-    SAMPLES_FOR_CLAIM,
-    Scores,
-    position_means,
-)
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.levels import (
     ALPHA,
     FORMERLY_BEST,
@@ -334,8 +328,7 @@ def judge(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    highest = HIGHEST.get(measure, np.inf)
-    tested = corrected_together([_examined(before, arm, positions, smallest, highest) for arm in methods])
+    tested = corrected_together([_examined(before, arm, positions, smallest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
     for number, (arm, verdict) in enumerate(zip(methods, tested, strict=True)):
         if any(change != UNCHANGED for change in verdict.changes.values()):
@@ -344,7 +337,7 @@ def judge(
             needed = samples_for(*_complete(before, arm.after), rise, max(1, tests))
             tested[number] = replace(verdict, changes={**verdict.changes, MEAN: replace(mean, needed=needed)})
     decided, recommended = settle(tested, smallest)
-    return Judgement(measure, tuple(positions), position_means(before, highest=highest), decided, recommended, smallest)
+    return Judgement(measure, tuple(positions), position_means(before), decided, recommended, smallest)
 
 
 def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> MeasureChoice:
@@ -371,7 +364,7 @@ def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:
     return before[complete], after[complete]
 
 
-def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float, highest: float) -> Verdict:
+def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, arm.after)
     needed = samples_needed(np.hstack([before, arm.after]))
@@ -382,9 +375,9 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
         verdict=NOTHING,
         changes=changes_of(old, new) if enough else {},
         effects={effect.name: _effect(effect, smallest) for effect in arm.effects},
-        before=levels_of(old, highest=highest) if enough else None,
-        after=levels_of(new, highest=highest) if enough else None,
-        means=position_means(arm.after, highest=highest),
+        before=levels_of(old) if enough else None,
+        after=levels_of(new) if enough else None,
+        means=position_means(arm.after),
         gains={},
         harms={},
         n_samples=len(old),
