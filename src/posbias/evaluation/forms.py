@@ -10,7 +10,6 @@ turns or places, and is left out.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -26,14 +25,11 @@ from posbias.evaluation.curve import (
     DECIDING,
     SAMPLES_FOR_CLAIM,
     complete_samples,
-    independent,
-    position_curve,
 )
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import Reading
 from posbias.registry import parse_literal_call
 from posbias.results.result import RESULTS, as_stored
 from posbias.statistics import StoredInterval, StoredNumber
@@ -192,8 +188,8 @@ def compare_turns(
     less the first, so that turns at which no rule is lost yet do not water down the difference.
 
     Args:
-        judged: The evaluation of each placement, as `judged_of`; the first is the one that the others are compared to.
-        left_out: Rules that are not judged, as `broken_when_told` finds them.
+        judged: The evaluation of each placement; the first is the one that the others are compared to.
+        left_out: Rules that are not asked, as `broken_when_told` finds them.
         task: With the replies of all conversations.
         told: The samples.
         options: Threshold, turns and prices.
@@ -256,22 +252,6 @@ def broken_when_told(just_told: Evaluation, told: Sequence[Told]) -> list[str]:
             f"judged by turn; the best: {max(shares.values()):.2f} (its replies: just-told/outputs.jsonl of the run)"
         )
     return left_out
-
-
-def judged_of(evaluation: Evaluation, told: Sequence[Told], left_out: Sequence[str]) -> Evaluation:
-    """The answers under rules that are not left out alone, and how many of them cannot be judged."""
-    rows = np.flatnonzero([sample.say not in left_out for sample in told])
-    chosen = {int(row) + evaluation.record.resolved.get("skip", 0) for row in rows}
-    reasons = Counter(
-        each.reason
-        for each in evaluation.unjudged
-        if each.reason != "too_long" and int(each.sample.rpartition("-")[2]) in chosen
-    )
-    reading = Reading(len(rows) * len(evaluation.positions), dict(reasons))
-    tables = {name: table[rows] for name, table in evaluation.tables.items()}
-    judged = {} if reading.withheld else {"accuracy": independent(tables["correct"], tables)}
-    curves = {name: position_curve(table, positions=evaluation.positions) for name, table in judged.items()}
-    return replace(evaluation, tables=tables, reading=reading, curves=curves)
 
 
 def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> Lasting:

@@ -28,7 +28,6 @@ from posbias.evaluation.forms import (
     broken_when_told,
     compare_orders,
     compare_turns,
-    judged_of,
     orders_of,
 )
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
@@ -67,6 +66,8 @@ DECIDING = ("kind", "model", "address", "body", "template_options", "structured"
 REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
+JUST_TOLD = "just-told"
+"""Directory of the replies to a question alone with the rule behind it."""
 
 Together = TypeVar("Together", bound=EvaluationComparison)
 Concluded = TypeVar("Concluded", bound=Evaluation | LengthEvaluation | EvaluationComparison)
@@ -183,20 +184,23 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     task = replace(task, chat=task_for(responder, task).chat)
     told = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
 
-    def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
+    def placed(placement: str, name: str, turns: Sequence[int], left_out: Sequence[str] = ()) -> Evaluation:
+        asked = replace(task, placements=(placement,), alone=name == JUST_TOLD)
         chosen = _below(options, name, turns=turns, prices=(), score=False)
-        return evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
+        samples = zip(samples_of(asked, responder.tokenizer, chosen), told, strict=True)
+        kept = [sample for sample, conversation in samples if conversation.say not in left_out]
+        return evaluate_responder(responder, asked, chosen, samples=kept)
 
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
-    just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
-    left_out = broken_when_told(_concluded(just_told, None, run, below="just-told"), told)
+    just_told = placed("last", JUST_TOLD, (min(2, task.turns),))
+    left_out = broken_when_told(_concluded(just_told, None, run, below=JUST_TOLD), told)
     task = replace(task, histories=_rolled_out(responder, task, told, options))
-    found, judged = {}, {}
-    for name, placement in directory_names(task.placements).items():
-        whole = placed(placement, name, options.positions_of(task))
-        judged[placement] = judged_of(whole, told, left_out)
-        check = options.require and judged[placement].check(options.require, arm=placement)
-        found[name] = _concluded(whole, check, run, below=name)
+    found, names = {}, directory_names(task.placements)
+    for name, placement in names.items():
+        evaluation = placed(placement, name, options.positions_of(task), left_out)
+        check = options.require and evaluation.check(options.require, arm=placement)
+        found[name] = _concluded(evaluation, check, run, below=name)
+    judged = {placement: found[name] for name, placement in names.items()}
     comparison = compare_turns(judged, left_out, task, told, options=options, tokenizer=responder.tokenizer)
     return _together(comparison, found, run)
 
