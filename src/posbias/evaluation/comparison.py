@@ -96,16 +96,13 @@ class EvaluationComparison(Result):
 
 
 @checked
-def compare_evaluations(
-    evaluations: Sequence[Any], *, names: Sequence[str] = (), endpoints: Sequence[str] = (MEAN, WORST, SPREAD)
-) -> EvaluationComparison:
+def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()) -> EvaluationComparison:
     """Evaluations of one task on the same samples, each less the first, by the first measure that all of them have.
 
     Args:
         evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
             first samples and the positions that all of them have are compared.
         names: What they are called; by default by their models.
-        endpoints: What is tested of the curves; p-values are corrected for its number, too.
 
     Raises:
         UsageError: fewer than two, other settings or samples, several lengths, or no measure that all of them have.
@@ -128,7 +125,7 @@ def compare_evaluations(
         Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(named, means, loaded, strict=True)
     ]
     if n_samples >= needed and decided:
-        compared[1:] = _tested(compared[1:], baseline, others, endpoints)
+        compared[1:] = _tested(compared[1:], baseline, others)
     if all(run.recovery is not None for run in loaded):
         compared = _with_recovery(compared, loaded, positions, count)
     resolved = {
@@ -145,12 +142,10 @@ def compare_evaluations(
     return EvaluationComparison.from_record(record)
 
 
-def _tested(
-    compared: Sequence[Compared], baseline: Scores, others: Sequence[Scores], endpoints: Sequence[str]
-) -> list[Compared]:
+def _tested(compared: Sequence[Compared], baseline: Scores, others: Sequence[Scores]) -> list[Compared]:
     """Evaluations with what differs from the baseline, on complete samples, p-values corrected over all of them."""
-    found = [changes_of(baseline, other) if endpoints else {} for other in others]
-    changes = [{name: of[name].confirmed() for name in endpoints} for of in found]
+    found = [changes_of(baseline, other) for other in others]
+    changes = [{name: of[name].confirmed() for name in (MEAN, WORST, SPREAD)} for of in found]
     places = [[change_between(*pair).confirmed() for pair in zip(other.T, baseline.T, strict=True)] for other in others]
     changes_p = holm_over([{name: change.p for name, change in of.items()} for of in changes])
     places_p = holm_over([dict(enumerate(change.p for change in of)) for of in places])

@@ -31,8 +31,9 @@ from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
 from posbias.evaluation.options import EvaluateOptions
 from posbias.registry import parse_literal_call
+from posbias.results.records import Record
 from posbias.results.result import RESULTS, as_stored
-from posbias.statistics import StoredInterval, StoredNumber
+from posbias.statistics import StoredInterval, StoredNumber, holm_over
 from posbias.tasks.language import Example, LanguageTask, encode
 from posbias.tasks.language.adherence import RulesAtTurns, Told
 from posbias.tasks.language.base import ORDERS, SHUFFLED, Order
@@ -158,7 +159,6 @@ def compare_orders(
         tokenizer: The model's own; None: prices are in characters.
         prices: Of a million tokens, read and kept; empty: no money.
     """
-    comparison = compare_evaluations(list(found.values()), names=list(found), endpoints=(MEAN,))
     units = {name: [_units(each.prompt, tokenizer, each.own_control) for each in sent[name]] for name in found}
     first = next(iter(units.values()))
     costs = {}
@@ -167,11 +167,10 @@ def compare_orders(
         work = found[name].responder
         if work.get("cached_tokens"):
             costs[name] = replace(costs[name], reported=work["cached_tokens"] / work["prompt_tokens"])
-    record = comparison.record
-    record.verb = "evaluate_orders"
+    record = _beside_first(found)
     source = next(iter(found.values())).source or "model"
-    record.resolved["title"] = f"{source}: what an order of passages costs, and gains"
-    record.scalars |= {"prices": as_stored(costs), "deciding": _deciding(comparison)}
+    record.verb, record.resolved["title"] = "evaluate_orders", f"{source}: what an order of passages costs, and gains"
+    record.scalars["prices"] = as_stored(costs)
     return OrdersEvaluation.from_record(record)
 
 
@@ -196,36 +195,23 @@ def compare_turns(
         tokenizer: The model's own; None: prices are in characters.
     """
     kept = [sample for sample in told if sample.say not in left_out]
-    names, rules = list(judged), np.array([sample.say for sample in kept])
-    comparison = compare_evaluations(list(judged.values()), names=names, endpoints=())
-    turns = comparison.positions
-    last = {
-        name: replace(each, positions=turns[-1:], tables={table: of[:, -1:] for table, of in each.tables.items()})
-        for name, each in judged.items()
-    }
-    final = compare_evaluations(list(last.values()), names=names, endpoints=(MEAN,))
+    rules = np.array([sample.say for sample in kept])
+    record, first = _beside_first(judged), next(iter(judged.values()))
     shares = {
-        say: {name: float(np.nanmean(each.tables["correct"][rules == say])) for name, each in last.items()}
+        say: {name: float(np.nanmean(each.tables["correct"][rules == say, -1])) for name, each in judged.items()}
         for say in dict.fromkeys(rules.tolist())
     }
-    compared = [
-        replace(entry, changes=at_last.changes, p=at_last.p)
-        for entry, at_last in zip(comparison.compared, final.compared, strict=True)
-    ]
-    if (deciding := _deciding(final)) is not None:  # in samples, of which some are of rules that are left out
-        deciding = deciding[0], math.ceil(deciding[1] * len(told) / final.n_samples)
+    if (deciding := record.scalars["deciding"]) is not None:  # in samples, of which some are of rules that are left out
+        deciding = deciding[0], math.ceil(deciding[1] * len(told) / record.scalars["n_samples"])
     prices = {
-        name: _price_at_turns(replace(task, placements=(name,)), kept, turns, tokenizer, options.prices)
+        name: _price_at_turns(replace(task, placements=(name,)), kept, first.positions, tokenizer, options.prices)
         for name in judged
     }
-    record = comparison.record
     record.verb = "evaluate_turns"
-    record.resolved["title"] = f"{next(iter(judged.values())).source or 'model'}: are rules kept, by turn and place?"
-    record.resolved["task"] = str(task)
+    record.resolved |= {"title": f"{first.source or 'model'}: are rules kept, by turn and place?", "task": str(task)}
     record.scalars |= {
-        "compared": as_stored(compared),
         "prices": as_stored(prices),
-        "lasting": {name: as_stored(_lasting(each, turns, options.threshold)) for name, each in judged.items()},
+        "lasting": {name: as_stored(_lasting(each, options.threshold)) for name, each in judged.items()},
         "left_out": list(left_out),
         "deciding": deciding,
         "by_rule": shares,
@@ -254,12 +240,33 @@ def broken_when_told(just_told: Evaluation, told: Sequence[Told]) -> list[str]:
     return left_out
 
 
-def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> Lasting:
+def _beside_first(found: Mapping[str, Evaluation]) -> Record:
+    """The record of all forms beside the first, on the same samples. Each differs by as much as at the last turn, or,
+    of orders, at the one place; and if none is shown to be better, nor all to be worse, what would decide.
+    """
+    comparison = compare_evaluations(list(found.values()), names=list(found))
+    record, tables = comparison.record, comparison.record.arrays
+    last = [{MEAN: entry.differences[-1]} if entry.differences else {} for entry in comparison.compared]
+    corrected = holm_over([{name: change.p for name, change in of.items()} for of in last])
+    compared = [
+        replace(entry, changes=of, p=p) for entry, of, p in zip(comparison.compared, last, corrected, strict=True)
+    ]
+    deciding, tested = None, [number for number, of in enumerate(last) if of]
+    rises = {number: last[number][MEAN].value.value for number in tested}
+    best = max(rises, key=rises.__getitem__, default=0)
+    if best and not any(corrected[number][MEAN] < ALPHA for number in tested if number == best or rises[number] > 0):
+        before, after = (tables[f"{SCORES}{number}"][:, -1:] for number in (0, best))
+        deciding = samples_for(before, after, max(DECIDING, rises[best]), len(found) - 1)
+    record.scalars |= {"compared": as_stored(compared), "deciding": deciding}
+    return record
+
+
+def _lasting(evaluation: Evaluation, threshold: float) -> Lasting:
     """The share of replies that keep their rule at every turn, and until when it is at least the threshold.
 
     As with an effective length, low ends need no correction, and high ones hold for all turns at once.
     """
-    levels = []
+    levels, turns = [], evaluation.positions
     for column, turn in enumerate(turns):
         replies = complete_samples(evaluation.right[:, [column]])
         if len(replies) < SAMPLES_FOR_CLAIM:
@@ -269,19 +276,6 @@ def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> 
     kept = effective_length(levels, threshold).at_least
     lost = next((level.length for level in levels if level.reaches(threshold) is False), None)
     return Lasting({level.length: level.mean for level in levels}, threshold, kept, lost)
-
-
-def _deciding(comparison: EvaluationComparison) -> tuple[float, int] | None:
-    """A rise of the mean, and about how many samples find it, if no form is shown to be better, nor all to be worse."""
-    baseline, *others = comparison.compared
-    tested = [entry for entry in others if entry.changes]
-    best = max(tested, key=lambda entry: entry.changes[MEAN].value.value, default=None)
-    better = [entry for entry in tested if entry.changes[MEAN].value.value > 0]
-    if best is None or any(entry.p[MEAN] < ALPHA for entry in (best, *better)):
-        return None
-    tables = comparison.record.arrays
-    before, after = (tables[f"{SCORES}{comparison.compared.index(entry)}"] for entry in (baseline, best))
-    return samples_for(before, after, max(DECIDING, best.changes[MEAN].value.value), len(others))
 
 
 def _price_at_turns(
