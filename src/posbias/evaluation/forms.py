@@ -20,12 +20,7 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
-from posbias.evaluation.curve import (
-    ALPHA,
-    DECIDING,
-    SAMPLES_FOR_CLAIM,
-    complete_samples,
-)
+from posbias.evaluation.curve import ALPHA, DECIDING, SAMPLES_FOR_CLAIM, complete_samples
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
