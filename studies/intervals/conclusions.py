@@ -14,8 +14,8 @@ import numpy as np
 from scipy.stats import binom
 
 from posbias.evaluation.curve import bounds_of, contrast_of
+from posbias.evaluation.evaluation import judge_verdicts
 from posbias.evaluation.levels import scale_of
-from posbias.evaluation.reading import judge_verdicts
 from posbias.statistics import bounded_mean, mean_of, wilson
 
 RUNS, SEED = 2000, 0

@@ -12,8 +12,8 @@ from evaluation.replies import Says
 from evaluation.serving import chat, evaluated
 from posbias import EvaluateOptions, evaluate
 from posbias.evaluation.comparison import compare_evaluations
+from posbias.evaluation.evaluation import judge_verdicts
 from posbias.evaluation.page import statements_of
-from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Response
 from posbias.results.page import html_of
 from posbias.results.result import report_of

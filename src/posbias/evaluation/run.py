@@ -21,7 +21,16 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.curve import PerSample, Scores, position_curve
-from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
+from posbias.evaluation.evaluation import (
+    GENERATED,
+    MEASURES,
+    SCORES,
+    Evaluation,
+    judge_verdicts,
+    measures_of,
+    reading_of,
+    write_outputs,
+)
 from posbias.evaluation.forms import (
     OrdersEvaluation,
     TurnsEvaluation,
@@ -33,7 +42,6 @@ from posbias.evaluation.forms import (
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
 from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import judge_verdicts, reading_of
 from posbias.evaluation.recovery import ALONE, BARE, recovery_of
 from posbias.evaluation.responders import ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
