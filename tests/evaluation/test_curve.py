@@ -167,13 +167,6 @@ def test_few_samples_give_means_and_no_claims(n_samples: int) -> None:
         assert told.startswith(f"{n_samples} samples scored at every one of 3 positions: too few for a claim")
 
 
-def test_a_position_where_nothing_fits_leaves_only_means() -> None:
-    scores = np.ones((10, 3))
-    scores[:, 2] = np.nan
-    found = position_curve(scores, positions=range(3))
-    assert (found.n_complete, found.counts, found.shape) == (0, (10, 10, 0), None)
-
-
 def test_one_and_two_positions() -> None:
     one = position_curve(np.ones((10, 1)), positions=[3])
     assert (one.shape, one.comparison) == (None, None)
