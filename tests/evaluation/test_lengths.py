@@ -134,7 +134,7 @@ def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):
     options = replace(OPTIONS, directory=tmp_path, count=8)
     evaluate(reader, "key_value", options=options)
     again = evaluate(reader, "key_value", options=replace(options, resume=True))
-    assert again.reused == 16
+    assert sum(each.reused for each in again.evaluations.values()) == 16
     with pytest.raises(UsageError, match="holds a finished run of posbias evaluate"):
         evaluate(reader, "key_value", options=options)
 

@@ -1,6 +1,5 @@
 """Rules at turn N: a model that forgets after some turns is found out, and the place of the rule that mends it."""
 
-
 import pytest
 
 import posbias as pb
