@@ -41,7 +41,7 @@ def test_what_differs_is_paired_and_corrected_over_all(runs, tmp_path):
     assert min(same.p.values()) > 0.05
     tables = [run.tables["correct"] for run in runs]
     middle = paired_difference(tables[1][:, 1], tables[0][:, 1])
-    assert (better.differences[1].value, better.differences[1].p) == (middle.value, middle.p)
+    assert better.differences[1] == middle
     assert better.difference_p[1] == pytest.approx(6 * middle.p), "of three positions and two evaluations"
     first, second = result.verdict
     assert first.startswith("better compared with base, accuracy: better on average (+0.")

@@ -14,13 +14,12 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Change, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.levels import (
     MEAN,
     SPREAD,
     WORST,
-    Change,
     RequirementCheck,
     change_between,
     changes_of,

@@ -85,13 +85,27 @@ def independent(
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of scores over positions, whose weights sum to 0, tested over samples."""
+class Change:
+    """A mean over samples of a weighted sum of scores, tested: of a difference, or of what a method changes."""
 
     value: StoredInterval
-    """Mean over samples, in units of the score; it leaves out 0 exactly if `p` is below 1 - its confidence."""
+    """In units of the score, after minus before; it leaves out 0 exactly if `p` is below 1 - its confidence."""
     p: float
-    """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
+    """Two-sided p-value of no change, with the choice of positions paid for, not yet the number of methods; of n
+    samples that all agree 2^(1-n), what so many could show at most."""
+    unseen: float = 0.0
+    """p-value of rare changes the other way that would undo this one and are in no sample; 0 if `p` is exact."""
+    needed: tuple[float, int] | None = None
+    """A rise, and about how many samples find it with 80 % power; None if no sample changed, or it is not tested."""
+
+    def towards(self, sign: int) -> float:
+        """The p-value if the change goes in this direction, else 1."""
+        return self.p if sign * self.value.value > 0 else 1.0
+
+    def confirmed(self) -> "Change":
+        """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
+        value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
+        return replace(self, value=value, p=max(self.p, self.unseen), unseen=0.0)
 
     def p_one_sided(self, sign: int) -> float:
         """One-sided p-value for a value above (1) or below (-1) 0."""
@@ -207,24 +221,24 @@ def bounds_of(
     return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
-def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Contrast:
+def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Change:
     """Test and interval, covering 1 - alpha, of a contrast over samples (at least 2, no NaN); the weights sum to 0."""
     sums = scores @ weights
     limits = (-math.inf, math.inf)
     if range_of(scores) == (0.0, 1.0):
         limits = (float(weights[weights < 0].sum()), float(weights[weights > 0].sum()))
     low, high, p = bounds_of(sums, scores, alpha, limits=limits, weights=weights, cautious=False)
-    return Contrast(Interval(float(sums.mean()), float(low), float(high)), float(p))
+    return Change(Interval(float(sums.mean()), float(low), float(high)), float(p))
 
 
-def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Contrast:
+def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Change:
     """Mean of `first` less mean of `second` on the same samples (>= 2, no NaN), with an interval that covers 1 - alpha.
 
     Tango's interval and McNemar's exact test if scores are 0 and 1, `contrast_of` otherwise.
     """
     pair = np.column_stack([first, second])
     if is_binary(pair):
-        return Contrast(*paired_shares(first, second, 1 - alpha))
+        return Change(*paired_shares(first, second, 1 - alpha))
     return contrast_of(pair, PAIR, alpha)
 
 
@@ -272,7 +286,7 @@ class PositionCurve(Showing):
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
     """U, monotone or flat; None below 2 positions or 6 complete samples."""
-    middle_loss: Contrast | None = None
+    middle_loss: Change | None = None
     """Ends minus middle; None below 3 positions or 6 complete samples."""
     deciding: tuple[float, int] | None = None
     """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
@@ -384,7 +398,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     return Shape(label, p_flat, p_u)
 
 
-def middle_loss(scores: Scores) -> Contrast:
+def middle_loss(scores: Scores) -> Change:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
     return contrast_of(scores, end_weights(scores.shape[1]).mean(axis=0))
 

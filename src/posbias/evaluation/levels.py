@@ -32,7 +32,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     ALPHA,
     SAMPLES_FOR_CLAIM,
-    Contrast,
+    Change,
     PerSample,
     Scores,
     bounds_of,
@@ -195,29 +195,6 @@ LEAST_SCALE = 1.0
 """Smallest size, in units of the scores, of the rare changes that a gain must outweigh: one answer, or one nat."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """The change that a method makes, paired over samples."""
-
-    value: StoredInterval
-    """After minus before; the interval leaves out 0 exactly if `p` is below 5 %."""
-    p: float
-    """p-value, two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
-    unseen: float = 0.0
-    """p-value of rare changes the other way that would undo this one and are in no sample; 0 if `p` is exact."""
-    needed: tuple[float, int] | None = None
-    """A rise, and about how many samples find it with 80 % power; None if no sample changed, or it is not tested."""
-
-    def towards(self, sign: int) -> float:
-        """The p-value if the change goes in this direction, else 1."""
-        return self.p if sign * self.value.value > 0 else 1.0
-
-    def confirmed(self) -> "Change":
-        """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
-        value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
-        return replace(self, value=value, p=max(self.p, self.unseen), unseen=0.0)
-
-
 UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
 """Every log-probability is the same to the last digit, as of a method that leaves prompts of this length alone."""
 
@@ -251,7 +228,7 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     if not binary and np.array_equal(before, after):
         return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
     value, low, high, p = _all_pairs(after, before, ALPHA / n_positions)
-    whole: Change | Contrast = change_between(after.mean(axis=1), before.mean(axis=1))
+    whole = change_between(after.mean(axis=1), before.mean(axis=1))
     if binary and n_positions > 1:
         whole = contrast_of(scores, np.repeat([-1.0, 1.0], n_positions) / n_positions)
     worst, spread = _saddle(value, low, high, p, n_positions), _spread_change(before, after)
@@ -261,7 +238,7 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     best = int(np.argmax(before.mean(axis=0)))
     fallen = Interval(*(float(table[best, best]) for table in (value, low, high)))
     return {
-        MEAN: Change(whole.value, whole.p, rare[1]),
+        MEAN: replace(whole, unseen=rare[1]),
         WORST: replace(worst, unseen=rare[0]),
         SPREAD: replace(spread, unseen=_unseen(spread.value.value, scores, n_positions * (n_positions - 1))),
         FORMERLY_BEST: Change(fallen, min(1.0, n_positions * float(p[best, best]))),

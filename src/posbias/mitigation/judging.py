@@ -29,7 +29,7 @@ from jaxtyping import Float64
 
 from posbias.checks import NonNegative, checked_value
 from posbias.errors import UsageError
-from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Change, Scores, position_means
 from posbias.evaluation.levels import (
     ALPHA,
     FORMERLY_BEST,
@@ -37,7 +37,6 @@ from posbias.evaluation.levels import (
     MEAN,
     SPREAD,
     UNCHANGED,
-    Change,
     Levels,
     change_between,
     changes_of,
