@@ -3,7 +3,7 @@
 import numpy as np
 
 import posbias as pb
-from posbias.evaluation.curve import HIGHEST, position_curve, position_means
+from posbias.evaluation.curve import PositionCurve, position_curve
 from posbias.evaluation.evaluation import Evaluation, measures_of
 from posbias.results.result import as_stored
 
@@ -37,13 +37,9 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
         GOLD: level * falling + noise[1],
     }
     tables = {name.removeprefix("scores/"): table for name, table in record.arrays.items() if name != "positions"}
-    curves = {
-        name: as_stored(position_curve(table, positions=PLACES, highest=HIGHEST.get(name, np.inf)))
-        for name, table in measures_of(tables).items()
-    }
-    means = as_stored(position_means(record.arrays[GOLD]))
-    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": means, "correlations": {}}
-    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}, "curves": curves}
+    curves = {name: as_stored(position_curve(table, positions=PLACES)) for name, table in measures_of(tables).items()}
+    series = {"source": "measured", "kind": "logprob", "what": "gold", "correlations": {}}
+    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series]}, "curves": curves}
     record.scalars |= {"skipped": {}, "cut_off": 0, "reading": {}, "examples": count * len(PLACES)}
     return Evaluation.from_record(record)
 
@@ -51,8 +47,8 @@ def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0
 def measured(scores):
     """An evaluation with these scores, one column for each of its positions."""
     nothing = np.full_like(scores, np.nan)
-    tables = {"correct": scores, "logprob": nothing, "first_rank": nothing}
-    n_items = scores.shape[1]
+    tables = {"correct": scores, **dict.fromkeys(("logprob", "answer_tokens", "first_rank"), nothing)}
+    n_items, unread = scores.shape[1], PositionCurve((), (), (), 0, 0)
     return Evaluation(
-        pb.Record("evaluate", {}), count=len(scores), positions=tuple(range(n_items)), n_items=n_items, tables=tables
+        pb.Record("evaluate", {}), "", len(scores), tuple(range(n_items)), n_items, tables, {"accuracy": unread}
     )

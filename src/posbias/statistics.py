@@ -14,10 +14,10 @@ Measured coverage of all: docs/intervals.md.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -29,6 +29,7 @@ CONFIDENCE = 0.95
 """Coverage that an interval claims by default."""
 MISSING = "–"
 """Text in place of a number that does not exist."""
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -461,6 +462,12 @@ def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tes
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors))
     return adjusted
+
+
+def holm_over(families: Sequence[Mapping[Name, float]]) -> list[dict[Name, float]]:
+    """Holm's correction of all p-values of several families together, by their names."""
+    adjusted = iter(holm(np.array([p for family in families for p in family.values()], dtype=np.float64)).tolist())
+    return [{name: next(adjusted) for name in family} for family in families]
 
 
 def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE) -> float:

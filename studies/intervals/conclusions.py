@@ -14,8 +14,8 @@ import numpy as np
 from scipy.stats import binom
 
 from posbias.evaluation.curve import bounds_of, contrast_of
+from posbias.evaluation.evaluation import judge_verdicts
 from posbias.evaluation.levels import scale_of
-from posbias.evaluation.reading import judge_verdicts
 from posbias.statistics import bounded_mean, mean_of, wilson
 
 RUNS, SEED = 2000, 0
@@ -133,7 +133,7 @@ def judged(right: int, wrong: int, follows: int) -> np.ndarray:
     kinds = np.repeat([0, 1, 2], [right, wrong, follows])
     correct = np.column_stack([kinds != 1, kinds == 0]).astype(np.float64)
     chosen = np.where(correct == 1, [[0.0, 1.0]], [[1.0, 0.0]])
-    found = judge_verdicts(correct, 1 - chosen, np.zeros_like(correct))
+    found = judge_verdicts({"correct": correct, "first_pick": 1 - chosen, "tie": np.zeros_like(correct)})
     old = mean_of((chosen == 0).mean(axis=1)).interval(least=0.0, most=1.0)
     return np.array([old.low, old.high, found.first_pick.low, found.first_pick.high])
 

@@ -12,7 +12,7 @@ from posbias.evaluation.correlate import (
     Correlations,
     InfluenceSeries,
     RankCorrelation,
-    behaviour_samples,
+    check_behaviour,
     corrected,
     encoded_prompt,
 )
@@ -34,7 +34,7 @@ def model(long_llama):
 @pytest.fixture(scope="module")
 def plan():
     options = pb.EvaluateOptions(count=2, positions=PLACES, max_tokens=2)
-    return BehaviourPlan(TASK, options, kinds=("jacobian(probes=1)", "logprob"))
+    return BehaviourPlan(TASK, options, kinds="jacobian(probes=1),logprob")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def record(behaviour):
 
 @pytest.mark.parametrize("spelled", [TASK, "key_value(pairs=4)", "documents(documents=4)"])
 def test_the_item_that_holds_the_answer_is_found_in_tokens(model, spelled):
-    sample, _ = behaviour_samples(BehaviourPlan(spelled, pb.EvaluateOptions(count=2, positions="all")), model.tokenizer)
+    sample, _ = check_behaviour(model, BehaviourPlan(spelled, pb.EvaluateOptions(count=2, positions="all")))
     for example in sample.examples:
         token_ids, answer = encoded_prompt(example, model.tokenizer)
         assert example.answers[0] in model.tokenizer.decode(token_ids[example.gold_token : example.gold_end])
@@ -58,7 +58,7 @@ def test_the_item_that_holds_the_answer_is_found_in_tokens(model, spelled):
 
 def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, plan, record):
     expected = []
-    for example in behaviour_samples(plan, model.tokenizer)[1].examples:
+    for example in check_behaviour(model, plan)[1].examples:
         token_ids, answer = encoded_prompt(example, model.tokenizer)
         options = PassOptions(output=f"target(tokens=[{answer}])")
         norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
@@ -73,7 +73,6 @@ def test_every_series_is_correlated_with_every_measure(record):
     assert names == {("measured", kind, "gold") for kind in ("jacobian", "logprob")}
     for entry in series:
         assert set(entry["correlations"]) == set(record.scalars["measures"])
-        assert len(entry["means"]) == len(PLACES)
         for found in entry["correlations"].values():
             assert found["n_samples"] == 2
             assert not any(correlation["established"] for correlation in found["correlations"])

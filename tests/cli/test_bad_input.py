@@ -148,7 +148,7 @@ def one_line(result, *words, code=2):
         ("evaluate nowhere --summary run.txt", "--summary 'run.txt': allowed: FILE.md and, of a bound (--require), "),
         ("evaluate nowhere --summary run.xml", "--summary 'run.xml': allowed: FILE.md and, of a bound (--require), "),
         (f"{FIT} --require best>=1", "requirement 'best>=1': allowed: worst, mean, spread"),
-        (f"{FIT} --require worst>=0.6", "without generated answers it is about log-probabilities; allowed: at most 0"),
+        (f"{FIT} --require worst>=0.6", "log-probabilities, as nothing is generated, lie in -inf ... 0"),
         (f"{FIT} --methods nosuch", "unknown mitigation 'nosuch'"),
         (f"{FIT} --methods key_bias --calibration 0", "key_bias is fitted and needs calibration samples"),
         (f"{FIT} --methods key_bias --calibration 2", "needs calibration samples, at least 4; got 2"),

@@ -51,20 +51,13 @@ def test_runs_share_samples_by_task_file_and_seed():
 
 
 def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
-    found = []
-    for folder, value in (("one", "1"), ("two", "1"), ("three", "3")):
-        (tmp_path / folder).mkdir()
-        documents = [{"text": value, "is_gold": True}, {"text": "2"}]
-        line = {"question": "q", "answers": [value], "documents": documents}
-        path = json_lines(tmp_path / folder / "pairs.jsonl", line)
-        options = pb.EvaluateOptions(count=1, generate=False)
-        evaluation = pb.evaluate(long_model, f"documents(documents=2, file={path!r})", options=options)
-        found.append(pb.load_record(evaluation.save(tmp_path / folder / "run")))
-    assert len({run.task for run in found}) == 1
-    assert found[0].file_sha256 == hashlib.sha256((tmp_path / "two" / "pairs.jsonl").read_bytes()).hexdigest()
-    assert found[1].file_sha256 == found[0].file_sha256 != found[2].file_sha256
-    drawn = pb.evaluate(long_model, "key_value(pairs=2)", options=options)
-    assert drawn.file_sha256 is None
+    documents = [{"text": "1", "is_gold": True}, {"text": "2"}]
+    path = json_lines(tmp_path / "pairs.jsonl", {"question": "q", "answers": ["1"], "documents": documents})
+    options = pb.EvaluateOptions(count=1, generate=False)
+    found = pb.evaluate(long_model, f"documents(documents=2, file={path!r})", options=options)
+    assert found.task == "documents(documents=2, file='pairs.jsonl')"
+    assert found.file_sha256 == hashlib.sha256((tmp_path / "pairs.jsonl").read_bytes()).hexdigest()
+    assert pb.evaluate(long_model, "key_value(pairs=2)", options=options).file_sha256 is None
 
 
 def test_what_is_not_such_a_run_is_refused(tmp_path):

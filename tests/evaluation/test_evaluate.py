@@ -74,19 +74,12 @@ def test_the_subject_is_a_responder_a_loaded_model_or_the_name_of_one(long_model
         evaluate(TASK, Oracle())
 
 
-def test_positions_are_as_asked_and_spread_by_default():
-    found = evaluate(Oracle(known=(3,)), TASK, options=EvaluateOptions(count=2, positions=(3, 1)))
-    assert found.positions == (1, 3)
-    assert found.tables["correct"].tolist() == [[0, 1], [0, 1]]
-    assert EvaluateOptions().positions_of(KeyValue(pairs=75)) == (0, 9, 18, 28, 37, 46, 56, 65, 74)
-    assert EvaluateOptions().positions_of(KeyValue(pairs=3)) == (0, 1, 2)
-
-
 @pytest.mark.parametrize(
     ("spelled", "positions"),
     [
         ("all", tuple(range(20))),
         ("spread", (0, 2, 5, 7, 10, 12, 14, 17, 19)),
+        ((3, 1), (1, 3)),
         ("spread(3)", (0, 10, 19)),
         ("spread(2)", (0, 19)),
         ("spread(1)", (0,)),

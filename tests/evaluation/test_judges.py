@@ -12,8 +12,8 @@ from evaluation.replies import Says
 from evaluation.serving import chat, evaluated
 from posbias import EvaluateOptions, evaluate
 from posbias.evaluation.comparison import compare_evaluations
+from posbias.evaluation.evaluation import judge_verdicts
 from posbias.evaluation.page import statements_of
-from posbias.evaluation.reading import judge_verdicts
 from posbias.evaluation.responders import Response
 from posbias.results.page import html_of
 from posbias.results.result import report_of
@@ -65,7 +65,7 @@ def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: flo
 def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_nothing(pairs: str) -> None:
     found = judged(lambda _: "Both.", Pairwise(file=pairs), 6)
     verdicts = found.verdicts
-    assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
+    assert (verdicts.accuracy.value, verdicts.ties, verdicts.n_both) == (0.0, 0, 0)
     assert not verdicts.first_pick.known
     record = found.record
     assert record.scalars["reading"] == {"answers": 12, "unjudged": {"unread": 12}, "thought": 0, "right": 0.0}
@@ -89,7 +89,7 @@ def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
     say = {"good": "[[C]]", "bad": "Response B is better."}
     found = judged(say.get, Pairwise(file=pairs))
     verdicts = found.verdicts
-    assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
+    assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties) == (0.5, 0.5, 16)
     assert verdicts.n_both == 0, "no pair has a response named in both orders"
     assert not found.withheld
 
@@ -118,12 +118,12 @@ def test_rates_of_a_table() -> None:
     correct = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [np.nan, 1], [0, 1]], dtype=np.float64)
     first = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, np.nan], [np.nan, 0], [np.nan, 0]], dtype=np.float64)
     tie = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [0, np.nan], [np.nan, 0], [1, 0]], dtype=np.float64)
-    found = judge_verdicts(correct, first, tie)
+    found = judge_verdicts({"correct": correct, "first_pick": first, "tie": tie})
     assert found.accuracy.value == 0.5
     assert found.flip_rate.value == 0.5
     assert found.first_pick.value == 0.5
     assert found.tie_rate.value == pytest.approx(0.1)
-    assert (found.n_both, found.ties, found.unread) == (4, 1, 1)
+    assert (found.n_both, found.ties) == (4, 1)
 
 
 @pytest.mark.parametrize(

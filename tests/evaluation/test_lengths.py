@@ -7,12 +7,13 @@ import pytest
 from scipy.stats import binom
 
 import posbias as pb
+from behaviour_runs import measured
 from conftest import refused
 from evaluation.replies import Says
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.lengths import LengthLevel, effective_length
-from posbias.evaluation.levels import Requirement, check_requirement, levels_of, planned
+from posbias.evaluation.levels import Requirement, levels_of, planned
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.responders import Response, ServerResponder
 from posbias.results.page import html_of
@@ -51,7 +52,7 @@ def test_so_many_samples_as_are_planned_meet_a_bound_in_four_runs_of_five(text, 
         )
         draws = generator.random((200, count, 1 if alike else positions))
         runs = np.broadcast_to(draws < curve, (200, count, positions)).astype(np.float64)
-        met = np.mean([check_requirement(require, {"accuracy": scores}, "").met for scores in runs])
+        met = np.mean([measured(scores).check(require).met for scores in runs])
         assert 0.8 - 3 * (0.16 / 200) ** 0.5 < met < 0.94, (true, count)
 
 
@@ -133,7 +134,7 @@ def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):
     options = replace(OPTIONS, directory=tmp_path, count=8)
     evaluate(reader, "key_value", options=options)
     again = evaluate(reader, "key_value", options=replace(options, resume=True))
-    assert again.reused == 16
+    assert sum(each.reused for each in again.evaluations.values()) == 16
     with pytest.raises(UsageError, match="holds a finished run of posbias evaluate"):
         evaluate(reader, "key_value", options=options)
 
@@ -186,8 +187,8 @@ NO_REQUIREMENT = "allowed: worst, mean, spread, recovery, effective_length, >= o
           for text in ("worst>0.6", "best>=0.6", "worst>=", "worst>=high", "", "worst>=0.6 mean>=1")),
         (OPTIONS, "mean>=0.5", "allowed: worst, effective_length, with several lengths"),
         (EvaluateOptions(), "effective_length>=5", "allowed: worst, mean, spread, with one length"),
-        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities; allowed: at most 0"),
-        (EvaluateOptions(generate=False), "spread<=-1", "it is about log-probabilities; allowed: at least 0"),
+        (EvaluateOptions(generate=False), "worst>=0.5", "log-probabilities, as nothing is generated, lie in -inf"),
+        (EvaluateOptions(generate=False), "spread<=-1", "log-probabilities, as nothing is generated, lie in 0 ... inf"),
         (EvaluateOptions(), "worst>=80", "require worst>=80: accuracies lie in 0 ... 1, and so must the bound"),
         (EvaluateOptions(), "worst>=-1", "accuracies lie in 0 ... 1"),
         (OPTIONS, "worst>=80", "accuracies lie in 0 ... 1"),

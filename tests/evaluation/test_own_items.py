@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from conftest import Run, json_lines, refused
+from conftest import json_lines, refused
 from evaluation.replies import Says
 from evaluation.serving import Reply, chat, evaluated, stand_in
 from posbias import EvaluateOptions, MitigateOptions, ServerResponder, evaluate, mitigate
@@ -119,17 +119,6 @@ def test_own_code_runs_only_if_it_is_permitted(tmp_path: Path) -> None:
         evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(**options))
     result = evaluate(READS_THE_FIRST_UNIT, task, options=EvaluateOptions(**options, allow_code=True))
     assert (result.tables["correct"] == 0.5).all()
-
-
-def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tmp_path: Path) -> None:
-    file = written(tmp_path / "own.jsonl", 2)
-    fillers = json_lines(tmp_path / "fillers.jsonl", *(f"Page {page} is blank." for page in range(60)))
-    task = f"items(file={file!r}, fillers={fillers!r}, depths=2)"
-    flags = ["--count", 2, "--lengths", "200,400", "--max-tokens", 2, "--json"]
-    done = posbias("evaluate", long_llama, "--task", task, *flags)
-    assert done.returncode == 0, done.stderr
-    levels = json.loads(done.stdout)["scalars"]["levels"]
-    assert [level["length"] for level in levels] == [200, 400]
 
 
 def test_the_place_of_a_tool_among_twenty_may_decide_whether_it_is_called(tmp_path: Path) -> None:

@@ -51,14 +51,6 @@ def test_sorting_passages_and_slots_alike_is_best_among_all_orders(pairs):
     assert falling @ curve[slots] == pytest.approx(best, abs=1e-12)
 
 
-def test_usual_orders_are_what_their_names_say_and_use_every_slot_once():
-    assert REFERENCES["best_first"](4).tolist() == [0, 1, 2, 3]
-    assert REFERENCES["reversed"](4).tolist() == [3, 2, 1, 0]
-    assert REFERENCES["ends"](5).tolist() == [0, 4, 1, 3, 2]
-    for name, n_slots in itertools.product(REFERENCES, (1, 2, 3, 6, 7)):
-        assert sorted(REFERENCES[name](n_slots)) == list(range(n_slots)), name
-
-
 def test_slots_are_the_measured_positions_where_all_were_measured_and_lie_between_them_elsewhere():
     np.testing.assert_array_equal(slot_weights(range(4), n_items=4, n_slots=4), np.eye(4))
     curve = np.array([1.0, 0.0, 3.0])
@@ -70,7 +62,7 @@ def test_slots_are_the_measured_positions_where_all_were_measured_and_lie_betwee
 
 def test_f_is_that_of_a_two_way_layout_and_the_kept_share_follows_from_it():
     scores = drawn(U_SHAPE, 30)
-    curves, shares, _ = shrink_to_flat(scores, np.ones((1, 30)))
+    curves, shares = shrink_to_flat(scores, np.ones((1, 30)))
     rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0) + scores.mean()
     ratio = 30 * np.square(scores.mean(axis=0) - scores.mean()).sum() / 4 / (np.square(rest).sum() / (29 * 4))
     assert shares[0] == pytest.approx(1 - 1 / ratio)
@@ -88,7 +80,7 @@ def test_samples_that_all_agree_need_no_shrinking_and_constant_scores_are_flat()
     agreed = np.tile([1.0, 0.0, 1.0], (7, 1))
     assert shrink_to_flat(agreed, np.ones((1, 7)))[1][0] == 1
     for value in (0.0, 1.0, 0.1):
-        curves, shares, _ = shrink_to_flat(np.full((7, 3), value), np.ones((1, 7)))
+        curves, shares = shrink_to_flat(np.full((7, 3), value), np.ones((1, 7)))
         assert shares[0] == 0
         np.testing.assert_allclose(curves[0], value)
 
@@ -104,7 +96,7 @@ def test_the_most_relevant_passages_stand_where_the_model_uses_them():
     shares = np.array([0.5, 0.3, 0.1, 0.05, 0.05])
     best = shares @ np.sort(U_SHAPE)[::-1]
     for name in ("best_first", "reversed"):
-        true = best - shares @ U_SHAPE[REFERENCES[name](5)]
+        true = best - shares[REFERENCES[name](5)] @ U_SHAPE
         gain = by_name[name]
         assert gain.gain.low <= true <= gain.gain.high
         assert gain.raises

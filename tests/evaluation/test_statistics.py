@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbias import UsageError
-from posbias.evaluation.curve import ALPHA, compare_to_best, middle_loss, position_means
+from posbias.evaluation.curve import ALPHA, compare_to_best, middle_loss, position_curve, position_means
 from posbias.evaluation.levels import levels_of
 from posbias.statistics import Interval, bounded_mean, detectable, holm, paired_shares, tango, wilson
 
@@ -24,15 +23,6 @@ def answers(generator: np.random.Generator, chances: list[float], n_samples: int
     """Right or wrong, samples of different difficulty: a content's chances all shift together."""
     shifts = generator.uniform(-spread, spread, size=(n_samples, 1))
     return (generator.random((n_samples, len(chances))) < np.array(chances) + shifts).astype(np.float64)
-
-
-def test_samples_that_all_agree_have_no_spread_but_rounding() -> None:
-    scores = np.tile(1 / (1 + np.arange(5.0)), (6, 1))
-    found = compare_to_best(scores)
-    for difference in found.differences:
-        assert difference.interval.value == pytest.approx(1 / (1 + difference.position) - 1)
-        assert difference.interval.low < difference.interval.value < difference.interval.high
-        assert difference.p == 2.0**-5, "what six samples can show at most"
 
 
 def test_holm_by_hand() -> None:
@@ -109,18 +99,10 @@ def test_joint_intervals_keep_their_level_though_the_best_is_chosen() -> None:
     assert np.mean(told) < -0.08, "the best of equals looks better than the others"
 
 
-def test_scores_that_are_not_right_or_wrong_are_compared_sample_by_sample() -> None:
-    generator = np.random.default_rng(3)
-    scores = generator.normal(size=(30, 1)) + generator.normal(scale=0.3, size=(30, 4)) - [0, 1, 2, 1]
-    found = compare_to_best(scores)
-    assert found.best == 0
-    assert found.differences[1].interval.high < -1.5, "paired: the spread between samples does not matter"
-
-
 def test_samples_with_a_gap_do_not_count_in_comparisons_but_in_means() -> None:
     scores = answers(np.random.default_rng(4), [0.7, 0.4, 0.6], 30)
     gaps = np.vstack([scores, [[1.0, np.nan, 1.0]] * 5])
-    whole, holed = (compare_to_best(values) for values in (scores, gaps))
+    whole, holed = (position_curve(values, positions=range(3)).comparison for values in (scores, gaps))
     assert whole == holed
     means = position_means(gaps)
     assert means[0].value == pytest.approx(np.r_[scores[:, 0], np.ones(5)].mean())
@@ -146,19 +128,6 @@ def test_detectable_effect_is_detected_with_the_promised_power() -> None:
     assert found.mean() == pytest.approx(0.8, abs=0.03)
     assert detectable(1.0, 100) < effect / 1.9
     assert detectable(1.0, 1) == np.inf
-
-
-def test_nothing_seen_does_not_mean_that_nothing_is_there() -> None:
-    same = np.ones((20, 4))
-    found = compare_to_best(same)
-    assert all(difference.interval.low < 0 < difference.interval.high for difference in found.differences)
-    assert all(difference.adjusted_p == 1.0 for difference in found.differences)
-
-
-@pytest.mark.parametrize("shape", [(5, 4), (1, 3), (0, 3), (10, 1)])
-def test_too_little_to_compare_is_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="a comparison needs 2 positions and 6 complete samples"):
-        compare_to_best(np.ones(shape))
 
 
 def binary(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

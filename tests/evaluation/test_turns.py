@@ -1,7 +1,5 @@
 """Rules at turn N: a model that forgets after some turns is found out, and the place of the rule that mends it."""
 
-import json
-
 import pytest
 
 import posbias as pb
@@ -74,19 +72,6 @@ def test_a_rule_that_is_forgotten_is_found_with_its_turn_and_the_cheapest_place(
     assert "What each place costs" in page
 
 
-def test_replies_to_rules_that_are_left_out_withhold_nothing(rules):
-    def never_ends(index, path, body):
-        status, headers, content = forgetful(100)(index, path, body)
-        if NEVER in json.dumps(body["messages"]):
-            content["choices"][0]["finish_reason"] = "length"
-        return status, headers, content
-
-    task = "rules(file='rules.yaml', placements=['system', 'last'])"
-    with stand_in(never_ends) as server:
-        found = ask(server, task, turns=(2,), count=24, threshold=0.7)
-    assert found.verdict[0].startswith("Kept through turn 2: ")
-
-
 def test_what_is_required_is_required_of_rules_that_are_judged(rules):
     task = "rules(file='rules.yaml', placements=['last', 'both'])"
     met = asked(4, task, turns=(2,), count=40, require=Requirement.parse("mean>=0.7"))
@@ -106,10 +91,12 @@ def test_replies_are_made_once_and_a_run_goes_on_where_it_ended(rules, tmp_path)
     options = {"turns": (1, 4), "count": 6, "directory": tmp_path / "run"}
     with stand_in(forgetful(2)) as server:
         first = ask(server, task, **options)
-        # Replies to three turns, the rule just told, two placements at two turns; what is the same is asked once.
-        assert len(server.asked) == 6 * 3 + 6 + 2 * 2 * 6 - 6
+        # Replies to three turns, the rule just told, two placements at two turns of the rule that is then kept; what is
+        # the same is asked once.
+        asked = 6 * 3 + 6 + 2 * 2 * 3 - 3
+        assert len(server.asked) == asked
         again = ask(server, task, **options, resume=True)
-        assert len(server.asked) == 42
+        assert len(server.asked) == asked
     assert again.verdict == first.verdict
 
 

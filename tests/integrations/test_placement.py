@@ -8,7 +8,9 @@ import pytest
 
 import posbias as pb
 from posbias import Record, UsageError
+from posbias.evaluation.curve import position_curve
 from posbias.integrations import placed_order
+from posbias.results.result import as_stored
 
 RELEVANCE = [0.6, 0.3, 0.06, 0.04]
 CURVE = np.array([0.2, 0.5, 0.9, 0.7])
@@ -19,13 +21,13 @@ def saved(directory, curve, count):
     scores = (np.random.default_rng(0).random((count, 4)) < curve).astype(np.float64)
     nothing = np.full((count, 4), np.nan)
     resolved = {"task": "documents(documents=4)", "count": count, "positions": [0, 1, 2, 3]}
-    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "reading": {}, "examples": 4 * count}
+    curves = {"accuracy": as_stored(position_curve(scores, positions=range(4)))}
+    scalars = {"n_items": 4, "curves": curves, "skipped": {}, "cut_off": 0, "reading": {}, "examples": 4 * count}
     record = Record("evaluate", {}, resolved, scalars)
     record.arrays = {
         "positions": np.arange(4),
         "scores/correct": scores,
-        "scores/logprob": nothing,
-        "scores/first_rank": nothing,
+        **{f"scores/{name}": nothing for name in ("logprob", "answer_tokens", "first_rank")},
     }
     return str(record.save(directory))
 

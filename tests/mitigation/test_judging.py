@@ -9,8 +9,8 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
+from posbias.evaluation.evaluation import Reading
 from posbias.evaluation.levels import FORMERLY_BEST, MEAN, SPREAD, WORST, levels_of
-from posbias.evaluation.reading import Reading
 from posbias.mitigation import judging
 from posbias.mitigation.judging import ArmScores, SideEffect, judge
 from posbias.mitigation.page import recommendation, warnings, words

@@ -5,7 +5,8 @@ import pytest
 
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
-from posbias.evaluation.levels import MEAN, change_text, samples_for
+from posbias.evaluation.curve import change_text
+from posbias.evaluation.levels import MEAN, samples_for
 from posbias.mitigation.judging import GAINS, HARM, NOTHING, RAISES, SMALL, ArmScores, SideEffect, judge
 from posbias.mitigation.page import reasons, recommendation
 from posbias.statistics import Interval

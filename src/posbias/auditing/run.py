@@ -188,12 +188,12 @@ def audit_behaviour(model: Model, plan: BehaviourPlan, *, out: str | Path | None
     with run_directory(out, verb="evaluate", arguments=arguments, resume=resume, overwrite=overwrite) as run:
         directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        check_behaviour(model, plan)
-        evaluation = evaluate_responder(responder, plan.task, options, beside=plan.measured)
+        samples = check_behaviour(model, plan)
+        evaluation = evaluate_responder(responder, plan.task, options, samples=samples, beside=plan.measured)
         if evaluation.outputs:  # it was not found finished
             if directory is not None and directory.name == BEHAVIOUR:
                 evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
-            evaluation = with_influence(model, plan, evaluation, directory)
+            evaluation = with_influence(model, plan, samples, evaluation, directory)
         run.finish(evaluation.record)
         if directory is not None:
             write_report(evaluation, directory)

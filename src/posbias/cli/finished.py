@@ -46,11 +46,9 @@ def correlate(runs: list[Path], *, settings: CorrelateOptions, flags: options.Ru
     Example, after two runs of `posbias audit ... --behaviour ...`: `posbias correlate runs/a runs/b --out runs/ab`
     """
     from posbias.evaluation.correlate import correlate as correlate_runs
-    from posbias.evaluation.evaluation import load_evaluation
 
     with running(flags) as run:
-        evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
-        run.finish(correlate_runs(evaluations, options=settings).record)
+        run.finish(correlate_runs(runs, options=settings).record)
 
 
 def place(*, run: Path, scores: str, settings: PlaceOptions, flags: options.RunFlags) -> None:
@@ -63,13 +61,11 @@ def place(*, run: Path, scores: str, settings: PlaceOptions, flags: options.RunF
     Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number per line:
     `posbias place --run runs/pairs --scores scores.txt`
     """
-    from posbias.evaluation.evaluation import load_evaluation
     from posbias.evaluation.place import place as order_passages
 
     relevance = scores_of(scores)
     with running(flags) as this:
-        evaluation = load_evaluation(run, "placing")
-        this.finish(order_passages(relevance, evaluation, options=settings).record)
+        this.finish(order_passages(relevance, run, options=settings).record)
 
 
 def scores_of(text: str) -> list[float]:

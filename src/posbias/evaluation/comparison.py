@@ -14,16 +14,24 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Contrast, position_means
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Change, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
-from posbias.evaluation.levels import ALPHA, MEAN, SPREAD, WORST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.levels import (
+    MEAN,
+    SPREAD,
+    WORST,
+    RequirementCheck,
+    change_between,
+    changes_of,
+    samples_needed,
+)
 from posbias.evaluation.recovery import gains_of, recovery_less
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.naming import numbered
 from posbias.results.records import Record, plain
 from posbias.results.result import COMPARISONS, RESULTS, Result
 from posbias.results.showing import Shown
-from posbias.statistics import StoredInterval, holm
+from posbias.statistics import StoredInterval, holm_over
 from posbias.tasks.language import LANGUAGE_TASKS
 
 SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
@@ -41,7 +49,7 @@ class Compared:
     """Its mean, worst position and spread less those of the first; empty for the first, or with too few samples."""
     p: Mapping[str, float] = field(default_factory=dict)
     """Holm-corrected p-values of these changes."""
-    differences: tuple[Contrast, ...] = ()
+    differences: tuple[Change, ...] = ()
     """Its mean less the first's, at every position."""
     difference_p: tuple[float, ...] = ()
     """Holm-corrected p-values of the differences."""
@@ -79,6 +87,8 @@ class EvaluationComparison(Result):
     evaluations: Mapping[str, InstanceOf[Evaluation]] = field(default_factory=dict)
     """All of them if they were made for the comparison, by the names of their directories, where a run that is read
     back has them."""
+    requirement: RequirementCheck | None = None
+    """The check of a bound that was required, the first that fails; None if there was none."""
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""
@@ -90,16 +100,13 @@ class EvaluationComparison(Result):
 
 
 @checked
-def compare_evaluations(
-    evaluations: Sequence[Any], *, names: Sequence[str] = (), endpoints: Sequence[str] = (MEAN, WORST, SPREAD)
-) -> EvaluationComparison:
+def compare_evaluations(evaluations: Sequence[Any], *, names: Sequence[str] = ()) -> EvaluationComparison:
     """Evaluations of one task on the same samples, each less the first, by the first measure that all of them have.
 
     Args:
         evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
             first samples and the positions that all of them have are compared.
         names: What they are called; by default by their models.
-        endpoints: What is tested of the curves; p-values are corrected for its number, too.
 
     Raises:
         UsageError: fewer than two, other settings or samples, several lengths, or no measure that all of them have.
@@ -116,18 +123,13 @@ def compare_evaluations(
     needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
     baseline, *others = paired = [table[complete] for table in shared]
     decided = all(measure in run.measures for run in loaded)  # what withheld answers would say is shown, not compared
-    named, n_samples, highest = names or _names(loaded), int(complete.sum()), HIGHEST.get(measure, np.inf)
-    means = [position_means(table, highest=highest) if n_samples else () for table in paired]
+    named, n_samples = names or _names(loaded), int(complete.sum())
+    means = [position_means(table) if n_samples else () for table in paired]
     compared = [
         Compared(name, mean, withheld=run.withheld) for name, mean, run in zip(named, means, loaded, strict=True)
     ]
     if n_samples >= needed and decided:
-        for number, other in enumerate(others, start=1):
-            found = changes_of(baseline, other) if endpoints else {}
-            changes = {name: found[name].confirmed() for name in endpoints}
-            by_place = tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True))
-            compared[number] = replace(compared[number], changes=changes, differences=by_place)
-        compared = _corrected(compared)
+        compared[1:] = _tested(compared[1:], baseline, others)
     if all(run.recovery is not None for run in loaded):
         compared = _with_recovery(compared, loaded, positions, count)
     resolved = {
@@ -142,6 +144,19 @@ def compare_evaluations(
     record.scalars["compared"] = [plain(asdict(entry)) for entry in compared]
     record.arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
     return EvaluationComparison.from_record(record)
+
+
+def _tested(compared: Sequence[Compared], baseline: Scores, others: Sequence[Scores]) -> list[Compared]:
+    """Evaluations with what differs from the baseline, on complete samples, p-values corrected over all of them."""
+    found = [changes_of(baseline, other) for other in others]
+    changes = [{name: of[name].confirmed() for name in (MEAN, WORST, SPREAD)} for of in found]
+    places = [[change_between(*pair).confirmed() for pair in zip(other.T, baseline.T, strict=True)] for other in others]
+    changes_p = holm_over([{name: change.p for name, change in of.items()} for of in changes])
+    places_p = holm_over([dict(enumerate(change.p for change in of)) for of in places])
+    return [
+        replace(entry, changes=of, p=p, differences=tuple(at), difference_p=tuple(at_p.values()))
+        for entry, of, p, at, at_p in zip(compared, changes, changes_p, places, places_p, strict=True)
+    ]
 
 
 def _with_recovery(
@@ -215,17 +230,3 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]
     pairs = list(zip(titles, places, strict=True))
     return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
-
-
-def _corrected(compared: Sequence[Compared]) -> list[Compared]:
-    """Evaluations with their p-values corrected over all of them."""
-    p_changes = iter(holm(np.array([change.p for entry in compared for change in entry.changes.values()])).tolist())
-    p_places = iter(holm(np.array([contrast.p for entry in compared for contrast in entry.differences])).tolist())
-    return [
-        replace(
-            entry,
-            p={name: next(p_changes) for name in entry.changes},
-            difference_p=tuple(next(p_places) for _ in entry.differences),
-        )
-        for entry in compared
-    ]

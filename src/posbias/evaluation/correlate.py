@@ -31,7 +31,7 @@ from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Scores
 from posbias.evaluation.evaluation import Correlations, Evaluation, InfluenceSeries, RankCorrelation, load_evaluation
 from posbias.evaluation.options import CorrelateOptions, EvaluateOptions
 from posbias.evaluation.responders.base import Request
@@ -176,7 +176,7 @@ def pool(runs: Mapping[str, Evaluation], seed: int) -> tuple[InfluenceSeries, ..
                 groups[measure] = tuple(pairs)
                 found[measure] = correlate_pairs(list(pairs.values()), seed=seed)
         if found:
-            pooled.append(replace(entry, means=(), correlations=found, groups=groups))
+            pooled.append(replace(entry, correlations=found, groups=groups))
     return corrected(pooled)
 
 
@@ -341,20 +341,6 @@ def _coefficients(first_groups: Sequence[Rows], second_groups: Sequence[Rows]) -
     return np.where(defined, np.clip((first * second).sum(axis=1) / scale, -1, 1), np.nan)
 
 
-def behaviour_samples(plan: "BehaviourPlan", tokenizer: Any) -> list[Sample]:
-    """The samples of a plan's task; refused is one of whose moved item it is not known where it stands in tokens."""
-    task = plan.task.asked_of(tokenizer)
-    samples = list(samples_of(task, tokenizer, plan.evaluation))
-    examples = [example for sample in samples for example in sample.examples]
-    if any(example.cluster for example in examples):
-        raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
-    if any(example.gold_position is None for example in examples):
-        raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-    if any(example.gold_token is None or example.gold_end is None for example in examples):
-        raise UsageError(f"{task}: the places of items in tokens need a tokenizer with character offsets")
-    return samples
-
-
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
     """The tokens of a prompt, and the right answer's first token; UsageError if thoughts come before it."""
     request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
@@ -372,11 +358,10 @@ class BehaviourPlan:
     task: Annotated[LanguageTask, LANGUAGE_TASKS.parse]
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
     """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
-    kinds: tuple[str | Kind, ...] = ("jacobian(probes=2)", "logprob")
+    kinds: Annotated[Sequence[Kind], resolve_kinds] = resolve_kinds("jacobian(probes=2),logprob")
 
     def __post_init__(self) -> None:
         self.evaluation.check_plain("influence on a task's prompts")
-        object.__setattr__(self, "kinds", resolve_kinds(list(self.kinds)))
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -384,7 +369,9 @@ class BehaviourPlan:
         return {"kinds": list(map(str, self.kinds))}
 
 
-def _shares(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> dict[str, Scores]:
+def _shares(
+    model: Model, plan: BehaviourPlan, samples: Sequence[Sample], evaluation: Evaluation, directory: Path | None
+) -> dict[str, Scores]:
     """The share of influence of the item that holds the answer, by kind; NaN of samples that are too long.
 
     Measured prompts are kept beside the answers, which were already taken over or begun anew.
@@ -392,7 +379,6 @@ def _shares(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory
     positions, tokenizer = evaluation.positions, model.tokenizer
     settings = {"verb": "audit_behaviour", "model": model.describe(), **plan.measured, "positions": list(positions)}
     store = PartStore(directory, {**settings, "seed": plan.evaluation.seed, "made_by": made_by()})
-    samples = behaviour_samples(plan, tokenizer)
     shares: dict[str, Scores] = {}
     for row in track(np.flatnonzero(evaluation.tables["too_long"].sum(axis=1) == 0).tolist(), "influence"):
         for column, example in enumerate(samples[row].examples):
@@ -412,38 +398,52 @@ def _measured(
     """The profile of one prompt by every kind."""
     profiles: dict[str, np.ndarray] = {}
     for takes_targets, output in ((True, str(Target(tokens=(answer,)))), (False, "last")):
-        if kinds := [kind for kind in resolve_kinds(list(plan.kinds)) if kind.takes_targets is takes_targets]:
+        if kinds := [kind for kind in plan.kinds if kind.takes_targets is takes_targets]:
             key, passes = (plan.evaluation.seed, index), PassOptions(output=output)
             measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=passes)
             profiles |= {kind: Profile.normalised(norms).influence for kind, norms in measured.norms.items()}
     return profiles
 
 
-def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
-    """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
-    samples = behaviour_samples(plan, model.tokenizer)
-    lengths = [example.n_tokens or 0 for sample in samples for example in sample.examples]
+def check_behaviour(model: Model, plan: BehaviourPlan) -> list[Sample]:
+    """The samples of a plan's task. Refused, before any work, are a wrong task, one of whose moved item it is not known
+    where it stands in tokens, and passes that a CPU cannot hold.
+    """
+    task = plan.task.asked_of(model.tokenizer)
+    samples = list(samples_of(task, model.tokenizer, plan.evaluation))
+    examples = [example for sample in samples for example in sample.examples]
+    if any(example.cluster for example in examples):
+        raise UsageError(f"{task}: influence is correlated over independent samples; leave out groups")
+    if any(example.gold_position is None for example in examples):
+        raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
+    if any(example.gold_token is None or example.gold_end is None for example in examples):
+        raise UsageError(f"{task}: the places of items in tokens need a tokenizer with character offsets")
+    lengths = [example.n_tokens or 0 for example in examples]
     if fitting := [length for length in lengths if model.max_positions is None or length <= model.max_positions]:
         check_passes(model, max(fitting))
+    return samples
 
 
-def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> Evaluation:
+def with_influence(
+    model: Model, plan: BehaviourPlan, samples: Sequence[Sample], evaluation: Evaluation, directory: Path | None
+) -> Evaluation:
     """The evaluation with the influence of items on its prompts, and how both hang together.
 
     Args:
         model: The model that answered, with a tokenizer that knows character offsets.
         plan: What was asked, and what is measured.
-        evaluation: Its answers; the record gets what is measured.
+        samples: These prompts, as `check_behaviour` gives them.
+        evaluation: Their answers; the record gets what is measured.
         directory: Folder in which measured prompts are kept until the record is saved.
     """
     record = evaluation.record
     series = []
-    for kind, table in _shares(model, plan, evaluation, directory).items():
-        series.append(InfluenceSeries("measured", kind, "gold", means=position_means(table)))
+    for kind, table in _shares(model, plan, samples, evaluation, directory).items():
+        series.append(InfluenceSeries("measured", kind, "gold"))
         record.arrays[series[-1].array] = table
     measured = replace(evaluation, series=tuple(series))
     found = {entry.array: entry.correlations for entry in pool({"": measured}, record.seeds["samples"])}
     series = [replace(entry, correlations=found.get(entry.array, {})) for entry in series]
     record.resolved["kinds"] = plan.measured["kinds"]
-    record.scalars["influence"] = {"series": [plain(asdict(entry)) for entry in series], "left_out": []}
+    record.scalars["influence"] = {"series": [plain(asdict(entry)) for entry in series]}
     return replace(Evaluation.from_record(record), outputs=evaluation.outputs)

@@ -3,7 +3,8 @@ the middle. The samples are the independent units, every one put at all position
 
 Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN if an
 example was skipped. Means use every score there is; comparisons use the samples that have a score at all positions.
-Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range.
+Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range. Others none of
+which is above 0 are taken for log-probabilities, whose means are not, either.
 
 Two questions about the shape, in this order, without a model of the curve. Is it flat: linear and quadratic orthogonal
 contrasts, corrected by Holm. If not, is it a U: both ends above the middle, each tested on its own; a monotone curve
@@ -43,8 +44,6 @@ AGREEMENT = 1e-9
 """Relative differences between samples that count as none, far above rounding."""
 END_SHARE = 5
 """An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
-HIGHEST: Mapping[str, float] = {"logprob": 0.0}
-"""Highest possible score of measures that are no shares, which lie in 0 ... 1."""
 DECIDING = 0.05
 """Difference of scores for which the samples that would find it are counted if the observed one is smaller."""
 SHAPES = {
@@ -85,14 +84,43 @@ def independent(
         return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])
 
 
+def change_text(value: Interval, *, least: int = 3, unit: str = "") -> str:
+    """A change with its ends, such as `+0.120 [0.040, 0.200]`, in as many decimals as tell it from no change.
+
+    If the interval leaves out 0, no end that is not 0 reads as 0; else the end farther from 0 does not.
+    """
+    numbers = (value.low, value.high) if value.known else (value.value,)
+    sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
+    smallest = (min if value.excludes(0.0) else max)(sizes, default=1.0)
+    digits = max(least, math.ceil(-math.log10(smallest)))
+    return value.text(f"+.{digits}f" if digits < 12 else "+.1e", unit=unit)
+
+
 @dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of scores over positions, whose weights sum to 0, tested over samples."""
+class Change:
+    """A mean over samples of a weighted sum of scores, tested: of a difference, or of what a method changes."""
 
     value: StoredInterval
-    """Mean over samples, in units of the score; it leaves out 0 exactly if `p` is below 1 - its confidence."""
+    """In units of the score, after minus before; it leaves out 0 exactly if `p` is below 1 - its confidence."""
     p: float
-    """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
+    """Two-sided p-value of no change, with the choice of positions paid for, not yet the number of methods; of n
+    samples that all agree 2^(1-n), what so many could show at most."""
+    unseen: float = 0.0
+    """p-value of rare changes the other way that would undo this one and are in no sample; 0 if `p` is exact."""
+    needed: tuple[float, int] | None = None
+    """A rise, and about how many samples find it with 80 % power; None if no sample changed, or it is not tested."""
+
+    def towards(self, sign: int) -> float:
+        """The p-value if the change goes in this direction, else 1."""
+        return self.p if sign * self.value.value > 0 else 1.0
+
+    def __str__(self) -> str:
+        return change_text(self.value)
+
+    def confirmed(self) -> "Change":
+        """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
+        value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
+        return replace(self, value=value, p=max(self.p, self.unseen), unseen=0.0)
 
     def p_one_sided(self, sign: int) -> float:
         """One-sided p-value for a value above (1) or below (-1) 0."""
@@ -125,24 +153,13 @@ class Comparison:
     """One for each other position."""
 
 
-def complete_samples(
-    scores: Scores, purpose: str = "", *, n_positions: int = 2
-) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The samples that have a score at every position.
-
-    Refused are infinite scores, no positions, and, for a named purpose, too few samples or positions for a claim.
-    """
+def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
+    """The samples that have a score at every position; refused are infinite scores, and no positions."""
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
         raise UsageError("scores must be finite numbers, or NaN for a skipped example; got an infinite one")
-    complete: np.ndarray = scores[~np.isnan(scores).any(axis=1)]
-    if purpose and (complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM):
-        raise UsageError(
-            f"{purpose} needs {n_positions} positions and {SAMPLES_FOR_CLAIM} complete samples, "
-            f"got {complete.shape[1]} and {len(complete)}"
-        )
-    return complete
+    return np.asarray(scores[~np.isnan(scores).any(axis=1)])
 
 
 def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
@@ -150,24 +167,27 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def are_shares(scores: Float64[np.ndarray, "..."]) -> bool:
-    """True if every score that is there lies in 0 ... 1."""
-    return bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
+def range_of(scores: Float64[np.ndarray, "..."]) -> tuple[float, float]:
+    """The least and the most that such scores can be: 0 and 1 of shares; no more than 0 of log-probabilities."""
+    least, most = np.nanmin(scores, initial=0.0), np.nanmax(scores, initial=0.0)
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    return -math.inf, math.inf if most > 0 else 0.0
 
 
-def position_means(scores: Scores, *, highest: float = np.inf) -> tuple[Interval, ...]:
+def position_means(scores: Scores) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
-    was scored. No end lies above the `highest` possible score.
+    was scored. No end lies above what such scores can be.
     """
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
         return tuple(map(wilson, columns))
-    ends = {"least": 0.0, "most": min(1.0, highest)} if are_shares(scores) else {"most": highest}
+    least, most = range_of(scores)
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(mean_of(column).interval(**ends) if len(column) else unscored for column in columns)
+    return tuple(mean_of(column).interval(least=least, most=most) if len(column) else unscored for column in columns)
 
 
 def estimated(sums: Sums, scores: Float64[np.ndarray, "..."], weights: Weights = PAIR) -> Estimate:
@@ -216,42 +236,38 @@ def bounds_of(
     return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
-def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Contrast:
+def contrast_of(scores: Scores, weights: Weights, alpha: float = ALPHA) -> Change:
     """Test and interval, covering 1 - alpha, of a contrast over samples (at least 2, no NaN); the weights sum to 0."""
     sums = scores @ weights
     limits = (-math.inf, math.inf)
-    if are_shares(scores):
+    if range_of(scores) == (0.0, 1.0):
         limits = (float(weights[weights < 0].sum()), float(weights[weights > 0].sum()))
     low, high, p = bounds_of(sums, scores, alpha, limits=limits, weights=weights, cautious=False)
-    return Contrast(Interval(float(sums.mean()), float(low), float(high)), float(p))
+    return Change(Interval(float(sums.mean()), float(low), float(high)), float(p))
 
 
-def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Contrast:
+def paired_difference(first: PerSample, second: PerSample, alpha: float = ALPHA) -> Change:
     """Mean of `first` less mean of `second` on the same samples (>= 2, no NaN), with an interval that covers 1 - alpha.
 
     Tango's interval and McNemar's exact test if scores are 0 and 1, `contrast_of` otherwise.
     """
     pair = np.column_stack([first, second])
     if is_binary(pair):
-        return Contrast(*paired_shares(first, second, 1 - alpha))
+        return Change(*paired_shares(first, second, 1 - alpha))
     return contrast_of(pair, PAIR, alpha)
 
 
 def compare_to_best(scores: Scores) -> Comparison:
-    """Every position against the best one, with the choice of the best accounted for.
+    """Every position against the best one, on complete samples (>= 6), with the choice of the best accounted for.
 
     The best of several equal positions looks better than it is: intervals and p-values hold for all pairs of positions
     at once, hence for whichever pair is chosen afterwards.
-
-    Raises:
-        UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
     """
-    complete = complete_samples(scores, "a comparison")
-    best, pairs = int(np.argmax(complete.mean(axis=0))), math.comb(complete.shape[1], 2)
+    best, pairs = int(np.argmax(scores.mean(axis=0))), math.comb(scores.shape[1], 2)
     differences = []
-    for position, column in enumerate(complete.T):
+    for position, column in enumerate(scores.T):
         if position != best:
-            tested = paired_difference(column, complete[:, best], ALPHA / pairs)
+            tested = paired_difference(column, scores[:, best], ALPHA / pairs)
             differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
     return Comparison(best, tuple(differences))
 
@@ -285,7 +301,7 @@ class PositionCurve(Showing):
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
     """U, monotone or flat; None below 2 positions or 6 complete samples."""
-    middle_loss: Contrast | None = None
+    middle_loss: Change | None = None
     """Ends minus middle; None below 3 positions or 6 complete samples."""
     deciding: tuple[float, int] | None = None
     """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
@@ -321,19 +337,12 @@ class PositionCurve(Showing):
         return (*findings, f"{about}: {worst.interval} jointly over all pairs")
 
 
-def position_curve(
-    scores: Scores,
-    *,
-    positions: Sequence[int],
-    quantity: str = "score",
-    highest: float = np.inf,
-) -> PositionCurve:
+def position_curve(scores: Scores, *, positions: Sequence[int], quantity: str = "score") -> PositionCurve:
     """Everything that paired scores say about positions.
 
     Args:
         scores: score[sample, position], NaN if an example was skipped.
         positions, quantity: As in `PositionCurve`.
-        highest: Largest possible score, if scores are no shares: 0 of log-probabilities.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -344,7 +353,7 @@ def position_curve(
     complete = complete_samples(scores)
     curve = PositionCurve(
         positions=columns,
-        means=position_means(scores, highest=highest),
+        means=position_means(scores),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),
@@ -378,26 +387,22 @@ def _deciding(scores: Scores) -> tuple[float, int]:
 
 
 def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
-    """Decide between U, inverted U, rising, falling and flat.
+    """Decide between U, inverted U, rising, falling and flat, from complete samples (>= 6) at 2 positions or more.
 
     1. Flat unless the Holm-corrected p-value of the linear or of the quadratic contrast is at most alpha: of flat
        curves at most a share alpha gets any other label.
     2. Then a U if both ends lie above the middle, each one-sided at alpha (an intersection-union test: of monotone
        curves, of whatever form, at most a share alpha is called a U); an inverted U if both lie below.
     3. Else rising or falling if the trend is established; else unclear.
-
-    Raises:
-        UsageError: below 2 positions or 6 complete samples, positions that do not ascend, or an infinite score.
     """
-    complete = complete_samples(scores, "a shape")
-    n_positions = complete.shape[1]
+    n_positions = scores.shape[1]
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
-    linear = contrast_of(complete, weights[0])
+    linear = contrast_of(scores, weights[0])
     trend = "rising" if linear.value.value > 0 else "falling"
     if n_positions == 2:
         return Shape(trend if linear.p <= ALPHA else "flat", linear.p, 1.0)
-    first, last = (contrast_of(complete, row) for row in end_weights(n_positions))
-    adjusted = holm(np.array([linear.p, contrast_of(complete, weights[1]).p]))
+    first, last = (contrast_of(scores, row) for row in end_weights(n_positions))
+    adjusted = holm(np.array([linear.p, contrast_of(scores, weights[1]).p]))
     p_flat, p_trend = float(adjusted.min()), float(adjusted[0])
     p_u, p_inverted = (max(first.p_one_sided(sign), last.p_one_sided(sign)) for sign in (1, -1))
     label = trend if p_trend <= ALPHA else "unclear"
@@ -408,23 +413,18 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     return Shape(label, p_flat, p_u)
 
 
-def middle_loss(scores: Scores) -> Contrast:
+def middle_loss(scores: Scores) -> Change:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
-    complete = complete_samples(scores, "a middle", n_positions=3)
-    return contrast_of(complete, end_weights(complete.shape[1]).mean(axis=0))
+    return contrast_of(scores, end_weights(scores.shape[1]).mean(axis=0))
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:
     """Weights of the orthogonal linear and quadratic contrasts, in units of the score.
 
     Applied to scores: the change from first to last position of the fitted line, and the height of the ends over the
-    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line, and 0 with 2 positions.
-
-    Raises:
-        UsageError: positions that are not finite, strictly ascending and at least 2.
+    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line, and 0 with 2 positions, the
+    fewest.
     """
-    if len(positions) < 2 or not (np.isfinite(positions).all() and (np.diff(positions) > 0).all()):
-        raise UsageError(f"positions must ascend and be at least 2, got {positions.tolist()}")
     scaled = 2 * (positions - positions[0]) / (positions[-1] - positions[0]) - 1
     line = scaled - scaled.mean()
     bend = scaled**2 - (scaled**2).mean()

@@ -4,9 +4,13 @@ The record has the verb "evaluate". Arrays: `positions` [n_positions] int64; `sc
 if there is none, NAME as in `Evaluation.tables`; with influence on the same prompts `influence/SOURCE[/KIND]/WHAT`
 [n_samples n_positions], shares of a prompt's influence. Scalars: the fields of `Evaluation` under their names. The
 texts go beside it, one JSON object per line.
+
+What cannot be judged (cut off, unread, empty, refused) counts as wrong, or is missing, and need not be like the rest.
+So there is one rule: if more than a tenth of the answers are of any of these kinds, nothing is concluded from them.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,16 +21,22 @@ import numpy as np
 from pydantic import InstanceOf
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Independent, PositionCurve, Scores, independent
-from posbias.evaluation.levels import RECOVERY, Requirement, RequirementCheck, check_requirement
-from posbias.evaluation.reading import Reading, Verdicts
+from posbias.evaluation.curve import (
+    SAMPLES_FOR_CLAIM,
+    Independent,
+    PositionCurve,
+    Scores,
+    complete_samples,
+    independent,
+)
+from posbias.evaluation.levels import RECOVERY, UNKNOWN, Requirement, RequirementCheck, levels_of
 from posbias.evaluation.recovery import Recovery
 from posbias.evaluation.responders.base import REFUSED
 from posbias.files import json_object, read_lines, write_file
 from posbias.results.records import Record, read_record, remove_record
 from posbias.results.result import RESULTS, Result, from_stored, result_of
 from posbias.results.showing import Shown
-from posbias.statistics import StoredInterval, StoredNumber
+from posbias.statistics import Interval, StoredInterval, StoredNumber, bounded_mean
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -46,6 +56,102 @@ REQUIRED = ("n_items", "skipped", "cut_off", "examples", "reading")
 """Scalars that no record may lack, though they have defaults."""
 
 
+UNJUDGED = {
+    "too_long": "longer than the model's context",
+    "refused": "refused by the server",
+    "unfinished": "still within thoughts",
+    "cut_off": "cut off before what the task's rule reads was complete",
+    "empty": "empty",
+    "unread": "without what the task's rule judges (a verdict, letter, number or call)",
+}
+"""Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
+IN_A_VERDICT = {"cut_off": "cut off too early", "unread": "unreadable"}
+"""The longer of these reasons as a verdict has them, which is a line."""
+LEFT_OUT = ("too_long", "refused")
+MOST_UNJUDGED = 0.1
+"""Share of the answers that may not be judged; beyond it nothing is concluded from the others."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counts of the answers of one evaluation that were judged, and of those that could not be."""
+
+    answers: int = 0
+    """Answers, and prompts that a server refused."""
+    unjudged: Mapping[str, int] = field(default_factory=dict)
+    """Those without anything to judge, by their reason in `UNJUDGED`."""
+    thought: int = 0
+    """Answers that came with thoughts, finished or not."""
+    right: StoredNumber = np.nan
+    """Share of the answers that is right by the task's rule; NaN if there is none."""
+
+    @property
+    def withheld(self) -> str:
+        """Why nothing is concluded from the answers, as a clause; empty if enough of them could be judged."""
+        lost = sum(self.unjudged.values())
+        if lost <= MOST_UNJUDGED * self.answers:
+            return ""
+        words = UNJUDGED | IN_A_VERDICT
+        kinds = [f"{self.unjudged[reason]} {words[reason]}" for reason in UNJUDGED if reason in self.unjudged]
+        return f"{lost} of {self.answers} answers cannot be judged, more than {MOST_UNJUDGED:.0%}: {', '.join(kinds)}"
+
+
+def reading_of(correct: Scores, outputs: Sequence[Mapping[str, Any]]) -> Reading:
+    """Count the answers of `Evaluation.outputs`, right or wrong as the table has them; nothing is generated: 0."""
+    if all(row["text"] is None for row in outputs):
+        return Reading()
+    reasons = Counter(row["unjudged"] for row in outputs if row["unjudged"] not in (None, "too_long"))
+    answers = sum(row["text"] is not None or row["finish"] == REFUSED for row in outputs)
+    thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
+    return Reading(answers, dict(reasons), thought, np.nan if np.isnan(correct).all() else float(np.nanmean(correct)))
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Rates of a judge's verdicts on pairs of responses; intervals are over pairs, or over their groups."""
+
+    accuracy: StoredInterval
+    """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
+    flip_rate: StoredInterval
+    """Share of pairs whose preferred response changes with the order, the same slot being named twice; of pairs with a
+    response named in both orders."""
+    first_pick: StoredInterval
+    """Share of verdicts that name the first response, in the same pairs; 1/2 without position bias."""
+    tie_rate: StoredInterval
+    """Share of ties among the verdicts of pairs with one in both orders."""
+    n_both: int
+    """Pairs with a response named in both orders."""
+    ties: int
+    """Answers that call a tie."""
+
+
+def judge_verdicts(tables: Mapping[str, Scores]) -> Verdicts:
+    """Rates of verdicts in both orders: the better response stands in slot 0 (column 0), then in slot 1.
+
+    Args:
+        tables: As `Evaluation.tables`. `correct`: 1 if the verdict is right, NaN if the prompt was skipped;
+            `first_pick`: 1 if it names the first slot, 0 if the second, NaN if it names none; `tie`: 1 if it is a tie,
+            0 if it names a response, NaN else. Pairs of one group are one independent unit, their mean.
+    """
+    first_pick, tie = tables["first_pick"], tables["tie"]
+
+    def rate(values: Scores) -> Interval:
+        """The mean over both orders, NaN where one lacks, whatever its distribution; infinite if there is none."""
+        means = independent(values.mean(axis=1, keepdims=True), tables)[:, 0]
+        known = means[~np.isnan(means)]
+        return bounded_mean(known) if len(known) else Interval(np.nan, -np.inf, np.inf)
+
+    flipped = np.where(np.isnan(first_pick).any(axis=1), np.nan, first_pick[:, 0] == first_pick[:, 1])
+    return Verdicts(
+        accuracy=rate(tables["correct"]),
+        flip_rate=rate(flipped[:, None]),
+        first_pick=rate(first_pick),
+        tie_rate=rate(tie),
+        n_both=int((~np.isnan(flipped)).sum()),
+        ties=int(np.nansum(tie)),
+    )
+
+
 @dataclass(frozen=True)
 class Unjudged:
     """One prompt without an answer that could be judged."""
@@ -53,7 +159,7 @@ class Unjudged:
     sample: str
     position: int | None
     reason: str
-    """A key of `reading.UNJUDGED`."""
+    """A key of `UNJUDGED`."""
     detail: str = ""
     """The server's words, by what a prompt is too long, or the mark of a call in a form that is not read."""
 
@@ -101,8 +207,6 @@ class InfluenceSeries:
     kind: str | None
     what: str
     """"gold": the item that holds the answer; in records of older runs also "place", a position of another item."""
-    means: tuple[StoredInterval, ...] = ()
-    """Mean share of influence at each position."""
     correlations: Mapping[str, Correlations] = field(default_factory=dict)
     """Correlations with each measure of behaviour."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -210,12 +314,19 @@ class Evaluation(Result):
         """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
         return self.reading.withheld
 
-    def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged."""
-        arm, recovery = str(self.source or ""), self.recovery or Recovery()
+    def check(self, require: Requirement, *, arm: str = "") -> RequirementCheck:
+        """The check of a bound on recovery, on accuracy, or on log-probability if no answer was judged.
+
+        It is not met with too few complete samples, nor by answers that decide nothing.
+        """
+        arm, recovery, measures = arm or str(self.source or ""), self.recovery or Recovery(), measures_of(self.tables)
         if require.what == RECOVERY:
             return require.check(recovery.worst, RECOVERY, arm=arm, withheld=recovery.undefined)
-        return check_requirement(require, measures_of(self.tables), self.withheld, arm=arm)
+        measure = "accuracy" if "accuracy" in measures else "logprob"
+        scores, value = measures.get(measure), UNKNOWN
+        if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
+            value = getattr(levels_of(scores), require.what)
+        return require.check(value, measure, arm=arm, withheld=self.withheld if measure == "accuracy" else "")
 
     @property
     def title(self) -> str:
@@ -243,15 +354,12 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
         measures = {
             "accuracy": tables["correct"],
             "logprob": tables["logprob"] / tables["answer_tokens"],
-            "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+            "reciprocal_rank": 1 / tables["first_rank"],
         }
+    # If a scored answer's rank is not known there are none, for then only good ranks would be counted.
+    if (np.isnan(tables["first_rank"]) & ~np.isnan(tables["logprob"])).any():
+        del measures["reciprocal_rank"]
     return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
-
-
-def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
-    """1 / rank; NaN throughout if a scored answer's rank is not known, for then only good ranks would be counted."""
-    unknown = np.isnan(first_rank) & ~np.isnan(logprob)
-    return np.full_like(first_rank, np.nan) if unknown.any() else np.asarray(1 / first_rank)
 
 
 def write_outputs(outputs: Sequence[Mapping[str, Any]], directory: Path) -> Path:

@@ -12,9 +12,10 @@ import numpy as np
 
 from posbias.evaluation.comparison import Compared, EvaluationComparison
 from posbias.evaluation.correlate import InfluenceCorrelation
+from posbias.evaluation.curve import change_text
 from posbias.evaluation.evaluation import MEASURES, InfluenceSeries
 from posbias.evaluation.forms import FormsEvaluation, OrdersEvaluation, Price, TurnsEvaluation
-from posbias.evaluation.levels import MEAN, SPREAD, WORST, change_text
+from posbias.evaluation.levels import MEAN, SPREAD, WORST
 from posbias.evaluation.place import LEAVE, REORDER, SAMPLES_TO_CONFIRM, Placement
 from posbias.results.naming import KINDS, THEORIES, label
 from posbias.results.page import Report, first_of

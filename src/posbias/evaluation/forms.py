@@ -10,7 +10,6 @@ turns or places, and is left out.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -21,22 +20,15 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
-from posbias.evaluation.curve import (
-    ALPHA,
-    DECIDING,
-    SAMPLES_FOR_CLAIM,
-    complete_samples,
-    independent,
-    position_curve,
-)
+from posbias.evaluation.curve import ALPHA, DECIDING, SAMPLES_FOR_CLAIM, complete_samples
 from posbias.evaluation.evaluation import SCORES, Evaluation
 from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.levels import MEAN, levels_of, samples_for
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import Reading
 from posbias.registry import parse_literal_call
+from posbias.results.records import Record
 from posbias.results.result import RESULTS, as_stored
-from posbias.statistics import StoredInterval, StoredNumber
+from posbias.statistics import StoredInterval, StoredNumber, holm_over
 from posbias.tasks.language import Example, LanguageTask, encode
 from posbias.tasks.language.adherence import RulesAtTurns, Told
 from posbias.tasks.language.base import ORDERS, SHUFFLED, Order
@@ -45,8 +37,6 @@ PRICED = 8
 """Samples from which the price of a place in a conversation is taken."""
 KEPT_WHEN_TOLD = 0.5
 """Share of replies that must keep a rule which they have just been told, for it to say anything of turns."""
-PROMPTS, TOKENS = 1_000, 1_000_000
-"""Prompts whose money is said, and tokens that a price is of."""
 
 Units = Sequence[Any]
 """A prompt as tokens, or as characters if the model's tokenizer is not known."""
@@ -162,7 +152,6 @@ def compare_orders(
         tokenizer: The model's own; None: prices are in characters.
         prices: Of a million tokens, read and kept; empty: no money.
     """
-    comparison = compare_evaluations(list(found.values()), names=list(found), endpoints=(MEAN,))
     units = {name: [_units(each.prompt, tokenizer, each.own_control) for each in sent[name]] for name in found}
     first = next(iter(units.values()))
     costs = {}
@@ -171,11 +160,10 @@ def compare_orders(
         work = found[name].responder
         if work.get("cached_tokens"):
             costs[name] = replace(costs[name], reported=work["cached_tokens"] / work["prompt_tokens"])
-    record = comparison.record
-    record.verb = "evaluate_orders"
+    record = _beside_first(found)
     source = next(iter(found.values())).source or "model"
-    record.resolved["title"] = f"{source}: what an order of passages costs, and gains"
-    record.scalars |= {"prices": as_stored(costs), "deciding": _deciding(comparison)}
+    record.verb, record.resolved["title"] = "evaluate_orders", f"{source}: what an order of passages costs, and gains"
+    record.scalars["prices"] = as_stored(costs)
     return OrdersEvaluation.from_record(record)
 
 
@@ -192,38 +180,34 @@ def compare_turns(
     less the first, so that turns at which no rule is lost yet do not water down the difference.
 
     Args:
-        judged: The evaluation of each placement, as `judged_of`; the first is the one that the others are compared to.
-        left_out: Rules that are not judged, as `broken_when_told` finds them.
+        judged: The evaluation of each placement; the first is the one that the others are compared to.
+        left_out: Rules that are not asked, as `broken_when_told` finds them.
         task: With the replies of all conversations.
         told: The samples.
         options: Threshold, turns and prices.
         tokenizer: The model's own; None: prices are in characters.
     """
     kept = [sample for sample in told if sample.say not in left_out]
-    comparison = compare_evaluations(list(judged.values()), names=list(judged), endpoints=())
-    turns = comparison.positions
-    final = compare_evaluations([_last(each) for each in judged.values()], names=list(judged), endpoints=(MEAN,))
-    compared = [
-        replace(entry, changes=at_last.changes, p=at_last.p)
-        for entry, at_last in zip(comparison.compared, final.compared, strict=True)
-    ]
-    if (deciding := _deciding(final)) is not None:  # in samples, of which some are of rules that are left out
-        deciding = deciding[0], math.ceil(deciding[1] * len(told) / final.n_samples)
+    rules = np.array([sample.say for sample in kept])
+    record, first = _beside_first(judged), next(iter(judged.values()))
+    shares = {
+        say: {name: float(np.nanmean(each.tables["correct"][rules == say, -1])) for name, each in judged.items()}
+        for say in dict.fromkeys(rules.tolist())
+    }
+    if (deciding := record.scalars["deciding"]) is not None:  # in samples, of which some are of rules that are left out
+        deciding = deciding[0], math.ceil(deciding[1] * len(told) / record.scalars["n_samples"])
     prices = {
-        name: _price_at_turns(replace(task, placements=(name,)), kept, turns, tokenizer, options.prices)
+        name: _price_at_turns(replace(task, placements=(name,)), kept, first.positions, tokenizer, options.prices)
         for name in judged
     }
-    record = comparison.record
     record.verb = "evaluate_turns"
-    record.resolved["title"] = f"{next(iter(judged.values())).source or 'model'}: are rules kept, by turn and place?"
-    record.resolved["task"] = str(task)
+    record.resolved |= {"title": f"{first.source or 'model'}: are rules kept, by turn and place?", "task": str(task)}
     record.scalars |= {
-        "compared": as_stored(compared),
         "prices": as_stored(prices),
-        "lasting": {name: as_stored(_lasting(each, turns, options.threshold)) for name, each in judged.items()},
+        "lasting": {name: as_stored(_lasting(each, options.threshold)) for name, each in judged.items()},
         "left_out": list(left_out),
         "deciding": deciding,
-        "by_rule": _by_rule(judged, np.array([sample.say for sample in kept])),
+        "by_rule": shares,
     }
     return TurnsEvaluation.from_record(record)
 
@@ -249,36 +233,35 @@ def broken_when_told(just_told: Evaluation, told: Sequence[Told]) -> list[str]:
     return left_out
 
 
-def _last(evaluation: Evaluation) -> Evaluation:
-    """The answers at the last turn alone."""
-    tables = {name: table[:, -1:] for name, table in evaluation.tables.items()}
-    return replace(evaluation, positions=evaluation.positions[-1:], tables=tables)
+def _beside_first(found: Mapping[str, Evaluation]) -> Record:
+    """The record of all forms beside the first, on the same samples. Each differs by as much as at the last turn, or,
+    of orders, at the one place; and if none is shown to be better, nor all to be worse, what would decide.
+    """
+    comparison = compare_evaluations(list(found.values()), names=list(found))
+    record, tables = comparison.record, comparison.record.arrays
+    last = [{MEAN: entry.differences[-1]} if entry.differences else {} for entry in comparison.compared]
+    corrected = holm_over([{name: change.p for name, change in of.items()} for of in last])
+    compared = [
+        replace(entry, changes=of, p=p) for entry, of, p in zip(comparison.compared, last, corrected, strict=True)
+    ]
+    deciding, tested = None, [number for number, of in enumerate(last) if of]
+    rises = {number: last[number][MEAN].value.value for number in tested}
+    best = max(rises, key=rises.__getitem__, default=0)
+    if best and not any(corrected[number][MEAN] < ALPHA for number in tested if number == best or rises[number] > 0):
+        before, after = (tables[f"{SCORES}{number}"][:, -1:] for number in (0, best))
+        deciding = samples_for(before, after, max(DECIDING, rises[best]), len(found) - 1)
+    record.scalars |= {"compared": as_stored(compared), "deciding": deciding}
+    return record
 
 
-def judged_of(evaluation: Evaluation, told: Sequence[Told], left_out: Sequence[str]) -> Evaluation:
-    """The answers under rules that are not left out alone, and how many of them cannot be judged."""
-    rows = np.flatnonzero([sample.say not in left_out for sample in told])
-    chosen = {int(row) + evaluation.record.resolved.get("skip", 0) for row in rows}
-    reasons = Counter(
-        each.reason
-        for each in evaluation.unjudged
-        if each.reason != "too_long" and int(each.sample.rpartition("-")[2]) in chosen
-    )
-    reading = Reading(len(rows) * len(evaluation.positions), dict(reasons))
-    tables = {name: table[rows] for name, table in evaluation.tables.items()}
-    judged = {} if reading.withheld else {"accuracy": independent(tables["correct"], tables)}
-    curves = {name: position_curve(table, positions=evaluation.positions) for name, table in judged.items()}
-    return replace(evaluation, tables=tables, reading=reading, curves=curves)
-
-
-def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> Lasting:
+def _lasting(evaluation: Evaluation, threshold: float) -> Lasting:
     """The share of replies that keep their rule at every turn, and until when it is at least the threshold.
 
     As with an effective length, low ends need no correction, and high ones hold for all turns at once.
     """
-    levels = []
+    levels, turns = [], evaluation.positions
     for column, turn in enumerate(turns):
-        replies = complete_samples(evaluation.right[:, [column]], n_positions=1)
+        replies = complete_samples(evaluation.right[:, [column]])
         if len(replies) < SAMPLES_FOR_CLAIM:
             continue
         found = levels_of(replies, curves=len(turns))
@@ -286,30 +269,6 @@ def _lasting(evaluation: Evaluation, turns: Sequence[int], threshold: float) -> 
     kept = effective_length(levels, threshold).at_least
     lost = next((level.length for level in levels if level.reaches(threshold) is False), None)
     return Lasting({level.length: level.mean for level in levels}, threshold, kept, lost)
-
-
-def _deciding(comparison: EvaluationComparison) -> tuple[float, int] | None:
-    """A rise of the mean, and about how many samples find it, if no form is shown to be better, nor all to be worse."""
-    baseline, *others = comparison.compared
-    tested = [entry for entry in others if entry.changes]
-    best = max(tested, key=lambda entry: entry.changes[MEAN].value.value, default=None)
-    better = [entry for entry in tested if entry.changes[MEAN].value.value > 0]
-    if best is None or any(entry.p[MEAN] < ALPHA for entry in (best, *better)):
-        return None
-    tables = comparison.record.arrays
-    before, after = (tables[f"{SCORES}{comparison.compared.index(entry)}"] for entry in (baseline, best))
-    return samples_for(before, after, max(DECIDING, best.changes[MEAN].value.value), len(others))
-
-
-def _by_rule(judged: Mapping[str, Evaluation], rules: np.ndarray) -> dict[str, dict[str, float]]:
-    """The share of replies at the last turn that keep each rule, by placement."""
-    return {
-        say: {
-            name: float(np.nanmean(evaluation.tables["correct"][rules == say, -1]))
-            for name, evaluation in judged.items()
-        }
-        for say in dict.fromkeys(rules.tolist())
-    }
 
 
 def _price_at_turns(
@@ -340,8 +299,8 @@ def _price(
     if tokenizer is None:
         return replace(price, unit="characters")
     again = mean * float(np.nan_to_num(share))
-    money = ((mean - again) * prices[0] + again * prices[1]) * PROMPTS / TOKENS if prices else None
-    return replace(price, money=money)
+    # Of 1,000 prompts; prices are of a million tokens.
+    return replace(price, money=((mean - again) * prices[0] + again * prices[1]) / 1000 if prices else None)
 
 
 def _units(prompt: str | Sequence[Mapping[str, Any]], tokenizer: Any, own_control: bool = False) -> Units:

@@ -184,11 +184,6 @@ class LengthEvaluation(Result):
         return tuple(level.length for level in self.levels)
 
     @property
-    def reused(self) -> int:
-        """Samples that were there, finished."""
-        return sum(evaluation.reused for evaluation in self.evaluations.values())
-
-    @property
     def effective_length(self) -> EffectiveLength:
         """The length up to which accuracy is high enough."""
         return effective_length(self.levels, self.threshold)

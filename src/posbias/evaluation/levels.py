@@ -22,8 +22,8 @@ runs. So a change has a second p-value, `unseen`, of a rare opposite change that
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 from jaxtyping import Float64
@@ -31,18 +31,16 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     ALPHA,
-    HIGHEST,
     SAMPLES_FOR_CLAIM,
-    Contrast,
-    Independent,
+    Change,
     PerSample,
     Scores,
-    are_shares,
     bounds_of,
     complete_samples,
     contrast_of,
     is_binary,
     paired_difference,
+    range_of,
 )
 from posbias.statistics import (
     CONFIDENCE,
@@ -77,6 +75,7 @@ class Levels:
     spread: StoredInterval
 
 
+@final
 @dataclass(frozen=True)
 class Requirement:
     """A bound on one number of a result, such as `worst>=0.6`: for pipelines."""
@@ -96,23 +95,22 @@ class Requirement:
 
     def check_possible(self, *, generated: bool, several_lengths: bool, recovery: bool = False) -> None:
         """Refuse a bound on what no result of an evaluation has, or outside what that can be."""
-        if self.what == RECOVERY:
-            if not recovery:
-                raise UsageError(f"require {self}: recovery is measured by evaluate, with recovery=True (--recovery)")
-            if not (self.at_least and 0 <= self.number <= 1):
-                raise UsageError(f"require {self}: allowed: recovery>= and a number in 0 ... 1")
-            return
         allowed = ("worst", EFFECTIVE_LENGTH) if several_lengths else LEVELS
-        if self.what not in allowed:
+        if self.what == RECOVERY and not recovery:
+            raise UsageError(f"require {self}: recovery is measured by evaluate, with recovery=True (--recovery)")
+        if self.what not in (*allowed, RECOVERY):
             lengths = "several lengths" if several_lengths else "one length (--lengths 1024,4096 asks for several)"
             raise UsageError(f"require {self}: allowed: {', '.join(allowed)}, with {lengths}")
-        least, most = (0.0, 1.0) if generated else (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
-        if self.what == EFFECTIVE_LENGTH or least <= self.number <= most:
-            return
-        if generated:
-            raise UsageError(f"require {self}: accuracies lie in 0 ... 1, and so must the bound")
-        bound = "at least 0" if self.what == "spread" else "at most 0"
-        raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {bound}")
+        least, most, numbers = 0.0, 1.0, "accuracies"
+        if self.what == RECOVERY:
+            numbers = "recoveries"
+        elif not generated:
+            numbers = "log-probabilities, as nothing is generated,"
+            least, most = (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
+        if self.what != EFFECTIVE_LENGTH and not least <= self.number <= most:
+            raise UsageError(f"require {self}: {numbers} lie in {least:g} ... {most:g}, and so must the bound")
+        if self.what == RECOVERY and not self.at_least:
+            raise UsageError(f"require {self}: allowed: recovery>=")
 
     def check(self, value: Interval, measure: str, *, arm: str = "", withheld: str = "") -> "RequirementCheck":
         """The check of a number: the safe end of its interval must meet it. One that is withheld is not told."""
@@ -149,49 +147,35 @@ class RequirementCheck:
         return Interval.of_record({"value": self.value, "low": self.low, "high": self.high})
 
 
-def check_requirement(
-    require: Requirement, measures: Mapping[str, Independent], withheld: str, *, arm: str = ""
-) -> RequirementCheck:
-    """The check of a bound on accuracy, or on log-probability if no answer was judged.
-
-    It is not met with too few complete samples, nor by answers that decide nothing (`withheld`, `Reading.withheld`).
-    """
-    measure = "accuracy" if "accuracy" in measures else "logprob"
-    scores, value = measures.get(measure), UNKNOWN
-    if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
-        value = getattr(levels_of(scores, highest=HIGHEST.get(measure, np.inf)), require.what)
-    return require.check(value, measure, arm=arm, withheld=withheld if measure == "accuracy" else "")
-
-
-def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Levels:
-    """Mean, worst position and spread of one curve of `curves` that are judged together.
-
-    No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
+def levels_of(scores: Scores, *, curves: int = 1) -> Levels:
+    """Mean, worst position and spread of one curve of `curves` that are judged together, from 6 complete samples on.
 
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
     end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
     `bounded_mean`: samples that fail at all positions at once are few, and other intervals would claim too much.
     """
-    complete = complete_samples(scores, "a level", n_positions=1)
+    complete = complete_samples(scores)
     comparisons = complete.shape[1] * curves
-    means = complete.mean(axis=0)
-    shares = are_shares(complete)
+    least, most = range_of(complete)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
-        if shares:
+        if least == 0:
             return bounded_mean(column, confidence)
-        return mean_of(column).interval(confidence, most=highest)
+        return mean_of(column).interval(confidence, most=most)
 
-    low = min(of(column, CONFIDENCE).low for column in complete.T)
-    high = min(of(column, 1 - ALPHA / comparisons).high for column in complete.T)
-    mean, worst = of(complete.mean(axis=1), CONFIDENCE), Interval(float(means.min()), low, high)
+    mean = of(complete.mean(axis=1), CONFIDENCE)
+    worst = Interval(
+        float(complete.mean(axis=0).min()),
+        min(of(column, CONFIDENCE).low for column in complete.T),
+        min(of(column, 1 - ALPHA / comparisons).high for column in complete.T),
+    )
     gaps = gaps_of(complete)
     if not gaps.shape[1]:
         return Levels(mean, worst, Interval(0.0, 0.0, 0.0))
     # Best minus worst: the low end holds for all pairs at once, the high one for each alone.
-    least, _, _ = bounds_of(gaps, complete, ALPHA / gaps.shape[1])
-    _, most, _ = bounds_of(gaps, complete, ALPHA)
-    ends = max(0.0, float(least.max())), min(1.0 if shares else np.inf, float(most.max()))
+    low, _, _ = bounds_of(gaps, complete, ALPHA / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, complete, ALPHA)
+    ends = max(0.0, float(low.max())), min(_limit(complete), float(high.max()))
     return Levels(mean, worst, Interval(float(gaps.mean(axis=0).max()), *ends))
 
 
@@ -209,50 +193,10 @@ SAMPLES_FOR_MEANS = 16
 1.5) with four methods, 16 samples give a false verdict in 4 % of runs, 12 in 6 % (studies/intervals)."""
 LEAST_SCALE = 1.0
 """Smallest size, in units of the scores, of the rare changes that a gain must outweigh: one answer, or one nat."""
-SCIENTIFIC = 12
-"""Decimals from which a number is written as a power of ten."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """The change that a method makes, paired over samples."""
-
-    value: StoredInterval
-    """After minus before; the interval leaves out 0 exactly if `p` is below 5 %."""
-    p: float
-    """p-value, two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
-    unseen: float = 0.0
-    """p-value of rare changes the other way that would undo this one and are in no sample; 0 if `p` is exact."""
-    needed: tuple[float, int] | None = None
-    """A rise, and about how many samples find it with 80 % power; None if no sample changed, or it is not tested."""
-
-    def towards(self, sign: int) -> float:
-        """The p-value if the change goes in this direction, else 1."""
-        return self.p if sign * self.value.value > 0 else 1.0
-
-    def __str__(self) -> str:
-        return change_text(self.value)
-
-    def confirmed(self) -> "Change":
-        """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
-        value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
-        return replace(self, value=value, p=max(self.p, self.unseen), unseen=0.0)
 
 
 UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
 """Every log-probability is the same to the last digit, as of a method that leaves prompts of this length alone."""
-
-
-def change_text(value: Interval, *, least: int = 3, unit: str = "") -> str:
-    """A change with its ends, such as `+0.120 [0.040, 0.200]`, in as many decimals as tell it from no change.
-
-    If the interval leaves out 0, no end that is not 0 reads as 0; else the end farther from 0 does not.
-    """
-    numbers = (value.low, value.high) if value.known else (value.value,)
-    sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
-    smallest = (min if value.excludes(0.0) else max)(sizes, default=1.0)
-    digits = max(least, math.ceil(-math.log10(smallest)))
-    return value.text(f"+.{digits}f" if digits < SCIENTIFIC else "+.1e", unit=unit)
 
 
 def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
@@ -262,7 +206,7 @@ def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
 
 def _limit(scores: Float64[np.ndarray, "..."]) -> float:
     """The largest difference of two such scores: 1 if all lie in 0 ... 1, else none."""
-    return 1.0 if are_shares(scores) else math.inf
+    return 1.0 if range_of(scores)[0] == 0 else math.inf
 
 
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
@@ -282,7 +226,7 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     best = int(np.argmax(before.mean(axis=0)))
     fallen = Interval(*(float(table[best, best]) for table in (value, low, high)))
     return {
-        MEAN: Change(whole.value, whole.p, rare[1]),
+        MEAN: replace(whole, unseen=rare[1]),
         WORST: replace(worst, unseen=rare[0]),
         SPREAD: replace(spread, unseen=_unseen(spread.value.value, scores, n_positions * (n_positions - 1))),
         FORMERLY_BEST: Change(fallen, min(1.0, n_positions * float(p[best, best]))),
@@ -302,18 +246,11 @@ def _all_pairs(after: Scores, before: Scores, alpha: float, reference: float = 0
     return tuple(rows.reshape(4, *shape))
 
 
-def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Contrast:
+def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Change:
     """Mean of one number per sample less that of another, tested against a difference of `reference`."""
+    scores = np.column_stack([after, before])
     value, low, high, p = (float(t[0, 0]) for t in _all_pairs(after[:, None], before[:, None], ALPHA, reference))
-    return Contrast(Interval(value, low, high), p)
-
-
-def confirmed_between(after: PerSample, before: PerSample) -> Contrast:
-    """`change_between`, 0 left out only if no rare changes that are in no sample could be the reason."""
-    found, scores = change_between(after, before), np.column_stack([after, before])
-    unseen = 0.0 if is_binary(scores) else _unseen(found.value.value, scores)
-    whole = Change(found.value, found.p, unseen).confirmed()
-    return Contrast(whole.value, whole.p)
+    return Change(Interval(value, low, high), p, 0.0 if is_binary(scores) else _unseen(value, scores))
 
 
 def scale_of(scores: Float64[np.ndarray, "..."]) -> float:
@@ -345,8 +282,7 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
     from scipy.special import ndtri
 
     scores = np.hstack([before, after])
-    most = 1.0 if _limit(scores) == 1 else 0.0 if scores.max() <= 0 else math.inf
-    rise, alpha = min(rise, most - float(before.mean())), ALPHA / tests
+    rise, alpha = min(rise, range_of(scores)[1] - float(before.mean())), ALPHA / tests
     if not rise > 0:
         return None
     variance = float((after - before).mean(axis=1).var(ddof=1))

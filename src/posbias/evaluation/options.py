@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Interval, Len
 
@@ -35,11 +35,6 @@ LEAST_THRESHOLD = 0.4
 
 OF_EVALUATE_ALONE = ("lengths", "turns", "orders", "prices", "recovery", "threshold", "require")
 """Settings that other verbs which ask samples do not take."""
-CHANGE_NO_REPLY = {
-    *OF_EVALUATE_ALONE,
-    *("count", "skip", "positions", "seed", "allow_code", "together", "directory", "resume", "overwrite"),
-}
-"""Settings on which no reply to a sample depends; a run continues with others."""
 
 
 def calibrating(there: int) -> int:
@@ -127,10 +122,6 @@ class EvaluateOptions:
             raise UsageError("evaluate: recovery is of the right answer's log-probability, and score=False takes none")
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values of what a reply depends on."""
-        return {name: value for name, value in vars(self).items() if name not in CHANGE_NO_REPLY}
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posbias.evaluation.curve import PositionCurve
-from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
+from posbias.evaluation.evaluation import LEFT_OUT, MEASURES, OUTPUTS_FILE, UNJUDGED, Evaluation, Verdicts
 from posbias.evaluation.finished_page import (
     CORRELATION_CAVEAT,
     axis_of,
@@ -21,7 +21,6 @@ from posbias.evaluation.finished_page import (
 )
 from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.levels import EFFECTIVE_LENGTH, RequirementCheck
-from posbias.evaluation.reading import LEFT_OUT, UNJUDGED, Verdicts
 from posbias.evaluation.recovery import Recovery
 from posbias.results.figures import Figure, HeatMap
 from posbias.results.naming import label

@@ -5,16 +5,15 @@ sorted alike (rearrangement inequality). The curve is shrunk towards flat by wha
 they do not show that positions differ at all, best-first is kept. What an order is worth is judged on samples that it
 was not made from.
 
-An order is an array of slots: the r-th most relevant passage stands in `slots[r]`. The gain of one order over another
-is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: with relevances proportional to the chance
-of holding the answer, the difference in expected accuracy.
+The gain of one order over another is the difference of sum_r s_r c_slots[r] / sum_r s_r, the r-th most relevant passage
+standing in `slots[r]`, in units of the score: with relevances proportional to the chance of holding the answer, the
+difference in expected accuracy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -22,8 +21,8 @@ from pydantic import InstanceOf
 
 from posbias.checks import CELLS, checked
 from posbias.errors import UsageError, check_most
-from posbias.evaluation.curve import ALPHA, Scores, complete_samples
-from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, Independent, Scores, complete_samples, independent
+from posbias.evaluation.evaluation import Evaluation, load_evaluation
 from posbias.evaluation.options import PlaceOptions
 from posbias.results.figures import MEASURED, Curve
 from posbias.results.records import Record, plain
@@ -32,30 +31,27 @@ from posbias.results.showing import Shown
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
 from posbias.tasks.language.base import AS_GIVEN, ORDERS, SHUFFLED
 
-PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
-"""Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
 HALVINGS = 200
 """Random halvings behind the held-out estimate; its own scatter is then far below its interval."""
 SAMPLES_TO_CONFIRM = 12
 """Samples below which halves are too small (6 each) for the held-out gain to support a claim."""
 
-Slots = Int64[np.ndarray, "n_slots"]
 Relevance = Float64[np.ndarray, "n_slots"]
+"""Shares of the relevance of all passages, the largest first."""
+Usual = Float64[np.ndarray, "orders n_slots"]
+"""The share of the relevance that stands in each slot, by usual order."""
+Spread = Float64[np.ndarray, "n_positions n_slots"]
+"""Weights of measured positions in each slot, as `slot_weights`."""
 Counts = Float64[np.ndarray, "draws n_samples"]
 """How often each sample counts, one row per draw."""
 Uses = Float64[np.ndarray, "draws n_slots"]
 """Expected use of each slot, one row per draw."""
 
 
-def _slots(order: str, n_slots: int) -> Slots:
-    """The slots of the passages from the most relevant one to the least."""
-    return np.argsort(ORDERS[order](n_slots))
-
-
-REFERENCES: dict[str, Callable[[int], Slots]] = {
-    "best_first": partial(_slots, AS_GIVEN),
-    "reversed": partial(_slots, "reversed"),
-    "ends": partial(_slots, "ends"),
+REFERENCES: Mapping[str, Callable[[int], Sequence[int]]] = {
+    "best_first": ORDERS[AS_GIVEN],
+    "reversed": ORDERS["reversed"],
+    "ends": ORDERS["ends"],
 }
 """The usual orders, which need no curve, of passages the most relevant of which is the first given."""
 REORDER, LEAVE, BEST_FIRST = "reorder", "leave the order", "best first"
@@ -92,10 +88,8 @@ class Placement(Result):
     curve: tuple[float, ...] = ()
     """Expected use of each slot, shrunk towards flat; interpolated for slots that were not measured."""
     kept: float = 0.0
-    """Share of the measured differences between positions that shrinking keeps, 0 (flat) ... 1."""
-    p_flat: float = 1.0
-    """p-value against a flat curve, of an F-test that any differences may raise; above 0.05 nothing is kept and
-    best-first is the order."""
+    """Share of the measured differences between positions that shrinking keeps, 0 (flat) ... 1; of 0 the order is
+    best-first."""
     gains: tuple[Gain, ...] = ()
     """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders. If the order rests on the curve
     they are judged by halves: it is made on one half of the samples, judged on the other, averaged over halvings; an
@@ -155,40 +149,15 @@ def place(
     check_most("passages x resamples", n_slots * DRAWS, CELLS)
     evaluation = load_evaluation(run, "placing")
     measure, scores = _measured(evaluation, options.by)
-    positions, n_items = evaluation.positions, evaluation.n_items
-    measured = complete_samples(scores, "placing")
+    positions, n_items, complete = evaluation.positions, evaluation.n_items, complete_samples(scores)
+    if len(positions) < 2 or len(complete) < SAMPLES_FOR_CLAIM:
+        raise UsageError(
+            f"placing needs 2 positions and {SAMPLES_FOR_CLAIM} complete samples, got {len(positions)} and "
+            f"{len(complete)}"
+        )
     spread = slot_weights(positions, n_items=n_items, n_slots=n_slots)
-    curves, shares, p_flat = shrink_to_flat(measured, np.ones((1, len(measured))))
-    ranks, best_first = np.argsort(-weights, kind="stable"), np.arange(n_slots)
-    slots, falling = order_by_curve(curves @ spread, shares)[0], weights[ranks]
-
-    def arranged(slots: Slots) -> tuple[int, ...]:
-        """Passages from the first slot to the last, if the r-th most relevant one stands in `slots[r]`."""
-        return tuple(ranks[np.argsort(slots)].tolist())
-
-    usual: dict[str, Slots | None] = {**{name: order(n_slots) for name, order in REFERENCES.items()}, SHUFFLED: None}
-    if shares[0] > 0:
-        judged = held_out_gains(measured, spread, falling, usual, seed=options.seed)
-    else:
-        judged = [mean_of(gains).interval() for gains in _gains(measured @ spread, slots, usual, falling)]
-    gains = []
-    for (name, against), gain in zip(usual.items(), judged, strict=True):
-        if against is not None and np.array_equal(slots, against):
-            gain = Interval(0.0, 0.0, 0.0)
-        raises = len(measured) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0
-        gains.append(Gain(name, gain, () if against is None else arranged(against), raises))
-    advice = LEAVE if np.array_equal(ranks, best_first) else BEST_FIRST
-    if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
-        advice = REORDER
     scalars = {
-        "order": arranged(slots if advice == REORDER else best_first),
-        "estimated": arranged(slots),
-        "curve": (curves[0] @ spread).tolist(),
-        "kept": float(shares[0]),
-        "p_flat": float(p_flat[0]),
-        "gains": [asdict(gain) for gain in gains],
-        "advice": advice,
-        "n_samples": len(measured),
+        **_placed(weights, complete, spread, options.seed),
         "interpolated": positions != tuple(range(n_slots)) or n_items != n_slots,
         "measure": measure,
         "withheld": evaluation.withheld if options.by is None else "",
@@ -200,35 +169,56 @@ def place(
     return Placement.from_record(record)
 
 
-def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Scores]:
-    """The measure by which to order, None for the first of PLACEABLE that there is, and its scores in 0 ... 1."""
-    tables = evaluation.tables
-    scores = {
-        "accuracy": tables["correct"],
-        "logprob": np.exp(tables["logprob"]),
-        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+def _placed(weights: Float64[np.ndarray, "n_slots"], scores: Scores, spread: Spread, seed: int) -> dict[str, Any]:
+    """The order of passages with these relevances, and what it is worth, by the names in `Placement`."""
+    curves, shares = shrink_to_flat(scores, np.ones((1, len(scores))))
+    ranks, n_slots = np.argsort(-weights, kind="stable"), len(weights)
+    slots, falling = order_by_curve(curves @ spread, shares)[0], weights[ranks] / weights.sum()
+    orders = {name: ranks[order(n_slots)].tolist() for name, order in REFERENCES.items()}
+    usual = np.stack([*(falling[order(n_slots)] for order in REFERENCES.values()), np.full(n_slots, 1 / n_slots)])
+    estimated = ranks[np.argsort(slots)].tolist()
+    if shares[0] > 0:
+        judged = held_out_gains(scores, spread, falling, usual, seed=seed)
+    else:
+        judged = [mean_of(gains).interval() for gains in _gains(scores @ spread, slots, falling, usual)]
+    gains = []
+    for name, gain in zip([*orders, SHUFFLED], judged, strict=True):
+        order = orders.get(name, [])
+        gain = Interval(0.0, 0.0, 0.0) if order == estimated else gain
+        raises = len(scores) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0
+        gains.append(Gain(name, gain, tuple(order), raises))
+    advice = LEAVE if orders["best_first"] == sorted(ranks) else BEST_FIRST
+    if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
+        advice = REORDER
+    return {
+        "order": estimated if advice == REORDER else orders["best_first"],
+        "estimated": estimated,
+        "curve": (curves[0] @ spread).tolist(),
+        "kept": float(shares[0]),
+        "gains": [asdict(gain) for gain in gains],
+        "advice": advice,
+        "n_samples": len(scores),
     }
-    withheld = GENERATED if evaluation.withheld else ()
-    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
-    measure = by if by is not None or not there else there[0]
-    if measure not in there:
+
+
+def _measured(evaluation: Evaluation, by: str | None) -> tuple[str, Independent]:
+    """The measure by which to order, if None the first that there is, and its scores in 0 ... 1: probabilities."""
+    measures = dict(evaluation.measures)
+    if "logprob" in measures:
+        measures["logprob"] = independent(np.exp(evaluation.tables["logprob"]), evaluation.tables)
+    measure = by or next(iter(measures), None)
+    if measure is None or measure not in measures:
         why = f" ({evaluation.withheld})" if evaluation.withheld else ""
-        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
-    return measure, scores[measure]
+        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(measures) or 'nothing to place by'}{why}")
+    return measure, measures[measure]
 
 
 def _gains(
-    uses: Uses, slots: Int64[np.ndarray, "..."], usual: Mapping[str, Slots | None], falling: Relevance
+    uses: Uses, slots: Int64[np.ndarray, "..."], falling: Relevance, usual: Usual
 ) -> Float64[np.ndarray, "orders draws"]:
-    """Gains of an order over usual ones, by expected uses of the slots; None: over the mean of all orders.
-
-    `falling` are the relevances, the largest first.
-    """
+    """Gains of an order over usual ones, by expected uses of the slots."""
     worth = np.take_along_axis(uses, np.broadcast_to(slots, uses.shape), axis=1) @ falling
-    over = [
-        uses.mean(axis=1) * falling.sum() if order is None else uses[:, order] @ falling for order in usual.values()
-    ]
-    return np.asarray((worth - np.stack(over)) / falling.sum())
+    return np.asarray(worth - usual @ uses.T)
 
 
 def order_by_curve(
@@ -243,7 +233,7 @@ def order_by_curve(
     return np.where(shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
 
 
-def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Float64[np.ndarray, "n_positions n_slots"]:
+def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Spread:
     """Matrix that carries a curve over measured positions to slots, linearly between relative positions j / (n - 1).
 
     Slots before the first or after the last measured position take its value. Columns sum to 1; the identity if all
@@ -255,11 +245,11 @@ def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Flo
 
 
 def shrink_to_flat(
-    scores: Scores, weights: Float64[np.ndarray, "draws n_samples"]
-) -> tuple[Float64[np.ndarray, "draws n_positions"], Float64[np.ndarray, "draws"], Float64[np.ndarray, "draws"]]:
+    scores: Scores, weights: Counts
+) -> tuple[Float64[np.ndarray, "draws n_positions"], Float64[np.ndarray, "draws"]]:
     """Mean curves, their differences multiplied by 1 - 1/F; exactly flat unless F is significant at 5 %.
 
-    With the curves come the share of the differences that is kept, 0 if they do not stand out, and the p-value of F.
+    With the curves comes the share of the differences that is kept, 0 if they do not stand out.
 
     F is that of a two-way layout without replication (samples times positions): spread between positions over what
     samples and positions leave unexplained. 1 - 1/F is the share of that spread that is not noise.
@@ -287,14 +277,14 @@ def shrink_to_flat(
     p_flat = np.where(sizes < 2, 1.0, fdtrc(n_positions - 1, degrees, ratio))
     shares = np.where(p_flat <= ALPHA, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
     level = means.mean(axis=1, keepdims=True)
-    return level + shares[:, None] * deviations, shares, p_flat
+    return level + shares[:, None] * deviations, shares
 
 
 def held_out_gains(
     scores: Scores,
-    spread: Float64[np.ndarray, "n_positions n_slots"],
+    spread: Spread,
     falling: Relevance,
-    usual: Mapping[str, Slots | None],
+    usual: Usual,
     *,
     seed: int,
 ) -> list[Interval]:
@@ -311,11 +301,11 @@ def held_out_gains(
 
     def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "orders draws"]:
         """Gains of the order made from the first counts on the samples of the second; NaN if none is left."""
-        curves, shares, _ = shrink_to_flat(scores, choosing)
+        curves, shares = shrink_to_flat(scores, choosing)
         sizes = judging.sum(axis=1, keepdims=True)
         none = np.full((len(sizes), scores.shape[1]), np.nan)
         judged = np.divide(judging @ scores, sizes, out=none, where=sizes > 0)
-        return _gains(judged @ spread, order_by_curve(curves @ spread, shares), usual, falling)
+        return _gains(judged @ spread, order_by_curve(curves @ spread, shares), falling, usual)
 
     def both_ways(draws: int, counts: Float64[np.ndarray, "_ n_samples"]) -> Float64[np.ndarray, "orders draws"]:
         first = halves(n_samples, generator=generator, draws=draws)

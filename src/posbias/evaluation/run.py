@@ -20,21 +20,28 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
-from posbias.evaluation.curve import HIGHEST, PerSample, Scores, position_curve
-from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of, write_outputs
+from posbias.evaluation.curve import PerSample, Scores, position_curve
+from posbias.evaluation.evaluation import (
+    GENERATED,
+    MEASURES,
+    SCORES,
+    Evaluation,
+    judge_verdicts,
+    measures_of,
+    reading_of,
+    write_outputs,
+)
 from posbias.evaluation.forms import (
     OrdersEvaluation,
     TurnsEvaluation,
     broken_when_told,
     compare_orders,
     compare_turns,
-    judged_of,
     orders_of,
 )
 from posbias.evaluation.lengths import LengthEvaluation, depths_of
-from posbias.evaluation.levels import Requirement
+from posbias.evaluation.levels import RequirementCheck
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.reading import judge_verdicts, reading_of
 from posbias.evaluation.recovery import ALONE, BARE, recovery_of
 from posbias.evaluation.responders import LocalResponder, ServerResponder
 from posbias.evaluation.responders.base import CLOSED, CUT_OFF, REFUSED, STOPPED, UNFINISHED, Reply, Responder
@@ -63,14 +70,14 @@ from posbias.tasks.language.calls import call_mark
 DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
 """
-LONGEST_METHOD = 40
-"""Characters of a method's spelling in a title; of a longer one only the name stands there."""
 REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
+JUST_TOLD = "just-told"
+"""Directory of the replies to a question alone with the rule behind it."""
 
-Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
 Together = TypeVar("Together", bound=EvaluationComparison)
+Concluded = TypeVar("Concluded", bound=Evaluation | LengthEvaluation | EvaluationComparison)
 
 
 class NothingAnsweredError(RunError):
@@ -120,13 +127,13 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         if several:
             return _compared(subject, names, task, options, run)
         responder = opened(subject)
+        asked = responder, task, options
         if isinstance(task, RulesAtTurns) and not options.lengths:
             return _at_turns(responder, task, options, run)
         if ordered:
             return _in_orders(responder, ordered, options, run)
-        if options.lengths:
-            return _concluded(_at_lengths(responder, task, options, run), options.require, run)
-        return _concluded(evaluate_responder(responder, task, options), options.require, run)
+        found = _at_lengths(*asked, run) if options.lengths else evaluate_responder(*asked)
+        return _concluded(found, options.require and found.check(options.require), run)
 
 
 def _below(options: EvaluateOptions, name: str, **chosen: Any) -> EvaluateOptions:
@@ -168,13 +175,13 @@ def _at_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptio
     at: dict[int, Evaluation] = {}
     for length, lengthened in tasks.items():
         below = f"length-{length}"
-        chosen = _below(options, below, lengths=(), require=None)
         try:
-            at[length] = _concluded(evaluate_responder(responder, lengthened, chosen), None, run, below=below)
+            evaluation = evaluate_responder(responder, lengthened, _below(options, below, lengths=(), require=None))
         except NothingAnsweredError:
             if not at:
                 raise
             break
+        at[length] = _concluded(evaluation, None, run, below=below)
     told = dict.fromkeys(notice for evaluation in at.values() for notice in page.notices_of(evaluation))
     return LengthEvaluation.of(at, task=str(task), options=options, depths=depths, notices=list(told))
 
@@ -186,21 +193,25 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
     task = replace(task, chat=task_for(responder, task).chat)
     told = list(task.draw(None, count=options.skip + options.count_of(task), seed=options.seed))[options.skip :]
 
-    def placed(placement: str, name: str, turns: Sequence[int], *, alone: bool = False) -> Evaluation:
+    def placed(placement: str, name: str, turns: Sequence[int], left_out: Sequence[str] = ()) -> Evaluation:
+        asked = replace(task, placements=(placement,), alone=name == JUST_TOLD)
         chosen = _below(options, name, turns=turns, prices=(), score=False)
-        return evaluate_responder(responder, replace(task, placements=(placement,), alone=alone), chosen)
+        samples = zip(samples_of(asked, responder.tokenizer, chosen), told, strict=True)
+        kept = [sample for sample, conversation in samples if conversation.say not in left_out]
+        return evaluate_responder(responder, asked, chosen, samples=kept)
 
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
-    just_told = placed("last", "just-told", (min(2, task.turns),), alone=True)
-    left_out = broken_when_told(_concluded(just_told, None, run, below="just-told"), told)
+    just_told = placed("last", JUST_TOLD, (min(2, task.turns),))
+    left_out = broken_when_told(_concluded(just_told, None, run, below=JUST_TOLD), told)
     task = replace(task, histories=_rolled_out(responder, task, told, options))
-    found, judged = {}, {}
-    for name, placement in directory_names(task.placements).items():
-        whole = placed(placement, name, options.positions_of(task))
-        judged[placement] = judged_of(whole, told, left_out)
-        found[name] = _concluded(whole, options.require, run, below=name, arm=placement, judged=judged[placement])
+    found, names = {}, directory_names(task.placements)
+    for name, placement in names.items():
+        evaluation = placed(placement, name, options.positions_of(task), left_out)
+        check = options.require and evaluation.check(options.require, arm=placement)
+        found[name] = _concluded(evaluation, check, run, below=name)
+    judged = {placement: found[name] for name, placement in names.items()}
     comparison = compare_turns(judged, left_out, task, told, options=options, tokenizer=responder.tokenizer)
-    return _told_together(replace(comparison, evaluations=found), run)
+    return _together(comparison, found, run)
 
 
 def _in_orders(
@@ -208,16 +219,15 @@ def _in_orders(
 ) -> OrdersEvaluation:
     """The passages in all orders, compared on the same samples."""
     chat = task_for(responder, next(iter(ordered.values()))).chat
-    found, sent, names = {}, {}, directory_names(list(ordered))
-    for below, name in names.items():
-        asked = replace(ordered[name], chat=chat)
-        chosen = _below(options, below, orders=(), prices=())
-        evaluation = evaluate_responder(responder, asked, chosen)
-        found[name] = _concluded(evaluation, options.require, run, below=below, arm=name)
-        samples = samples_of(asked, responder.tokenizer, chosen)
+    found, parts, sent = {}, {}, {}
+    for below, name in directory_names(list(ordered)).items():
+        asked, chosen = replace(ordered[name], chat=chat), _below(options, below, orders=(), prices=())
+        samples = list(samples_of(asked, responder.tokenizer, chosen))
+        evaluation = evaluate_responder(responder, asked, chosen, samples=samples)
+        check = options.require and evaluation.check(options.require, arm=name)
+        found[name] = parts[below] = _concluded(evaluation, check, run, below=below)
         sent[name] = [example for sample in samples for example in sample.examples]
-    comparison = compare_orders(found, sent, tokenizer=responder.tokenizer, prices=options.prices)
-    return _told_together(replace(comparison, evaluations={below: found[name] for below, name in names.items()}), run)
+    return _together(compare_orders(found, sent, tokenizer=responder.tokenizer, prices=options.prices), parts, run)
 
 
 def _rolled_out(
@@ -261,55 +271,44 @@ def _compared(
         responder = None  # before the next is loaded
         responder = opened(subject)
         evaluation = evaluate_responder(responder, task, _below(options, name))
-        evaluations[name] = _concluded(evaluation, options.require, run, below=name)
-    return _told_together(replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations), run)
+        check = options.require and evaluation.check(options.require)
+        evaluations[name] = _concluded(evaluation, check, run, below=name)
+    return _together(compare_evaluations(list(evaluations.values())), evaluations, run)
 
 
-def _told_together(comparison: Together, run: OpenRun) -> Together:
+def _together(comparison: Together, evaluations: Mapping[str, Evaluation], run: OpenRun) -> Together:
     """Write a comparison of evaluations, each in a directory of its own."""
-    evaluations = comparison.evaluations
-    checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
-    failing = min(checks, key=lambda check: check.met, default=None)  # the first that fails stands for all
-    comparison.record.scalars |= {"requirement": as_stored(failing), "verdict": list(comparison.verdict)}
     if run.directory is not None:
         comparison.record.resolved["related"] = {name: f"{name}/{REPORT_FILE}" for name in evaluations}
-    run.finish(comparison.record)
-    return comparison
+    checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
+    failing = min(checks, key=lambda check: check.met, default=None)  # the first that fails stands for all
+    return _concluded(replace(comparison, evaluations=evaluations), failing, run)
 
 
-def _concluded(
-    evaluation: Evaluated,
-    require: Requirement | None,
-    run: OpenRun,
-    *,
-    below: str = "",
-    arm: str = "",
-    judged: Evaluated | None = None,
-) -> Evaluated:
-    """Write an evaluation with its verdict and the check of what is required, which of a found one may be new.
-
-    `judged` are the answers that the check is about, if not all are.
-    """
-    check = None if require is None else (judged or evaluation).check(require)
-    if check is not None and arm:
-        check = replace(check, arm=arm)
-    evaluation.record.scalars |= {"verdict": list(evaluation.verdict), "requirement": as_stored(check)}
-    run.finish(evaluation.record, below=below)
-    return replace(evaluation, requirement=check)
+def _concluded(result: Concluded, check: RequirementCheck | None, run: OpenRun, *, below: str = "") -> Concluded:
+    """Write a result with its verdict and the check of what is required, which of a found one may be new."""
+    result.record.scalars |= {"verdict": list(result.verdict), "requirement": as_stored(check)}
+    run.finish(result.record, below=below)
+    return replace(result, requirement=check)
 
 
 def evaluate_responder(
-    responder: Responder, task: LanguageTask, options: EvaluateOptions, *, beside: Mapping[str, Any] | None = None
+    responder: Responder,
+    task: LanguageTask,
+    options: EvaluateOptions,
+    *,
+    samples: Sequence[Sample] | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Put every sample of a task, at every position, to a responder, which `evaluate` opens; errors as there.
 
     If `options` resume a directory that holds just this evaluation finished, that one is taken, without a request; its
-    texts are there. `beside` is what else the record depends on.
+    texts are there. `samples` are those of the options, if they are drawn; `beside` is what else the record depends on.
     """
     task = task_for(responder, task)
-    samples, positions = list(samples_of(task, responder.tokenizer, options)), list(options.positions_of(task))
-    asked = _asked(task, options)
-    described = responder.describe()
+    samples = samples or list(samples_of(task, responder.tokenizer, options))
+    asked, described = _asked(task, options), responder.describe()
+    positions = asked["positions"]
     settings = _settings(responder, task, options)
     short = [*stripped_samples(task, responder.tokenizer, options)] if options.recovery else []
     whole = {**settings, "samples": [sample.piece for sample in (*samples, *short)], "seed": options.seed}
@@ -329,7 +328,7 @@ def evaluate_responder(
     _check_scored(tables, outputs, options, described)
     model, method = described.get("model"), described.get("method") or ""
     source = (model.get("source") if isinstance(model, Mapping) else model) or "model"
-    under = method if len(method) <= LONGEST_METHOD else method.partition("(")[0]
+    under = method if len(method) <= 40 else method.partition("(")[0]  # a title is a line
     resolved = {
         "title": f"{source}{f' under {under}' if under else ''}: {task}",
         **asked,
@@ -383,8 +382,8 @@ def _asked(task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:
 def _settings(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> dict[str, Any]:
     """What a reply depends on, beside the prompts that name it."""
     deciding = {name: value for name, value in responder.describe().items() if name in DECIDING}
-    asked = _asked(task, options)
-    return {"verb": "evaluate", **options.describe(), **asked, "responder": deciding, "made_by": made_by()}
+    how = {"generate": options.generate, "score": options.score, **_asked(task, options)}
+    return {"verb": "evaluate", **how, "responder": deciding, "made_by": made_by()}
 
 
 def _replies(
@@ -398,9 +397,12 @@ def _replies(
         UsageError: a request that the model cannot take, such as a conversation without a chat template.
         RunError: the model fails, or its server cannot be reached or refuses many prompts.
     """
-    pieces = {sample.piece: unpacked(piece) for sample in samples if (piece := store.find(sample.piece)) is not None}
-    kept = {name: [from_stored(Reply, reply) for reply in piece["replies"]] for name, piece in pieces.items()}
-    waiting = [sample for sample in samples if sample.piece not in kept]
+    pieces: dict[str, Any] = {}
+    for sample in samples:
+        if (found := store.find(sample.piece)) is not None:
+            pieces[sample.piece] = piece = unpacked(found)
+            piece["replies"] = [from_stored(Reply, reply) for reply in piece["replies"]]
+    waiting = [sample for sample in samples if sample.piece not in pieces]
     model = getattr(responder, "model", None)
     if waiting and isinstance(model, Model):  # prompts whose passes a CPU's memory cannot hold are refused
         longest = max(example.n_tokens or 0 for sample in waiting for example in sample.examples)
@@ -412,28 +414,30 @@ def _replies(
         replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
         work = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
         work["seconds"] = time.perf_counter() - since
-        kept |= {sample.piece: [next(replies) for _ in sample.examples] for sample in chunk}
-        _check_refused(samples, kept)
         for sample in chunk:
-            pieces[sample.piece] = {"replies": kept[sample.piece], "learnt": responder.learnt(), "work": work}
-            store.keep(sample.piece, packed(pieces[sample.piece]))
+            own = [next(replies) for _ in sample.examples]
+            pieces[sample.piece] = {"replies": own, "learnt": responder.learnt(), "work": work}
             work = {}  # what the samples took together is stored with the first one
+        _check_refused(samples, pieces)
+        for sample in chunk:
+            store.keep(sample.piece, packed(pieces[sample.piece]))
     total = Counter[str]()
     for sample in samples:
         total.update(pieces[sample.piece]["work"])
-    every = [reply for sample in samples for reply in kept[sample.piece]]
+    every = [reply for sample in samples for reply in pieces[sample.piece]["replies"]]
     # Of a local model's prompts it is known whether they open thoughts.
     told = every if responder.renders else _with_unmarked_thoughts(every)
     learnt = pieces[samples[-1].piece]["learnt"] | {name: total[name] for name in responder.counts()}
     return told, learnt, total["seconds"]
 
 
-def _check_refused(samples: Sequence[Sample], kept: Mapping[str, Sequence[Reply]]) -> None:
+def _check_refused(samples: Sequence[Sample], pieces: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to go on with a server that refuses many of all examples; a few are left out."""
     refused = [
         (example, reply.response.skipped)
         for sample in samples
-        for example, reply in zip(sample.examples, kept.get(sample.piece, ()), strict=False)
+        if sample.piece in pieces
+        for example, reply in zip(sample.examples, pieces[sample.piece]["replies"], strict=True)
         if reply.response is not None and reply.response.finish == REFUSED
     ]
     examples = sum(len(sample.examples) for sample in samples)
@@ -473,7 +477,7 @@ def _scored(
     """Counts and statistics of all answers, for a record."""
     reading, positions = reading_of(tables["correct"], outputs), options.positions_of(task)
     curves = {
-        name: position_curve(table, positions=positions, quantity=MEASURES[name], highest=HIGHEST.get(name, np.inf))
+        name: position_curve(table, positions=positions, quantity=MEASURES[name])
         for name, table in measures_of(tables).items()
         if not (reading.withheld and name in GENERATED)
     }
@@ -501,8 +505,7 @@ def _scored(
         "notices": notices_of(task, samples, replies),
     }
     if "first_pick" in tables and len(positions) == task.n_items and options.generate:
-        verdicts = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"], tables)
-        scored["verdicts"] = plain(asdict(verdicts))
+        scored["verdicts"] = plain(asdict(judge_verdicts(tables)))
     return scored
 
 

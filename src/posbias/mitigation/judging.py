@@ -29,14 +29,7 @@ from jaxtyping import Float64
 
 from posbias.checks import NonNegative, checked_value
 from posbias.errors import UsageError
-from posbias.evaluation.curve import (
-    AGREEMENT,
-    HIGHEST,
-    SAMPLES_FOR_CLAIM,
-    Contrast,
-    Scores,
-    position_means,
-)
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Change, Scores, position_means
 from posbias.evaluation.levels import (
     ALPHA,
     FORMERLY_BEST,
@@ -44,7 +37,6 @@ from posbias.evaluation.levels import (
     MEAN,
     SPREAD,
     UNCHANGED,
-    Change,
     Levels,
     change_between,
     changes_of,
@@ -52,7 +44,7 @@ from posbias.evaluation.levels import (
     samples_for,
     samples_needed,
 )
-from posbias.statistics import Interval, StoredInterval, holm
+from posbias.statistics import Interval, StoredInterval, holm_over
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"
 SMALL, NOTHING, WITHHELD = "established but negligible", "no effect established", "no verdict by answers"
@@ -153,28 +145,18 @@ class Established(NamedTuple):
     """Rises that rare losses, which no sample showed, could undo."""
 
 
-def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Holm's correction over all p-values of all methods."""
-    flat = [(number, name) for number, family in enumerate(families) for name in family]
-    adjusted = holm(np.array([families[number][name] for number, name in flat], dtype=np.float64))
-    by_method: list[dict[str, float]] = [{} for _ in families]
-    for (number, name), p in zip(flat, adjusted, strict=True):
-        by_method[number][name] = float(p)
-    return by_method
-
-
 def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts with p-values corrected over all methods: rises are one family, harms another, spreads a third.
 
     If a method's answers decide nothing, only side effects that no answer tells are tested.
     """
     judged = [{} if verdict.withheld else verdict.changes for verdict in verdicts]
-    gains = corrected([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
-    unseen = corrected(
+    gains = holm_over([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
+    unseen = holm_over(
         [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
     )
-    harms = corrected([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
-    spreads = corrected(
+    harms = holm_over([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
+    spreads = holm_over(
         [{SPREAD: of[SPREAD].p} if of and len(v.means) > 1 else {} for v, of in zip(verdicts, judged, strict=True)]
     )
     return [
@@ -345,8 +327,7 @@ def judge(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    highest = HIGHEST.get(measure, np.inf)
-    tested = corrected_together([_examined(before, arm, positions, smallest, highest) for arm in methods])
+    tested = corrected_together([_examined(before, arm, positions, smallest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
     for number, (arm, verdict) in enumerate(zip(methods, tested, strict=True)):
         if any(change != UNCHANGED for change in verdict.changes.values()):
@@ -355,7 +336,7 @@ def judge(
             needed = samples_for(*_complete(before, arm.after), rise, max(1, tests))
             tested[number] = replace(verdict, changes={**verdict.changes, MEAN: replace(mean, needed=needed)})
     decided, recommended = settle(tested, smallest)
-    return Judgement(measure, tuple(positions), position_means(before, highest=highest), decided, recommended, smallest)
+    return Judgement(measure, tuple(positions), position_means(before), decided, recommended, smallest)
 
 
 def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> MeasureChoice:
@@ -382,7 +363,7 @@ def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:
     return before[complete], after[complete]
 
 
-def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float, highest: float) -> Verdict:
+def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, arm.after)
     needed = samples_needed(np.hstack([before, arm.after]))
@@ -393,9 +374,9 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
         verdict=NOTHING,
         changes=changes_of(old, new) if enough else {},
         effects={effect.name: _effect(effect, smallest) for effect in arm.effects},
-        before=levels_of(old, highest=highest) if enough else None,
-        after=levels_of(new, highest=highest) if enough else None,
-        means=position_means(arm.after, highest=highest),
+        before=levels_of(old) if enough else None,
+        after=levels_of(new) if enough else None,
+        means=position_means(arm.after),
         gains={},
         harms={},
         n_samples=len(old),
@@ -413,7 +394,7 @@ def _effect(effect: SideEffect, smallest: float) -> Effect:
     complete = ~(np.isnan(effect.before) | np.isnan(effect.after))
     before, after = effect.before[complete], effect.after[complete]
     bound, needed = effect.worse * effect.tolerance, samples_needed(np.concatenate([before, after]))
-    compared = Contrast(Interval(float((after - before).mean()) if len(before) else np.nan, -np.inf, np.inf), 1.0)
+    compared = Change(Interval(float((after - before).mean()) if len(before) else np.nan, -np.inf, np.inf), 1.0)
     if len(before) >= needed:
         compared = change_between(after, before, bound)
     p = compared.p if effect.worse * (compared.value.value - bound) > 0 else 1.0

@@ -10,6 +10,7 @@ from inspect import getdoc
 
 import numpy as np
 
+from posbias.evaluation.curve import change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.finished_page import axis_of, notice_sentences
 from posbias.evaluation.levels import (
@@ -20,7 +21,6 @@ from posbias.evaluation.levels import (
     SPREAD,
     UNCHANGED,
     WORST,
-    change_text,
 )
 from posbias.evaluation.page import measure_words, requirement_text
 from posbias.mitigation.judging import (

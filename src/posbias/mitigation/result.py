@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import InstanceOf, SkipValidation
 
+from posbias.evaluation.evaluation import Reading
 from posbias.evaluation.levels import RequirementCheck
-from posbias.evaluation.reading import Reading
 from posbias.mitigation.judging import Judgement, MeasureChoice
 from posbias.results.figures import Curve
 from posbias.results.records import Record

@@ -24,9 +24,8 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import ALPHA, HIGHEST, SAMPLES_FOR_CLAIM, contrast_of, position_means
+from posbias.evaluation.curve import ALPHA, SAMPLES_FOR_CLAIM, contrast_of, position_means
 from posbias.evaluation.evaluation import GENERATED, Evaluation, measures_of
-from posbias.evaluation.levels import check_requirement
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.local import score_answer
@@ -405,9 +404,7 @@ def judge_trial(plan: TrialPlan) -> Record:
     judgement = judge(scores, scored, positions=first.positions, measure=choice.measure)
     names = [arm.name for arm in plan.arms]
     chosen = 0 if judgement.recommended is None else names.index(judgement.recommended)
-    requirement = options.require and check_requirement(
-        options.require, measures[chosen], test[chosen].withheld, arm=names[chosen]
-    )
+    requirement = options.require and test[chosen].check(options.require, arm=names[chosen])
     record = Record("mitigate", {"task": str(plan.task), "methods": names[1:]})
     record.seeds = {"samples": options.evaluation.seed}
     record.resolved = {
@@ -427,7 +424,7 @@ def judge_trial(plan: TrialPlan) -> Record:
         "choice": as_stored(choice),
         "arms": [as_stored(_arm_result(arm)) for arm in plan.arms],
         "curves": {
-            name: [as_stored(position_means(of[name], highest=HIGHEST.get(name, np.inf))) for of in measures]
+            name: [as_stored(position_means(of[name])) for of in measures]
             for name in measures[0]
             if all(name in of for of in measures)
         },
