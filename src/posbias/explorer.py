@@ -18,8 +18,7 @@ with app.setup:
     import posbias as pb
     from posbias.architecture import ENCODINGS, MASKS
     from posbias.checks import RESIDUAL_MIXING
-    from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
-    from posbias.designing.solving import FREE
+    from posbias.designing.result import OVER, TARGETS, resolve_target
     from posbias.results.drawing import fragment_of
     from posbias.results.figures import profile_figure
 
@@ -120,7 +119,7 @@ def _():
             "length": slider("length", WHOLE[4:], 512),
             "target": mo.ui.dropdown([NONE, *TARGETS], value=NONE, label="target"),
             "file": mo.ui.text(placeholder="runs/x or target.csv", label="or a run, or a file"),
-            "over": mo.ui.dropdown([NONE, KEY_BIAS, *FREE], value=NONE, label="design A for it over"),
+            "over": mo.ui.dropdown([NONE, *OVER], value=NONE, label="design A for it over"),
         }
     )
     return asked, stacks

@@ -125,6 +125,11 @@ class Architecture:
             raise UsageError("sinks must be finite logits, or -inf (None for all) for no sink")
         return sinks
 
+    @property
+    def bare(self) -> bool:
+        """True without content and sinks."""
+        return not np.any(self.layer_content) and bool(np.all(self.layer_sinks == -np.inf))
+
     @cached_property
     def head_groups(self) -> tuple[tuple[HeadGroup, ...], ...]:
         """For every layer its groups of heads with equal mask and encoding; together they are all heads."""

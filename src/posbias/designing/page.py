@@ -36,7 +36,7 @@ def design_report(run: Design) -> Report:
     distances = [
         [str(n), _cell(after, ".3g"), _cell(before), _cell(run.flat[n])] for n, (after, before) in run.distances.items()
     ]
-    title = f"{run.over} (layer 0 is nearest the input; alibi: by head)"
+    title = f"{run.over} (layer 0 is nearest the input)"
     values = [{"": str(index), run.over: f"{value:.6g}"} for index, value in enumerate(run.parameters)]
     return Report(
         f"Design: {run.record.resolved['title']}",

@@ -206,8 +206,8 @@ def _normalised(logs: Vector) -> Vector:
     return np.asarray(weights / weights.sum())
 
 
-KEY_BIAS = "key_bias"
-"""The free parameter that has an exact solution for every target, at one length."""
+GAMMA_KEY, KEY_BIAS = OVER = ("gamma_key", "key_bias")
+"""What may be free; `key_bias` has an exact solution for every target, at one length."""
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
@@ -267,7 +267,7 @@ class Design(Result):
     targets: Mapping[int, InstanceOf[np.ndarray]]
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
     parameters: list[Any]
-    """Values of the free parameter, layer 0 nearest the input, or by head."""
+    """Exponents, layer 0 nearest the input, or the bias of every position."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
     seed: int = 0

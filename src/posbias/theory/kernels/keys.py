@@ -46,11 +46,10 @@ class KeyKernel(Kernel):
         self._slopes = np.zeros(len(first)) if slopes is None else slopes[first]
         if self._encoding:
             self._shares = self._encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
-        self.gamma = isinstance(self._encoding, GammaKey) and self._encoding.smooth
-        """True for gamma keys without slope."""
-        walked = self._causal and self._bare and (self.gamma or not self._encoding)
-        self.walked = (keys[first, 0] if self.gamma else np.exp(-self._slopes)) if walked else None
-        """Exponents of gamma keys, or rates of slopes, of causal heads without content and sinks."""
+        causal = self._window >= n_positions - 1 and self._prefix < 2
+        gamma = isinstance(self._encoding, GammaKey) and self._encoding.smooth
+        self.exponents = keys[first, 0] if gamma and causal and self._bare else None
+        """Of gamma keys without slope, of causal heads without content and sinks."""
 
     def pull(self, row: Vector) -> Vector:
         """All heads in one walk from the last position down; windows and prefixes of key biases head by head."""
@@ -78,8 +77,8 @@ class KeyKernel(Kernel):
                 ahead = self._sums(head, signal, self._prefix - 1, forward=not pull)
                 out[: self._prefix] += weight * ahead * (1.0 if pull else off)
             return out
-        if self.walked is not None:
-            sweep_gamma(vector, self.walked, self.weights, out, pull)
+        if self.exponents is not None:
+            sweep_gamma(vector, self.exponents, self.weights, out, pull)
             return out
         length = max(CHUNK // len(self.weights), 1)
         chunks = [(low, min(low + length, self.n_positions)) for low in range(0, self.n_positions, length)]
@@ -88,10 +87,6 @@ class KeyKernel(Kernel):
             tables = (share, remainder, earlier, itself) if pull else (earlier, remainder, share, itself)
             carry_heads(vector[low:high], tables, self.weights, carried, out[low:high], pull)
         return out
-
-    @property
-    def _causal(self) -> bool:
-        return self._window >= self.n_positions - 1 and self._prefix < 2
 
     @cached_property
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:

@@ -216,41 +216,33 @@ def sweep_gamma(signal, alphas, weights, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def sweep_covariance(signal, row, parameters, gamma, weights, pushed, derivatives):
-    """One walk up causal heads: pushed = sum_h weights_h A_h signal, derivatives_h = row (dA_h / dparameter) signal.
+def sweep_covariance(signal, row, alphas, weights, pushed, derivatives):
+    """One walk up causal heads of gamma keys: pushed = sum_h weights_h A_h signal, derivatives_h = row dA_h signal.
 
-    Parameters are rates exp(-slope), differentiated by the slope, or exponents of gamma keys. A query gives `share` to
-    itself and the rest to the mean over the keys before, so dA signal, the covariance of signal and the derivative of
-    the keys' logits, is updated as such; `lead` is how far that of a query's own key lies above its mean over the keys
-    before.
+    dA is the derivative by the exponent. A query gives `share` to itself and the rest to the mean over the keys before,
+    so dA signal, the covariance of signal and the derivative of the keys' logits, is updated as such; `lead` is how far
+    that of a query's own key lies above its mean over the keys before.
     """
     heads = weights.size
     mean = np.zeros(heads)
     covariance = np.zeros(heads)
     ahead = np.zeros(heads)
-    last = np.full(heads, 1.0 if gamma else 0.0)
-    share = np.empty(heads)
+    inverse = np.ones(heads)
     lead = np.empty(heads)
     derivatives[:] = 0.0
     for t in range(signal.size):
         position = float(t)
         total = 0.0
         # Short loops over heads, which processors take several heads at a time.
-        if gamma:
-            for head in range(heads):
-                lead[head] = ahead[head] + last[head]
-                last[head] = 1.0 / (position + parameters[head])
-                share[head] = parameters[head] * last[head]
-        else:
-            for head in range(heads):
-                lead[head] = ahead[head] + 1.0
-                last[head] = 1.0 + parameters[head] * last[head]
-                share[head] = 1.0 / last[head]
         for head in range(heads):
-            step = share[head] * (signal[t] - mean[head])
-            moved = (1.0 - share[head]) * (covariance[head] + lead[head] * step)
+            lead[head] = ahead[head] + inverse[head]
+            inverse[head] = 1.0 / (position + alphas[head])
+        for head in range(heads):
+            share = alphas[head] * inverse[head]
+            step = share * (signal[t] - mean[head])
+            moved = (1.0 - share) * (covariance[head] + lead[head] * step)
             covariance[head] = moved if abs(moved) > TINY else 0.0
-            ahead[head] = (1.0 - share[head]) * lead[head]
+            ahead[head] = (1.0 - share) * lead[head]
             mean[head] += step
             total += weights[head] * mean[head]
             derivatives[head] += row[t] * covariance[head]
