@@ -95,7 +95,7 @@ def test_sampled_heads_equal_real_attention(features):
     if features == "normed":
         spec = replace(spec, query_norm=norm, key_norm=norm)
     if features == "rotary":
-        spec = replace(spec, rotation=np.tile(10.0 ** (-np.arange(4) / 4), (2, 1)))
+        spec = replace(spec, rotation=10.0 ** (-np.arange(4) / 4))
     if features == "capped":
         spec = replace(spec, softcap=1.5)
     if features == "wide":
@@ -128,7 +128,7 @@ def _real_attention(spec, gram, gradient_gram, *, draws):
     if spec.query_norm is not None:
         queries, keys = (part / part.square().mean(dim=-1, keepdim=True).sqrt() for part in (queries, keys))
     if spec.rotation is not None:
-        queries, keys = (_rotate(part, torch.from_numpy(spec.rotation[0])) for part in (queries, keys))
+        queries, keys = (_rotate(part, torch.from_numpy(spec.rotation)) for part in (queries, keys))
     logits = spec.scale * queries @ keys.transpose(-1, -2)
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)

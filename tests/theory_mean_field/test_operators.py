@@ -12,7 +12,7 @@ from posbias.architecture import (
     HeadGroup,
     LogSpline,
     NoEncoding,
-    Prefix,
+    Rope,
     SlidingWindow,
 )
 from posbias.theory.kernels import dense_heads
@@ -23,7 +23,7 @@ from posbias.theory.mean_field.bins import (
     unit_bins,
 )
 
-MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
+MASKS = [Causal(), SlidingWindow(width=5)]
 
 
 def group(mask, encoding, content=0.0) -> HeadGroup:
@@ -51,19 +51,32 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("content", [0.0, 1.5])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
+def test_alibi_operators_are_the_softmax_of_their_bias():
     n = 11
     query, key = np.indices((n, n))
-    operators = [operator for _, operator in head_operators((group(mask, Alibi(), content),), unit_bins(n))]
+    operators = [operator for _, operator in head_operators((group(Causal(), Alibi()),), unit_bins(n))]
     symmetric = np.minimum(query, key) + 1.0
     for slope, operator in zip(Alibi().linear_slopes(4), operators, strict=True):
-        weights = np.exp(-slope * np.abs(query - key) + content * (query == key)) * mask.visible(n)
+        weights = np.exp(-slope * np.abs(query - key)) * Causal().visible(n)
         expected = weights / weights.sum(axis=1, keepdims=True)
         np.testing.assert_allclose(operator.matrix, expected, rtol=1e-12)
         np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-12)
         np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (group(Full(), NoEncoding()), "causal masks and windows without content, got full"),
+        (group(Causal(), NoEncoding(), 1.5), "without content"),
+        (group(Causal(), Rope()), "slopes or key biases, got rope"),
+        (group(SlidingWindow(5), Alibi()), r"slopes without windows, got alibi with sliding_window\(width=5\)"),
+    ],
+    ids=str,
+)
+def test_other_attention_is_refused(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        head_operators((wrong,), unit_bins(11))
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

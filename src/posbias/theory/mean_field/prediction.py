@@ -14,7 +14,6 @@ from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field.bins import (
@@ -96,8 +95,7 @@ class MeanField:
 
 def check_drawn(model: Model | MeanFieldSpec) -> None:
     """Refuse a model whose weights were not drawn at random: mean field does not speak of it."""
-    trained = isinstance(model, HuggingFaceModel) and model.origin.init_seed is None
-    if isinstance(model, Model) and (trained or (isinstance(model, ReferenceTransformer) and not model.drawn)):
+    if isinstance(model, HuggingFaceModel) and model.origin.init_seed is None:
         raise UsageError(
             f"mean field speaks of models at initialisation; the weights of {model.identity['source']!r} are trained "
             "or of unknown origin: load it with init_seed=0, or give spec_of(model)"
@@ -130,9 +128,9 @@ def mean_field(
         if logits are large: see `network_profiles`.
 
     Raises:
-        UsageError: trained weights, no mean-field theory for this model, prompts of another length or of vectors, more
-            positions than it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window
-            too narrow for the context.
+        UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
+            it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window too narrow for
+            the context.
 
     Source: ours; Hermite and arc-cosine kernels as in Cho and Saul 2009 and the neural-tangent literature.
     """
@@ -142,9 +140,6 @@ def mean_field(
         raise UsageError(f"n_positions must be at most {model.max_positions}, the learned positions; got {n_positions}")
     if prompts is not None and prompts.n_positions != n_positions:
         raise UsageError(f"prompts hold {prompts.n_positions} tokens each; n_positions asks for {n_positions}")
-    vectors = isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None
-    if vectors and prompts is not None:
-        raise UsageError("mean field takes no prompts of given vectors, which count as drawn at random: leave them out")
     chosen = resolve_level(spec, level, n_positions)
     bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
