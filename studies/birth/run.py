@@ -334,7 +334,7 @@ def _attending(spec: MeanFieldSpec, other: MeanFieldSpec) -> MeanFieldSpec:
 
     def attention(layer: LayerSpec) -> AttentionSpec:
         assert layer.attention is not None
-        return replace(layer.attention, groups=given.groups)
+        return replace(layer.attention, mask=given.mask, encoding=given.encoding)
 
     return replace(spec, layers=tuple(replace(layer, attention=attention(layer)) for layer in spec.layers))
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from posbias.comparison.metrics import wasserstein
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model
 from posbias.models.networks import random_network
@@ -41,14 +42,20 @@ def fresh() -> Callable[..., HuggingFaceModel]:
 
 @pytest.fixture(scope="session")
 def births() -> Callable[..., np.ndarray]:
-    """Squared Jacobian norms of models of several seeds, one row each, on the given or on distinct random tokens."""
+    """Squared Jacobian norms of models of several seeds, one row each, on distinct random tokens."""
 
-    def measure(
-        build: Callable[[int], Model], n_positions: int, seeds: int, ids: np.ndarray | None = None
-    ) -> np.ndarray:
-        return np.stack([_squares(build(seed), n_positions, seed, ids) for seed in range(seeds)])
+    def squares(model: Model, n_positions: int, seed: int) -> np.ndarray:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
+        entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
+        hidden = model.last(entry).hidden
+        probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
+        (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
+        return gradient.double().square().sum(dim=2).mean(dim=0).numpy()
 
-    return measure
+    return lambda build, n_positions, seeds: np.stack(
+        [squares(build(seed), n_positions, seed) for seed in range(seeds)]
+    )
 
 
 @pytest.fixture(scope="session")
@@ -57,24 +64,7 @@ def jacobians(births: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda *arguments: np.sqrt(births(*arguments).mean(axis=0))
 
 
-def _squares(model: Model, n_positions: int, seed: int, ids: np.ndarray | None) -> np.ndarray:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
-    tokens = tokens if ids is None else torch.as_tensor(ids)
-    entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
-    hidden = model.last(entry).hidden
-    probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
-    (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
-    return gradient.double().square().sum(dim=2).mean(dim=0).numpy()
-
-
-def distance(predicted: np.ndarray, measured: np.ndarray) -> float:
-    """Normalised Wasserstein distance of two profiles given up to scale."""
-    gaps = np.cumsum(predicted / predicted.sum() - measured / measured.sum())[:-1]
-    return float(np.abs(gaps).sum() / (len(predicted) - 1))
-
-
 @pytest.fixture(scope="session")
 def profile_distance() -> Callable[[np.ndarray, np.ndarray], float]:
     """Normalised Wasserstein distance of two profiles given up to scale."""
-    return distance
+    return lambda one, other: float(wasserstein(one / one.sum(), other / other.sum()))

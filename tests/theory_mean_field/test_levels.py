@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias import UsageError
-from posbias.architecture import Alibi, Causal, HeadGroup, NoEncoding, SlidingWindow
+from posbias.architecture import Alibi, Causal, NoEncoding, SlidingWindow
 from posbias.theory.mean_field import FirstOrder, SampledHeads
 from posbias.theory.mean_field.bins import Kernel, smooth, unit_bins
 from posbias.theory.mean_field.recursion import LEVELS, Setting, ValueOnly
@@ -19,8 +19,6 @@ NORM = NormSpec(1e-6)
 
 def attention(logit_variance: float, *, encoding=None, mask=None, **extra) -> AttentionSpec:
     """Two heads whose logits have the given variance (for inputs of unit power, without norms)."""
-    sinks = np.full(2, -np.inf)
-    group = HeadGroup(mask or Causal(), encoding or NoEncoding(), np.arange(2), 2, content=np.zeros(2), sinks=sinks)
     return AttentionSpec(
         heads=2,
         head_dim=HEAD_DIM,
@@ -30,7 +28,8 @@ def attention(logit_variance: float, *, encoding=None, mask=None, **extra) -> At
         key=LinearSpec(1 / WIDTH),
         value=LinearSpec(0.5 / WIDTH),
         output=LinearSpec(0.7 / WIDTH, bias=0.01),
-        groups=(group,),
+        mask=mask or Causal(),
+        encoding=encoding or NoEncoding(),
         **extra,
     )
 

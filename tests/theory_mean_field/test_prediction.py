@@ -32,32 +32,28 @@ def squares_in(bins, spec, token_ids=None):
     return run_backward(spec, forward, FirstOrder(), setting).same
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_growing_bins_agree_with_single_positions(model_type, fresh):
+@pytest.mark.parametrize(
+    ("model_type", "tokens", "tolerance"),
+    [
+        ("llama", None, 2e-3),
+        ("gpt2", None, 2e-3),
+        ("llama", np.minimum(np.random.default_rng(0).zipf(1.3, 300), 200), 0.02),
+    ],
+)
+def test_growing_bins_agree_with_single_positions(model_type, tokens, tolerance, fresh):
     spec = spec_of(fresh(model_type, hidden_size=64, num_hidden_layers=3))
-    exact = squares_in(unit_bins(300), spec)
     bins = growing_bins(300)
     assert bins.count < 170
-    same = squares_in(bins, spec)
-    np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=2e-3)
-
-
-def test_growing_bins_see_repeated_tokens(fresh):
-    spec = spec_of(fresh("llama", hidden_size=64, num_hidden_layers=3))
-    tokens = np.minimum(np.random.default_rng(0).zipf(1.3, 300), 200)
-    bins = growing_bins(300)
-    exact = squares_in(unit_bins(300), spec, tokens)
-    same = squares_in(bins, spec, tokens)
-    np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=0.02)
+    exact, same = (squares_in(each, spec, tokens) for each in (unit_bins(300), bins))
+    np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=tolerance)
 
 
 def test_windows_are_resolved_in_long_contexts(fresh):
     spec = spec_of(fresh("mistral", hidden_size=64, num_hidden_layers=2, sliding_window=128))
-    exact = squares_in(unit_bins(560), spec)
     bins = choose_bins(spec, 560)
     assert bins.sizes.max() == 8
     assert 560 - 128 in bins.starts
-    same = squares_in(bins, spec)
+    exact, same = (squares_in(each, spec) for each in (unit_bins(560), bins))
     near = slice(560 - 200, 560)  # further back than two windows nothing arrives
     np.testing.assert_allclose(np.sqrt(bins.spread(same))[near], np.sqrt(exact)[near], rtol=0.02)
 

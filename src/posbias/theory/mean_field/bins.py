@@ -13,7 +13,7 @@ F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt
 relu and its square by the arc-cosine kernels.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy.special import erf, expit
 
-from posbias.architecture import Encoding, HeadGroup, KeyEncoding, Mask
+from posbias.architecture import Encoding, KeyBias, KeyEncoding, Mask
 from posbias.errors import UsageError
 
 EXACT_POSITIONS = 512
@@ -213,38 +213,27 @@ class CausalMean(Operator):
         return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
 
 
-def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
+@lru_cache(maxsize=2)
+def head_operators(mask: Mask, encoding: Encoding, heads: int, bins: Bins) -> list[tuple[float, Operator]]:
     """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
 
     On bins wider than one position slopes are exact only for functions that are constant on bins; kernels are not.
+    Operators are kept for the way back and the layers that have the same.
 
     Raises:
-        UsageError: masks that look ahead, content, logits that are neither slopes nor key biases, slopes beside a
-            window, or key biases whose weights do not all fit into float64.
+        UsageError: a mask that looks ahead, logits that are neither slopes nor key biases, slopes beside a window, or
+            key biases whose weights do not all fit into float64.
     """
-    operators: list[tuple[float, Operator]] = []
-    for group in groups:
-        if np.any(group.content) or group.mask.mutual_prefix(bins.n_positions) > 1:
-            raise UsageError(f"mean field takes causal masks and windows without content, got {group.mask}")
-        operators += _group_operators(group.mask, group.encoding, tuple(group.heads.tolist()), group.n_heads, bins)
-    return operators
-
-
-@lru_cache(maxsize=2)
-def _group_operators(
-    mask: Mask, encoding: Encoding, heads: tuple[int, ...], n_heads: int, bins: Bins
-) -> list[tuple[float, Operator]]:
-    """The operators of heads that share mask and encoding; kept for the way back and the layers that have the same."""
-    n, chosen = bins.n_positions, list(heads)
-    windowed, linear = mask.reach(n) < n, encoding.linear_slopes(n_heads)
+    n = bins.n_positions
+    windowed, linear = mask.reach(n) < n, encoding.linear_slopes(heads)
+    if mask.mutual_prefix(n) > 1:
+        raise UsageError(f"mean field takes causal masks and windows, got {mask}")
     if isinstance(encoding, KeyEncoding):
-        all_biases, all_slopes = encoding.bias_and_slopes(n, n_heads)
-        falling = np.minimum(all_slopes, 0.0)[:, None] * np.arange(n)  # a recursion would grow without bound
-        bias, slopes = (all_biases + falling)[chosen], np.maximum(all_slopes, 0.0)[chosen]
-        parameters = encoding.parameters(n_heads)[chosen]
+        bias, slopes = encoding.bias_and_slopes(n, heads)
+        bias = bias + np.minimum(slopes, 0.0)[:, None] * np.arange(n)  # a recursion would grow without bound
+        slopes, parameters = np.maximum(slopes, 0.0), encoding.parameters(heads)
     elif linear is not None:
-        bias, slopes = np.zeros((len(chosen), n)), linear[chosen]
-        parameters = slopes[:, None]
+        bias, slopes, parameters = np.zeros((heads, n)), linear, linear[:, None]
     else:
         raise UsageError(f"mean field takes logits by position that are slopes or key biases, got {encoding}")
     if windowed and np.any(slopes):
@@ -259,15 +248,18 @@ def _group_operators(
     for head, count in sorted(zip(first, counts, strict=True)):
         slope, weights = float(slopes[head]), np.exp(bias[head] - bias[head].max())
         operator = window_operator(mask, weights, bins) if windowed else causal_operator(weights, slope, bins)
-        operators.append((count / n_heads, operator))
+        operators.append((count / heads, operator))
     return operators
 
 
-def needs_every_position(group: HeadGroup) -> bool:
+def needs_every_position(encoding: Encoding, heads: int) -> bool:
     """True if logits jump from one position to the next, so that bins must be single positions."""
-    if isinstance(group.encoding, KeyEncoding):
-        return not group.encoding.smooth
-    return bool(np.any(group.linear_slopes()))
+    if isinstance(encoding, KeyBias):
+        return True
+    # Other key biases are smooth in ln(1 + j).
+    of_keys = isinstance(encoding, KeyEncoding)
+    slopes = encoding.bias_and_slopes(1, heads)[1] if of_keys else encoding.linear_slopes(heads)  # type: ignore[attr-defined]
+    return bool(np.any(slopes))
 
 
 def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, bins: Bins) -> Operator:

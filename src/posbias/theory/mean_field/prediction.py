@@ -16,14 +16,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.theory.mean_field.bins import (
-    EXACT_POSITIONS,
-    MOST_BINS,
-    Bins,
-    growing_bins,
-    needs_every_position,
-    unit_bins,
-)
+from posbias.theory.mean_field.bins import EXACT_POSITIONS, MOST_BINS, Bins, growing_bins, unit_bins
 from posbias.theory.mean_field.recursion import (
     LEVELS,
     FirstOrder,
@@ -76,8 +69,7 @@ class MeanFieldTheory(Theory):
         if isinstance(prediction.level, SampledHeads):
             spec = subject if isinstance(subject, MeanFieldSpec) else spec_of(subject)
             caveats = (scatter_caveat(network_profiles(spec, n_positions, prompts=prompts, seed=seed)),)
-        labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
-        return Prediction(prediction.profile, caveats=caveats, **labels)
+        return Prediction(prediction.profile, caveats=caveats, **self.labels(seed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,11 +158,10 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
     Raises:
         UsageError: more than 2048 bins would be needed.
     """
-    if exact or n_positions <= EXACT_POSITIONS or any(map(needs_every_position, spec.groups)):
+    if exact or n_positions <= EXACT_POSITIONS or spec.single_positions:
         bins = unit_bins(n_positions)
     else:
-        reaches = {group.mask.reach(n_positions) for group in spec.groups}
-        bins = growing_bins(n_positions, windows=reaches - {n_positions})
+        bins = growing_bins(n_positions, windows=spec.windows(n_positions))
     if bins.count > MOST_BINS:
         raise UsageError(
             f"mean field needs {bins.count} bins for {n_positions} positions of this model, at most {MOST_BINS} are "

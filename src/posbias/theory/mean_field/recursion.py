@@ -161,7 +161,7 @@ class _Expansion(Level):
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         grams, outputs = attention_grams(attention, setting.width, x), []
-        for share, operator in head_operators(attention.groups, setting.bins):
+        for share, operator in head_operators(attention.mask, attention.encoding, attention.heads, setting.bins):
             if self.first_order:
                 output = Heads.of(operator, grams, setting.bins).mixed()
             else:
@@ -174,7 +174,7 @@ class _Expansion(Level):
         bins, features = setting.bins, attention.heads * attention.value_dim
         arriving = gradient.scaled(attention.output.variance * setting.width * features)
         grams, paths = attention_grams(attention, setting.width, x), []
-        for share, operator in head_operators(attention.groups, bins):
+        for share, operator in head_operators(attention.mask, attention.encoding, attention.heads, bins):
             if self.first_order:
                 path = _paths(attention, x, arriving, Heads.of(operator, grams, bins), setting.width)
             else:
@@ -416,9 +416,9 @@ def _normed_heads(features: HeadFeatures, raw: Kernel, norm: NormSpec | None) ->
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    ordered = torch.empty(attention.heads, n_positions, n_positions)
-    for group in attention.groups:
-        ordered[group.heads] = _single(group.masked_logits(n_positions))
+    position = np.arange(n_positions)
+    logits = attention.encoding.pair_logits(position, position, attention.heads)
+    ordered = _single(np.where(attention.mask.visible(n_positions), logits, -np.inf))
     return ordered[:1] if bool((ordered == ordered[:1]).all()) else ordered
 
 

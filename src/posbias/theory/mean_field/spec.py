@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posbias.architecture import HeadGroup
+from posbias.architecture import Encoding, Mask
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block, Linear, Norm
 from posbias.models.model import Model
-from posbias.theory.mean_field.bins import Activation, Kernel, recognise
+from posbias.theory.mean_field.bins import Activation, Kernel, needs_every_position, recognise
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
@@ -79,8 +79,9 @@ class AttentionSpec:
     key: LinearSpec
     value: LinearSpec
     output: LinearSpec
-    groups: tuple[HeadGroup, ...]
-    """Heads with their mask and the logits that do not depend on content."""
+    mask: Mask
+    encoding: Encoding
+    """The logits that do not depend on content."""
     rotation: Float64[np.ndarray, "pairs"] | None = None
     """Rotary frequencies of the feature pairs, radians per position; they act on sampled heads only."""
     query_norm: NormSpec | None = None
@@ -166,9 +167,13 @@ class MeanFieldSpec:
     final_norm: NormSpec | None = None
 
     @property
-    def groups(self) -> list[HeadGroup]:
-        """Heads of all layers that share mask and encoding."""
-        return [group for layer in self.layers for group in layer.attention.groups]
+    def single_positions(self) -> bool:
+        """True if some logits jump from one position to the next."""
+        return any(needs_every_position(layer.attention.encoding, layer.attention.heads) for layer in self.layers)
+
+    def windows(self, n_positions: int) -> set[int]:
+        """Keys that layers see, of those that do not see a whole context."""
+        return {layer.attention.mask.reach(n_positions) for layer in self.layers} - {n_positions}
 
 
 def spec_of(model: Model) -> MeanFieldSpec:
@@ -209,14 +214,6 @@ def _layer_spec(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
         return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
     parts, mlp = family.attention_parts(block, config), family.mlp_parts(block, config)
-    group = HeadGroup(
-        mask=family.mask(config, layer),
-        encoding=family.encoding(config, layer),
-        heads=np.arange(parts.heads),
-        n_heads=parts.heads,
-        content=np.zeros(parts.heads),
-        sinks=np.full(parts.heads, -np.inf),
-    )
     attention = AttentionSpec(
         heads=parts.heads,
         head_dim=parts.head_dim,
@@ -226,7 +223,8 @@ def _layer_spec(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
         key=_linear(parts.key),
         value=_linear(parts.value),
         output=_linear(parts.output),
-        groups=(group,),
+        mask=family.mask(config, layer),
+        encoding=family.encoding(config, layer),
         rotation=family.rotary_frequencies(model.network, block, config=config, layer=layer),
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
