@@ -30,7 +30,7 @@ def one_line(result, *words, code=2):
     ("flags", "words"),
     [
         (["--mixing", "1.5"], ["mixing must lie in [0, 1], got 1.5"]),
-        (["--mixing", "[0.1, 0.2, 0.3]", "--depth", "2"], ["3 values given for 2 layers"]),
+        (["--mixing", "[0.1, 0.2, 0.3]", "--depth", "2"], ["mixing has shape [3]; give a number, 2 values"]),
         (["--mask", "casual"], ["unknown mask 'casual'", "causal, full, prefix, sliding_window"]),
         (["--encoding", "alibi(slopes=[1.0])", "--heads", "2"], ["1 slopes given for 2 heads"]),
         (["--theory", "astrology"], ["unknown theory 'astrology'", "rollout"]),

@@ -136,7 +136,6 @@ class DistanceKernel(Kernel):
         self.n_positions = n_positions
         self._prefix, window = group.mask.mutual_prefix(n_positions), group.mask.reach(n_positions) - 1
         sides = np.arange(1, window + 1), -np.arange(1, max(self._prefix, 1)), np.zeros(1, dtype=np.int64)
-        # Read through the encoding, whose heads may share memory: `group.logits` would copy them all.
         logits = [group.encoding.logits(side, group.n_heads) for side in sides]
         members: dict[tuple[object, ...], list[int]] = {}
         for head, layer_head in enumerate(group.heads):

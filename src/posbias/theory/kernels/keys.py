@@ -47,7 +47,7 @@ class KeyKernel(Kernel):
         if self._encoding:
             self._shares = self._encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._causal = self._window >= n_positions - 1 and self._prefix < 2
-        gamma = isinstance(self._encoding, GammaKey) and self._encoding.smooth
+        gamma = isinstance(self._encoding, GammaKey) and not np.any(self._encoding.slope)
         self.exponents = keys[first, 0] if gamma and self._causal and self._bare else None
         """Of gamma keys without slope, of causal heads without content and sinks."""
 

@@ -70,26 +70,25 @@ def sweep_linear(signal, slopes, content, sinks, weights, out):
         stop = min(signal.size, start + BLOCK)
         for head in range(0 if settled else heads):
             before, factor = _geometric(slopes[head], start), np.exp(-slopes[head] * start)
-            for step in range(BLOCK):
-                seen = before + factor * sums[step, head]
+            for row in range(BLOCK):  # in the order of the walk: compiled, it is twice as fast as the other way round
+                seen = before + factor * sums[BLOCK - 1 - row, head]
                 inverse = 1.0 / (unit[head] * seen + beside[head])
-                inside[step, head] = unit[head] * inverse
-                own[step, head] = weights[head] * itself[head] * inverse
+                inside[row, head] = weights[head] * unit[head] * inverse
+                own[row, head] = weights[head] * itself[head] * inverse
             if start == 0:  # the first position sees itself and the sink alone
-                inside[0, head] = 0.0
-                own[0, head] = weights[head] / (1.0 + np.exp(min(sinks[head] - content[head], 700.0)))
+                inside[BLOCK - 1, head] = 0.0
+                own[BLOCK - 1, head] = weights[head] / (1.0 + np.exp(min(sinks[head] - content[head], 700.0)))
         # Rows of the next block are those of this one where geometric sums no longer change.
         settled = least * (start - BLOCK) > FLAT_NATS
         local[:] = 0.0
         for at in range(stop - start):
-            step = stop - start - 1 - at
-            value = signal[start + step]
+            place, row = stop - 1 - at, BLOCK - stop + start + at
+            value = signal[place]
             total = 0.0
             for head in range(heads):
-                seen = local[head] + powers[at, head] * carry[head]
-                total += weights[head] * seen + own[step, head] * value
-                local[head] = rates[head] * local[head] + inside[step, head] * value
-            out[start + step] = total
+                total += local[head] + powers[at, head] * carry[head] + own[row, head] * value
+                local[head] = rates[head] * local[head] + inside[row, head] * value
+            out[place] = total
         for head in range(heads):
             carry[head], spill[head] = _advance(carry[head], spill[head], powers[stop - start, head], local[head])
 
