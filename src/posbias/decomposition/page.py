@@ -32,7 +32,7 @@ def decomposition_report(decomposition: Decomposition) -> Report:
     figures = [_shift_figure(kind, shifts) for kind, shifts in of_kinds.items() if shifts]
     refused = [(item.name, item.reason) for item in decomposition.counterfactuals if item.reason is not None]
     return Report(
-        f"What makes the profile of {decomposition.title}",
+        f"What makes the profile of {decomposition.record.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
         verdict=_verdict(decomposition),
         picture=figures[:1],
