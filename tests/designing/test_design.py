@@ -12,8 +12,6 @@ from posbias import (
     load_record,
     predict,
 )
-from posbias.architecture import KeyBias
-from posbias.designing.exact import key_bias_for
 from posbias.designing.initialisation import Initialisation
 from posbias.designing.result import TOLERANCE, Design, distance_apart, resolve_target
 from posbias.designing.solving import Problem
@@ -27,24 +25,22 @@ TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)",
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    ("n_positions", "depth", "mixing"), [(40, 8, 0.3), (512, 24, 0.1), (300, 24, 0.9), (90, 1, 1.0)]
+    ("n_positions", "mixing"),
+    [
+        (40, [0.3] * 8),
+        (512, [0.1] * 24),
+        (300, [0.9] * 24),
+        (90, [1.0]),
+        (40, np.random.default_rng(0).uniform(size=7).tolist()),
+    ],
 )
-def test_a_key_bias_meets_any_target_entry_by_entry(target, n_positions, depth, mixing):
-    found = design(
-        target, over="key_bias", options=DesignOptions(depth=depth, heads=2, mixing=mixing, n_positions=n_positions)
-    )
-    wanted = resolve_target(target).profile(n_positions, (1 - mixing) ** depth)
+def test_a_key_bias_meets_any_target_entry_by_entry(target, n_positions, mixing):
+    options = DesignOptions(depth=len(mixing), heads=2, mixing=mixing, n_positions=n_positions)
+    found = design(target, over="key_bias", options=options)
+    wanted = resolve_target(target).profile(n_positions, float(np.prod(1 - np.array(mixing))))
     got = rollout_profile(found.architecture, n_positions=n_positions)
     np.testing.assert_allclose(got, wanted, rtol=1e-11)
     assert found.exact
-
-
-def test_mixing_may_differ_by_layer():
-    mixing = np.random.default_rng(0).uniform(size=7)
-    wanted = resolve_target("u_shape").profile(40, float(np.prod(1 - mixing)))
-    encoding = KeyBias(key_bias_for(wanted, mixing).tolist())
-    product = rollout_profile(Architecture(depth=7, encoding=encoding, mixing=mixing.tolist()), n_positions=40)
-    np.testing.assert_allclose(product, wanted, rtol=1e-11)
 
 
 @pytest.mark.parametrize("mixing", [[0.1] * 24, np.random.default_rng(2).uniform(size=12).tolist(), [0.3, 1.0, 0.5]])

@@ -119,8 +119,6 @@ def test_bad_requests_name_what_is_allowed(fresh):
     spec = spec_of(fresh("llama"))
     with pytest.raises(UsageError, match="20 tokens each"):
         mean_field(spec, 16, prompts=Prompts(np.full((1, 20), 3)))
-    with pytest.raises(UsageError, match="known: first, sampled, value"):
-        mean_field(spec, 16, level="third")
     with pytest.raises(UsageError, match="at least 1 position, got 0"):
         mean_field(spec, 0)
     with pytest.raises(UsageError, match="at most 2048"):

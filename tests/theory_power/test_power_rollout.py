@@ -16,33 +16,22 @@ from tiny_families import CONFIGS, shaken_model
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
-ALL_SETTINGS = [
-    PowerRollout(key_path=False),
-    PowerRollout(target="probability"),
-]
+ALL_SETTINGS = [PowerRollout(key_path=False), PowerRollout(target="probability")]
 """All ways from the default, which every family walks."""
+WALKED = [(kind, PowerRollout()) for kind in sorted(CONFIGS)]
+WALKED += [(kind, each) for kind in ("gemma3_text", "phi3", "opt", "bloom") for each in ALL_SETTINGS]
 
 
-def check_both_precisions(build: Build, kind: str, ids: np.ndarray, settings: PowerRollout) -> None:
-    exact = power_rollout_prompt(build(kind), ids, settings)
+@pytest.mark.parametrize(("kind", "settings"), WALKED, ids=str)
+def test_a_profile_of_every_family_in_either_precision(
+    kind: str, settings: PowerRollout, tiny_model: Build, random_ids: Draw
+) -> None:
+    exact = power_rollout_prompt(tiny_model(kind), random_ids(), settings)
     assert exact.dtype == np.float64
     assert exact.min() >= 0
     assert exact.sum() == pytest.approx(1, abs=1e-12)
-    single = power_rollout_prompt(build(kind, torch.float32), ids, settings)
+    single = power_rollout_prompt(tiny_model(kind, dtype=torch.float32), random_ids(), settings)
     np.testing.assert_allclose(single, exact, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_a_profile_of_every_family_in_either_precision(kind: str, tiny_model: Build, random_ids: Draw) -> None:
-    check_both_precisions(tiny_model, kind, random_ids(), PowerRollout())
-
-
-@pytest.mark.parametrize("kind", ["gemma3_text", "phi3", "opt", "bloom"])
-@pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
-def test_a_profile_with_all_settings_in_either_precision(
-    kind: str, settings: PowerRollout, tiny_model: Build, random_ids: Draw
-) -> None:
-    check_both_precisions(tiny_model, kind, random_ids(), settings)
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,6 @@ class Level(ABC):
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """Gradient kernel at the branch's normalised input from that at its output."""
 
-    def __str__(self) -> str:
-        return LEVELS.spell(self)
-
 
 @dataclass(frozen=True, eq=False)
 class Grams:
