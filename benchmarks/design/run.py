@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from posbias import design
-from posbias.architecture import Alibi, Architecture, GammaKey
+from posbias.architecture import Architecture, GammaKey
 from posbias.designing.options import DesignOptions
-from posbias.theory.rollout import profile_gradient, rollout_profile
+from posbias.theory.rollout import Rollout, exponent_gradient, rollout_profile
 
 DEPTH, HEADS, MIXING = 32, 32, 0.1
 REPEATS = 5
@@ -49,26 +49,25 @@ def exact_designs(n_positions: int = 100_000) -> None:
 def gradients(n_positions: int = 10_000) -> None:
     """The adjoint beside the rollout."""
     alphas = tuple(np.linspace(0.5, 9, HEADS).tolist())
-    stacks = {
-        "gamma keys, one exponent per layer": Architecture(DEPTH, HEADS, encoding=GammaKey(3.0), mixing=MIXING),
-        "gamma keys, 32 exponents": Architecture(DEPTH, HEADS, encoding=GammaKey(alphas), mixing=MIXING),
-        "ALiBi, 32 slopes": Architecture(DEPTH, HEADS, encoding=Alibi(), mixing=MIXING),
-        "mixing alone, no encoding": Architecture(DEPTH, HEADS, mixing=MIXING),
-    }
+    keys = {"one exponent per layer": 3.0, "32 exponents": alphas}
+    stacks = {name: Architecture(DEPTH, HEADS, encoding=GammaKey(each), mixing=MIXING) for name, each in keys.items()}
     cotangent = np.random.default_rng(0).normal(size=n_positions)
     step = 1e-6
     ahead, behind = (
-        cotangent @ rollout_profile(Architecture(DEPTH, HEADS, mixing=MIXING + sign * step), n_positions=n_positions)
+        cotangent
+        @ rollout_profile(
+            Architecture(DEPTH, HEADS, encoding=GammaKey(3.0 + sign * step), mixing=MIXING), n_positions=n_positions
+        )
         for sign in (1, -1)
     )
-    adjoint = profile_gradient(stacks["mixing alone, no encoding"], cotangent).mixing.sum()
+    adjoint = exponent_gradient(Rollout(stacks["one exponent per layer"], n_positions), cotangent).sum()
     np.testing.assert_allclose(adjoint, (ahead - behind) / (2 * step), rtol=1e-6)
-    print("\n" + ROW.format(f"gradient by every parameter, N = {n_positions:,}", "seconds", "x rollout"))
+    print("\n" + ROW.format(f"gradient by every exponent, N = {n_positions:,}", "seconds", "x rollout"))
     for name, stack in stacks.items():
         found = medians(
             {
                 "rollout": lambda stack=stack: rollout_profile(stack, n_positions=n_positions),
-                "gradient": lambda stack=stack: profile_gradient(stack, cotangent),
+                "gradient": lambda stack=stack: exponent_gradient(Rollout(stack, n_positions), cotangent),
             }
         )
         print(ROW.format(name, f"{found['gradient']:.3f}", f"{found['gradient'] / found['rollout']:.1f}"))

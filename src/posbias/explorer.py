@@ -17,8 +17,7 @@ with app.setup:
     import posbias as pb
     from posbias.architecture import ENCODINGS, MASKS
     from posbias.checks import RESIDUAL_MIXING
-    from posbias.designing.result import KEY_BIAS, TARGETS, resolve_target
-    from posbias.designing.solving import FREE
+    from posbias.designing.result import OVER, TARGETS, resolve_target
     from posbias.results.drawing import image_of
     from posbias.results.figures import profile_figure
 
@@ -97,7 +96,7 @@ def _():
         "length": slider(steps=WHOLE[4:], value=512, label="length"),
         **variants("target", TARGETS, NONE, NONE),
         "file": mo.ui.text(placeholder="runs/x or target.csv", label="or a run, or a file"),
-        "over": mo.ui.dropdown([NONE, KEY_BIAS, *FREE], value=NONE, label="design A for it over"),
+        "over": mo.ui.dropdown([NONE, *OVER], value=NONE, label="design A for it over"),
     }
     asked = mo.ui.dictionary({name: mo.ui.dictionary(column) for name, column in columns.items()})
     return (asked,)

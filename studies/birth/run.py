@@ -46,9 +46,8 @@ from posbias.theory.mean_field.spec import (
 )
 
 HERE = Path(__file__).resolve().parent
-PLACEMENTS = {"pre": (True, False, False), "output": (False, True, False), "sandwich": (True, True, False)}
-PLACEMENTS |= {"post": (False, False, True)}
-"""Norms before a branch, on its output, and on the stream after the addition."""
+PLACEMENTS = {"pre": (True, False), "output": (False, True), "sandwich": (True, True)}
+"""Norms before a branch and on its output."""
 N, HEADS, PROBES = 256, 32, 2
 VOCABULARY = {"vocab_size": 4096, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """The profile knows the embeddings' mean square alone, so that a small vocabulary serves."""
@@ -211,16 +210,15 @@ def gains(spec: MeanFieldSpec, forward: Forward, setting: Setting) -> Float64[np
     ones = Kernel(np.ones((setting.bins.count,) * 2), np.ones(setting.bins.count))
     values = []
     for step in forward.steps:
-        attention, beside = None, step[0].spec.residual.stream_factor ** 2
+        attention, beside = None, 1.0
         for branch in step:
             part = branch.spec
             norms = through(part.pre_norm, branch.stream.same[-1]) * through(part.post_norm, branch.output.same[-1])
-            factor = norms * part.residual.branch_factor**2
             if isinstance(part, AttentionSpec):
                 maps = part.value.variance * spec.width * part.output.variance * part.heads * part.value_dim
-                attention = maps * factor
+                attention = maps * norms
             else:
-                beside += factor * part.backward(setting.width, branch.x, ones).same[-1]
+                beside += norms * part.backward(setting.width, branch.x, ones).same[-1]
         if attention is not None:
             values.append(np.divide(attention, beside))
     return np.array(values)
@@ -232,8 +230,8 @@ def mixings(forward: Forward) -> Float64[np.ndarray, "layer"]:
     for branch in (branch for step in forward.steps for branch in step):
         if isinstance(part := branch.spec, AttentionSpec):
             output = branch.output if part.post_norm is None else part.post_norm.forward(branch.output)
-            size = part.residual.branch_factor * np.sqrt(output.same)
-            values.append(float((size / (part.residual.stream_factor * np.sqrt(branch.stream.same) + size)).mean()))
+            size = np.sqrt(output.same)
+            values.append(float((size / (np.sqrt(branch.stream.same) + size)).mean()))
     return np.array(values)
 
 
@@ -325,16 +323,6 @@ def _larger(spec: MeanFieldSpec, factor: float) -> MeanFieldSpec:
     return replace(spec, embedding=spec.embedding * factor**2, positions=spec.positions * factor**2)
 
 
-def _streams(spec: MeanFieldSpec, factor: float) -> MeanFieldSpec:
-    """The residual stream beside attention and MLP, so many times larger."""
-
-    def scaled(part: Any) -> Any:
-        return replace(part, residual=replace(part.residual, stream_factor=factor))
-
-    layers = [replace(layer, attention=scaled(layer.attention), mlp=scaled(layer.mlp)) for layer in spec.layers]
-    return replace(spec, layers=tuple(layers))
-
-
 def _without_mlp(spec: MeanFieldSpec) -> MeanFieldSpec:
     return replace(spec, layers=tuple(replace(layer, mlp=None) for layer in spec.layers))
 
@@ -346,20 +334,20 @@ def _attending(spec: MeanFieldSpec, other: MeanFieldSpec) -> MeanFieldSpec:
 
     def attention(layer: LayerSpec) -> AttentionSpec:
         assert layer.attention is not None
-        return replace(layer.attention, groups=given.groups)
+        return replace(layer.attention, mask=given.mask, encoding=given.encoding)
 
     return replace(spec, layers=tuple(replace(layer, attention=attention(layer)) for layer in spec.layers))
 
 
 def _with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
-    """A decoder of pre-norm with its norms moved; post-norm has none at the end."""
+    """A decoder of pre-norm with its norms moved."""
 
     def moved(branch: Any) -> Any:
-        before, after, stream = (branch.pre_norm if there else None for there in PLACEMENTS[placement])
-        return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
+        before, after = (branch.pre_norm if there else None for there in PLACEMENTS[placement])
+        return replace(branch, pre_norm=before, post_norm=after)
 
     layers = tuple(replace(layer, attention=moved(layer.attention), mlp=moved(layer.mlp)) for layer in spec.layers)
-    return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm)
+    return replace(spec, layers=layers)
 
 
 def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
@@ -381,7 +369,6 @@ def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
             rows[base, "layers", str(layers)] = lambda m=make, a=(width, layers, *rest): describe(m(*a))
         for placement in PLACEMENTS:
             rows[base, "norms", placement] = lambda w=whole, p=placement: _with_norms(w, p)
-        rows[base, "residuals", "without"] = lambda w=whole: _streams(w, 0.0)
         rows[base, "MLPs", "without"] = lambda w=whole: _without_mlp(w)
     for width, heads in ((256, 4), (512, 8), (896, 14), (1536, 24)):
         rows["Qwen2 0.5B", "width", str(width)] = lambda w=width, h=heads: describe(

@@ -1,10 +1,9 @@
-"""What can be reached: bounded exponents, one shared exponent, ALiBi slopes, windows. Writes reachable.png beside this.
+"""What can be reached: bounded exponents, one shared exponent, and over length. Writes reachable.png beside this.
 
 `python studies/design/reachable.py`: rollouts only, no model; about 2 minutes on one core. Every distance is W1 to a
 flat profile, the last position apart.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -20,11 +19,11 @@ from posbias.architecture import Architecture, GammaKey
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.options import DesignOptions
 from posbias.designing.result import Flat, distance_apart
-from posbias.designing.solving import GammaKeys, Problem
+from posbias.designing.solving import Problem
 from posbias.profiles import Profile
 from posbias.theory.rollout import rollout_profile
 
-N_POSITIONS, HEADS = 512, 8
+N_POSITIONS = 512
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 STACKS = ((6, 0.1), (12, 0.1), (24, 0.1), (12, 0.3))
 DEPTH, MIXING = 24, 0.1
@@ -51,7 +50,7 @@ def bounded(axes: Axes) -> None:
         found = []
         for bound in bounds:
             base = Architecture(depth=depth, mixing=mixing)
-            problem = Problem(base, GammaKeys(bound), Flat(), [N_POSITIONS])
+            problem = Problem(base, Flat(), [N_POSITIONS], bound)
             best = problem.architecture(problem.solve(starts=3, seed=0))
             exact = Architecture(
                 depth=depth,
@@ -87,18 +86,12 @@ def shared(axes: Axes) -> None:
 def designs() -> dict[str, Architecture]:
     """What is free, and the design for N = 512."""
     settings = DesignOptions(depth=DEPTH, mixing=MIXING, n_positions=N_POSITIONS)
-    slopes = replace(settings, heads=HEADS, starts=3)
     alpha = shared_alpha(np.full(DEPTH, MIXING))
     return {
         "none": Architecture(depth=DEPTH, mixing=MIXING),
         "one key bias": design("flat", over="key_bias", options=settings).architecture,
         "one shared exponent": Architecture(depth=DEPTH, mixing=MIXING, encoding=GammaKey(alpha)),
         "exponents by the theorem": design("flat", over="gamma_key", options=settings).architecture,
-        f"ALiBi, {HEADS} slopes": design("flat", "alibi", options=slopes).architecture,
-        "ALiBi for 128, 512 and 2048": design(
-            "flat", "alibi", options=replace(slopes, n_positions=[128, 512, 2048])
-        ).architecture,
-        "windows, one per layer": design("flat", over="windows", options=settings).architecture,
     }
 
 
@@ -110,7 +103,6 @@ def transfer(axes: Axes, stacks: dict[str, Architecture]) -> None:
         found = [distance(stack, n) for n in reach]
         print(f"  {name}:", " ".join(f"{one:.4f}" for one in found))
         axes.plot(reach, np.maximum(found, 1e-5), "o-", label=name)
-    print("  slopes", stacks[f"ALiBi, {HEADS} slopes"].head_groups[0][0].encoding)
     axes.set(xscale="log", yscale="log", xlabel=f"N (designed for {N_POSITIONS})", ylabel="W1 to flat (from 1e-5)")
     axes.set_title(f"Transfer over length, {DEPTH} layers, m = {MIXING}")
     axes.legend(fontsize=6)
@@ -119,7 +111,7 @@ def transfer(axes: Axes, stacks: dict[str, Architecture]) -> None:
 def profiles(axes: Axes, stacks: dict[str, Architecture]) -> None:
     """Profiles at the length of the design."""
     for name, stack in stacks.items():
-        if name not in {"one key bias", "ALiBi for 128, 512 and 2048"}:
+        if name != "one key bias":
             found = rollout_profile(stack, n_positions=N_POSITIONS)[:-1]
             axes.plot(np.arange(N_POSITIONS - 1), found / found.mean(), label=name)
     axes.set(yscale="log", ylim=(0.05, 50), xlabel="position", ylabel="influence (flat = 1)")

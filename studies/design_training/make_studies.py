@@ -1,5 +1,6 @@
-"""Writes the study files of this folder with the designed biases in them:
-`python studies/design_training/make_studies.py`.
+"""Writes the study files of this folder with the designed biases in them.
+
+Ran at fb1d2386: `python studies/design_training/make_studies.py`. Mean field of such networks has left since.
 
 Every design is made for the network as it is drawn (seed 1000, no seed of the study), at the length of its task: flat
 and recency-shaped by gamma keys through the mean field, middle-shaped by a cubic key bias through the mean field, flat

@@ -35,7 +35,7 @@ from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.results.records import Record, read_record
 from posbias.statistics import Interval, mean_of
-from posbias.theory.power_rollout.rollout import power_rollout_prompt
+from posbias.theory.power_rollout import trace_model
 
 LEAD = ("model", "n_positions", "text", "kind")
 OF_MODELS = ("power rollout", "two other models", "the other text", "uniform baseline")
@@ -86,7 +86,8 @@ def measure() -> None:
         rows = {f"norms/{MEASURED}": [], f"theory/{CHOSEN}": []}
         for index, prompt in enumerate(token_ids):
             measured = measure_prompt(model, prompt, kinds=kinds, key=(SEED, index)).norms
-            for name, row in zip(rows, (measured[MEASURED], power_rollout_prompt(model, prompt, form)), strict=True):
+            predicted = form.profile_of(trace_model(model, prompt, target=form.target))
+            for name, row in zip(rows, (measured[MEASURED], predicted), strict=True):
                 rows[name].append(np.asarray(row / row.sum(), dtype=np.float32))
             print(text, index, flush=True)
         record.arrays |= {f"{text}/{name}": np.stack(found) for name, found in rows.items()}

@@ -20,7 +20,7 @@ from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, shuffled
 from posbias.results.records import Record
-from posbias.theory.power_rollout import power_rollout_prompt
+from posbias.theory.power_rollout import trace_model
 
 KIND = "probability"
 STARTS = ("jacobian", KIND)
@@ -58,7 +58,8 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
     def compute() -> dict[str, np.ndarray]:
         found = measure_prompt(model, token_ids, kinds=resolve_kinds([KIND]), key=(SEED, index))
         theories = {
-            start: power_rollout_prompt(model, token_ids, replace(FORMS[CHOSEN], target=start)) for start in STARTS
+            start: replace(FORMS[CHOSEN], target=start).profile_of(trace_model(model, token_ids, target=start))
+            for start in STARTS
         }
         return theories | {"measured": found.norms[KIND]}
 

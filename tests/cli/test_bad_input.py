@@ -113,7 +113,7 @@ def one_line(result, *words, code=2):
         ("decompose LONG --length 2", "at least 3 positions, got 2"),
         ("decompose LONG --interventions no_rope,no_rope", "given 2 times"),
         ("decompose LONG --interventions no_alibi", "intervention no_alibi left posbias after 0.1.0"),
-        ("design flat --over heads", "unknown free parameter 'heads'; known: alibi, gamma_key, key_bias, windows"),
+        ("design flat --over heads", "unknown free parameter 'heads'; known: gamma_key, key_bias"),
         ("design flat --measured-at 64", "--measured-at is read with --model only"),
         ("design flat --model config:x --measured-at all", "--measured-at: 'all': allowed are whole numbers"),
         ("design flat --model config:x --depth 3", "--depth cannot be given with --model"),

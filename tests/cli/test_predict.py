@@ -98,6 +98,8 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     assert (record.arguments["device"], record.resolved["model"]["dtype"]) == ("auto", "float64")
     assert [found["n_positions"] for found in record.scalars["measured"]] == [32, 48]
     assert all(found["distance"]["value"] < found["before"]["value"] for found in record.scalars["measured"])
+    asked = record.scalars["measured"][0]
+    assert asked["distance"]["value"] < 0.03 < 0.08 < asked["before"]["value"]
     assert record.arrays["measured/48/networks"].shape == (6, 48)
 
 

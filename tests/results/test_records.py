@@ -131,7 +131,7 @@ def test_a_full_disk_leaves_the_old_run(tmp_path, monkeypatch):
 
 def with_report(directory):
     """A finished run with its report, and two files of the user's own beside it."""
-    record = Prediction(Profile.uniform(8), "rollout", None, 8).record
+    record = Prediction(Profile.uniform(8), "rollout").record
     record.save(directory)
     write_report([record], directory)
     (directory / "mine.png").write_bytes(b"\x89PNG drawn elsewhere")

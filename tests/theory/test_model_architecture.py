@@ -59,12 +59,6 @@ def test_encodings_that_enter_by_content_add_no_logit() -> None:
     assert [[str(item) for item in layer] for layer in traits["encoding"]] == [["none", "alibi"], ["none", "none"]]
 
 
-def test_closed_forms_refuse_a_model_with_a_window() -> None:
-    model = ReferenceTransformer(Architecture(2, mask="sliding_window(width=3)"))
-    with pytest.raises(UsageError, match=r"mask sliding_window\(width=3\)"):
-        predict(model, N, theory="closed_form")
-
-
 def test_streams_that_vanish_are_a_run_error() -> None:
     model = ReferenceTransformer(copy_network(Architecture(2), residual=True))
     model.network.embedding.data.zero_()

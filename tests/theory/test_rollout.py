@@ -46,17 +46,6 @@ def test_rows_are_those_of_the_product() -> None:
         np.testing.assert_allclose(rollout.pull(rollout.unit(position)), dense[position], rtol=1e-12)
 
 
-def test_mixing_zero_is_the_identity() -> None:
-    profile = rollout_profile(Architecture(depth=4, encoding="alibi", mixing=0.0), n_positions=20)
-    assert profile[-1] == 1
-    assert profile[:-1].sum() == 0
-
-
-@pytest.mark.parametrize("n_positions", [1, 2, 1000])
-def test_profiles_sum_to_one(n_positions: int) -> None:
-    assert rollout_profile(MIXED, n_positions=n_positions).sum() == pytest.approx(1, abs=1e-13)
-
-
 @pytest.mark.parametrize("encoding", ALL_ENCODINGS)
 @settings(max_examples=25, deadline=None)
 @given(

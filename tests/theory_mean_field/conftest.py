@@ -1,13 +1,13 @@
 """Small random models and their measured Jacobians, by plain automatic differentiation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from posbias.comparison.metrics import wasserstein
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model
 from posbias.models.networks import random_network
@@ -27,15 +27,6 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Jacobians:
-    """Root mean squares over seeds, all of them and either half."""
-
-    norm: np.ndarray
-    noise: float
-    """Distance between the halves' profiles."""
-
-
 @pytest.fixture(scope="session")
 def fresh() -> Callable[..., HuggingFaceModel]:
     """A tiny model of a family with the weights of one seed."""
@@ -51,46 +42,29 @@ def fresh() -> Callable[..., HuggingFaceModel]:
 
 @pytest.fixture(scope="session")
 def births() -> Callable[..., np.ndarray]:
-    """Squared Jacobian norms of models of several seeds, one row each, on the given or on distinct random tokens."""
+    """Squared Jacobian norms of models of several seeds, one row each, on distinct random tokens."""
 
-    def measure(
-        build: Callable[[int], Model], n_positions: int, seeds: int, ids: np.ndarray | None = None
-    ) -> np.ndarray:
-        return np.stack([_squares(build(seed), n_positions, seed, ids) for seed in range(seeds)])
+    def squares(model: Model, n_positions: int, seed: int) -> np.ndarray:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
+        entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
+        hidden = model.last(entry).hidden
+        probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
+        (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
+        return gradient.double().square().sum(dim=2).mean(dim=0).numpy()
 
-    return measure
+    return lambda build, n_positions, seeds: np.stack(
+        [squares(build(seed), n_positions, seed) for seed in range(seeds)]
+    )
 
 
 @pytest.fixture(scope="session")
-def jacobians(births: Callable[..., np.ndarray]) -> Callable[..., Jacobians]:
-    """Measure models of several seeds, as `births`."""
-
-    def measure(*arguments: Any) -> Jacobians:
-        squares = births(*arguments)
-        halves = [np.sqrt(squares[half::2].mean(axis=0)) for half in (0, 1)]
-        return Jacobians(np.sqrt(squares.mean(axis=0)), distance(*halves))
-
-    return measure
-
-
-def _squares(model: Model, n_positions: int, seed: int, ids: np.ndarray | None) -> np.ndarray:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
-    tokens = tokens if ids is None else torch.as_tensor(ids)
-    entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
-    hidden = model.last(entry).hidden
-    probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
-    (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
-    return gradient.double().square().sum(dim=2).mean(dim=0).numpy()
-
-
-def distance(predicted: np.ndarray, measured: np.ndarray) -> float:
-    """Normalised Wasserstein distance of two profiles given up to scale."""
-    gaps = np.cumsum(predicted / predicted.sum() - measured / measured.sum())[:-1]
-    return float(np.abs(gaps).sum() / (len(predicted) - 1))
+def jacobians(births: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Root mean squares over seeds, of what `births` measures."""
+    return lambda *arguments: np.sqrt(births(*arguments).mean(axis=0))
 
 
 @pytest.fixture(scope="session")
 def profile_distance() -> Callable[[np.ndarray, np.ndarray], float]:
     """Normalised Wasserstein distance of two profiles given up to scale."""
-    return distance
+    return lambda one, other: float(wasserstein(one / one.sum(), other / other.sum()))

@@ -12,7 +12,7 @@ from posbias.architecture import (
     HeadGroup,
     LogSpline,
     NoEncoding,
-    Prefix,
+    Rope,
     SlidingWindow,
 )
 from posbias.theory.kernels import dense_heads
@@ -23,15 +23,15 @@ from posbias.theory.mean_field.bins import (
     unit_bins,
 )
 
-MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
+MASKS = [Causal(), SlidingWindow(width=5)]
 
 
-def group(mask, encoding, content=0.0) -> HeadGroup:
-    return HeadGroup(mask, encoding, np.arange(4), 4, content=np.full(4, content), sinks=np.full(4, -np.inf))
+def dense(mask, encoding, n) -> np.ndarray:
+    return dense_heads(HeadGroup(mask, encoding, np.arange(4), 4, np.zeros(4), np.full(4, -np.inf)), n)
 
 
 def uniform_operator(mask, bins):
-    ((share, operator),) = head_operators((group(mask, NoEncoding()),), bins)
+    ((share, operator),) = head_operators(mask, NoEncoding(), 4, bins)
     assert share == 1
     return operator
 
@@ -51,28 +51,42 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("content", [0.0, 1.5])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
+def test_alibi_operators_are_the_softmax_of_their_bias():
     n = 11
     query, key = np.indices((n, n))
-    operators = [operator for _, operator in head_operators((group(mask, Alibi(), content),), unit_bins(n))]
+    operators = [operator for _, operator in head_operators(Causal(), Alibi(), 4, unit_bins(n))]
     symmetric = np.minimum(query, key) + 1.0
     for slope, operator in zip(Alibi().linear_slopes(4), operators, strict=True):
-        weights = np.exp(-slope * np.abs(query - key) + content * (query == key)) * mask.visible(n)
+        weights = np.exp(-slope * np.abs(query - key)) * Causal().visible(n)
         expected = weights / weights.sum(axis=1, keepdims=True)
         np.testing.assert_allclose(operator.matrix, expected, rtol=1e-12)
         np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-12)
         np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("mask", "encoding", "said"),
+    [
+        (Full(), NoEncoding(), "causal masks and windows, got full"),
+        (Causal(), Rope(), "slopes or key biases, got rope"),
+        (SlidingWindow(5), Alibi(), r"slopes without windows, got alibi with sliding_window\(width=5\)"),
+        (Causal(), GammaKey(1000.0), r"at most 700 nats; gamma_key\(alpha=1000.0\) spans 963 over 512 positions"),
+        (SlidingWindow(5), GammaKey(1000.0), "at most 700 nats"),
+    ],
+    ids=str,
+)
+def test_other_attention_is_refused(mask, encoding, said):
+    with pytest.raises(UsageError, match=said):
+        head_operators(mask, encoding, 4, unit_bins(512))
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_key_biases_are_the_softmax_of_their_bias_and_equal_heads_are_one(mask):
     n = 11
-    keyed = group(mask, GammaKey((3.0, 0.4, 3.0, 3.0)))
-    operators = head_operators((keyed,), unit_bins(n))
+    keys = GammaKey((3.0, 0.4, 3.0, 3.0))
+    operators = head_operators(mask, keys, 4, unit_bins(n))
     mean = sum(share * operator.matrix for share, operator in operators)
-    expected = dense_heads(keyed, n).mean(axis=0)
+    expected = dense(mask, keys, n).mean(axis=0)
     np.testing.assert_allclose(mean, expected, rtol=1e-12)
     symmetric = np.add.outer(np.arange(n), np.arange(n)) - 5.0
     pulled = sum(share * operator.pull(symmetric) for share, operator in operators)
@@ -113,31 +127,23 @@ def test_spreading_keeps_the_last_position_apart():
 @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(width=20)], ids=str)
 @pytest.mark.parametrize("bias", [GammaKey(3.0), GammaKey(0.2), LogSpline([0.0, 4.0, -1.0], [0, 7, 63])], ids=str)
 def test_smooth_key_biases_on_bins_are_the_mean_rows_of_the_exact_attention(mask, bias):
-    check_on_bins(group(mask, bias), [group(mask, bias)] * 4)
+    check_on_bins(mask, bias)
 
 
 def test_a_key_bias_with_slopes_keeps_them_apart_on_bins_and_positions():
-    sloped = group(Causal(), GammaKey(2.0, Alibi().linear_slopes(4).tolist()))
-    check_on_bins(sloped, [sloped] * 4)
-    check_on_bins(group(Causal(), GammaKey(2.0, -3.0)), [group(Causal(), GammaKey(2.0, -3.0))] * 4)
+    check_on_bins(Causal(), GammaKey(2.0, Alibi().linear_slopes(4).tolist()))
+    check_on_bins(Causal(), GammaKey(2.0, -3.0))
     # 700 nats over the context: weights by key alone would underflow.
-    steep = group(Causal(), GammaKey(2.0, 4.0))
-    ((share, operator),) = head_operators((steep,), unit_bins(200))
+    ((share, operator),) = head_operators(Causal(), GammaKey(2.0, 4.0), 4, unit_bins(200))
     assert share == 1
     np.testing.assert_allclose(operator.matrix.sum(axis=1), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("mask", [Causal(), SlidingWindow(width=5)], ids=str)
-def test_a_key_bias_beyond_floats_is_refused(mask):
-    with pytest.raises(UsageError, match=r"at most 700 nats; gamma_key\(alpha=1000.0\) spans 963 over 512 positions"):
-        head_operators((group(mask, GammaKey(1000.0)),), unit_bins(512))
-
-
-def check_on_bins(biased: HeadGroup, exact: list[HeadGroup]) -> None:
+def check_on_bins(mask, bias) -> None:
     n = 90
     bins = growing_bins(n, relative_width=0.2)
     inside = np.repeat(np.arange(bins.count), bins.sizes)[:, None] == np.arange(bins.count)
-    found = [operator.matrix for share, operator in head_operators((biased,), bins) for _ in range(round(4 * share))]
-    for head, (matrix, one) in enumerate(zip(found, exact, strict=True)):
-        expected = inside.T @ dense_heads(one, n)[head] @ inside / bins.sizes[:, None]
-        np.testing.assert_allclose(matrix, expected, rtol=1e-11, atol=1e-15)
+    operators = head_operators(mask, bias, 4, bins)
+    found = [operator.matrix for share, operator in operators for _ in range(round(4 * share))]
+    for matrix, exact in zip(found, dense(mask, bias, n), strict=True):
+        np.testing.assert_allclose(matrix, inside.T @ exact @ inside / bins.sizes[:, None], rtol=1e-11, atol=1e-15)

@@ -11,32 +11,17 @@ import torch
 from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import VOCABULARY, shaken_model
 
-N_POSITIONS = 21
 
-
-@cache
-def build_tiny_model(
-    name: str, dtype: torch.dtype = torch.float64, implementation: str | None = None
-) -> HuggingFaceModel:
-    """A random model of a family, every weight, norm gain and bias moved away from special values."""
-    return shaken_model(name, dtype=dtype, implementation=implementation)
-
-
-def draw_ids(seed: int = 0, n_positions: int = N_POSITIONS) -> np.ndarray:
-    """One prompt of random token ids, special tokens left out."""
-    return np.random.default_rng(seed).integers(3, VOCABULARY, n_positions)
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., HuggingFaceModel]:
-    """tiny_model(name, dtype=torch.float64, implementation=None), built once per session."""
-    return build_tiny_model
+    """A random model of a family, every weight, norm gain and bias moved away from special values; each built once."""
+    return cache(shaken_model)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def random_ids() -> Callable[..., np.ndarray]:
-    """random_ids(seed=0, n_positions=21)."""
-    return draw_ids
+    """random_ids(seed=0, n_positions=21): one prompt of random token ids, special tokens left out."""
+    return lambda seed=0, n_positions=21: np.random.default_rng(seed).integers(3, VOCABULARY, n_positions)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_one_token_is_all_there_is() -> None:
 
 def test_wrong_input_and_broken_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model("llama")
-    with pytest.raises(UsageError, match="1 values given for 3 layers; give one number or one per layer"):
+    with pytest.raises(UsageError, match=r"mixing has shape \[1\]; give a number, 3 values"):
         attention_rollout_prompt(model, _prompts().token_ids[0], [0.5])
     with pytest.raises(UsageError, match=r"\[0, 1\], got 1.5"):
         attention_rollout_prompt(model, _prompts().token_ids[0], 1.5)

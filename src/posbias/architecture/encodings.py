@@ -33,10 +33,12 @@ class Encoding(Spelled, ABC):
 
     relative: ClassVar[bool] = True
     """True if the bias depends on the distance alone."""
+    by_head: ClassVar[tuple[tuple[str, int], ...]] = ()
+    """Parameters that may be listed per head, by name, with the number of axes that they have then."""
 
-    @abstractmethod
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """The bias at each signed distance query - key, for each head."""
+        """The bias at each signed distance query - key, for each head; refused unless the distance decides."""
+        raise UsageError(f"encoding {self.name} depends on positions, not on their distance alone")
 
     def pair_logits(
         self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int
@@ -50,7 +52,11 @@ class Encoding(Spelled, ABC):
         return None
 
     def check_heads(self, heads: int) -> None:
-        """Raise UsageError if this encoding does not fit the number of heads."""
+        """Raise UsageError if parameters are listed for another number of heads."""
+        for name, ndim in self.by_head:
+            listed = getattr(self, name)
+            if np.ndim(listed) == ndim and len(listed) != heads:
+                raise UsageError(f"{self.name}: {len(listed)} {name} given for {heads} heads; give one per head")
 
 
 class LinearEncoding(Encoding):
@@ -81,6 +87,7 @@ class NoEncoding(LinearEncoding):
 class Alibi(LinearEncoding):
     """ALiBi: head h subtracts slope_h times the distance (arXiv 2108.12409)."""
 
+    by_head = (("slopes", 1),)
     slopes: tuple[Slope, ...] | None = None
     """One per head, in [0, 700] logits per position; None takes the published scheme for any head count."""
 
@@ -88,11 +95,6 @@ class Alibi(LinearEncoding):
         """The given slopes, or the published ones."""
         self.check_heads(heads)
         return np.array(published_alibi_slopes(heads) if self.slopes is None else self.slopes)
-
-    def check_heads(self, heads: int) -> None:
-        """Given slopes must be one per head."""
-        if self.slopes is not None and len(self.slopes) != heads:
-            raise UsageError(f"alibi: {len(self.slopes)} slopes given for {heads} heads; give one per head")
 
 
 @ENCODINGS.register("decay")
@@ -168,10 +170,6 @@ class Sinusoidal(Encoding):
         check_most("sinusoidal: positions x width", len(positions) * self.width, CELLS)
         angles = positions[:, None] * self.base ** (-2 * np.arange(self.width // 2) / self.width)
         return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), self.width)
-
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """Refused: it depends on both positions."""
-        raise UsageError(f"encoding {self.name} depends on both positions, not on their distance alone")
 
     def pair_logits(
         self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int

@@ -38,11 +38,6 @@ class KeyEncoding(Encoding):
 
     relative = False
 
-    @property
-    def smooth(self) -> bool:
-        """True if the bias is smooth in ln(1 + j): keys of nearly equal logarithm may be taken together."""
-        return False
-
     @abstractmethod
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """The bias b_j of the first `n_positions` keys, for each head.
@@ -71,22 +66,12 @@ class KeyEncoding(Encoding):
         share, remainder = (weights / total).astype(np.float64), (before / total).astype(np.float64)
         return lambda low, high: (share[low:high], remainder[low:high])
 
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """Refused: distance does not decide."""
-        raise UsageError(f"encoding {self.name} depends on the key's position, not on the distance")
-
     def pair_logits(
         self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int
     ) -> Float64[np.ndarray, "heads n_queries n_keys"]:
         """The key's bias, for every query."""
         bias = self.key_logits(int(key.max()) + 1 if key.size else 0, heads)[:, key]
         return np.broadcast_to(bias[:, None, :], (heads, len(query), len(key)))
-
-
-def check_count(encoding: str, name: str, parameter: Any, heads: int, *, ndim: int = 1) -> None:
-    """Refuse a parameter that is listed per head, with `ndim` axes, for another number of heads."""
-    if np.ndim(parameter) == ndim and len(parameter) != heads:
-        raise UsageError(f"{encoding}: {len(parameter)} {name} given for {heads} heads; give one or {heads}")
 
 
 def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
@@ -100,6 +85,7 @@ def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
 class KeyBias(KeyEncoding):
     """One number per key: logit `values[j]` for key j; contexts are at most as long as the list."""
 
+    by_head = (("values", 2),)
     values: Biases | Annotated[tuple[Biases, ...], MinLen(1)]
     """[position], or [head][position]; natural-log units, each in [-300, 300]."""
 
@@ -107,20 +93,16 @@ class KeyBias(KeyEncoding):
         if len({np.size(row) for row in self.values}) > 1:
             raise UsageError("key_bias: values must be one per position, as many for every head")
 
-    def check_heads(self, heads: int) -> None:
-        """Values given per head must be one list per head."""
-        check_count("key_bias", "lists of values", self.values, heads, ndim=2)
-
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """The beginning of the list."""
-        self.check_heads(heads)
-        values = np.atleast_2d(np.asarray(self.values))
+        values = self.parameters(heads)
         if n_positions > values.shape[1]:
             raise UsageError(f"key_bias: {values.shape[1]} values given for {n_positions} positions; give one for each")
-        return np.broadcast_to(values[:, :n_positions], (heads, n_positions))
+        return values[:, :n_positions]
 
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """The values themselves."""
+        self.check_heads(heads)
         return _of_heads(self.values, heads)
 
 
@@ -134,20 +116,11 @@ class GammaKey(KeyEncoding):
     (docs/theory, section 7).
     """
 
+    by_head = (("alpha", 1), ("slope", 1))
     alpha: Alpha | Annotated[tuple[Alpha, ...], MinLen(1)]
     """Exponent, > 0 and <= 1e12: above 1 later keys weigh more, below 1 earlier ones; one number, or one per head."""
     slope: Slope | Annotated[tuple[Slope, ...], MinLen(1)] = 0.0
     """Added per position, in [-700, 700]: a positive one is ALiBi's, minus ALiBi's takes it away; or one per head."""
-
-    def check_heads(self, heads: int) -> None:
-        """Lists must be one per head."""
-        check_count("gamma_key", "alphas", self.alpha, heads)
-        check_count("gamma_key", "slopes", self.slope, heads)
-
-    @property
-    def smooth(self) -> bool:
-        """Nearly linear in ln(1 + j), without a slope."""
-        return not np.any(self.slope)
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """ln w_j + slope j.
@@ -197,6 +170,7 @@ class LogSpline(KeyEncoding):
     Beyond the last knot it goes on as a straight line in ln(1 + j), a power law, so that it is defined at every length.
     """
 
+    by_head = (("values", 2),)
     values: Biases | Annotated[tuple[Biases, ...], MinLen(1)]
     """[knot], or [head][knot]; natural-log units, each in [-300, 300]."""
     knots: Annotated[tuple[int, ...], MinLen(2)]
@@ -208,15 +182,6 @@ class LogSpline(KeyEncoding):
         rows = self.values if isinstance(self.values[0], tuple) else (self.values,)
         if any(np.size(row) != len(self.knots) for row in rows):
             raise UsageError(f"log_spline: values must be {len(self.knots)} numbers, one per knot, or [head][knot]")
-
-    def check_heads(self, heads: int) -> None:
-        """Values given per head must be one list per head."""
-        check_count("log_spline", "lists of values", self.values, heads, ndim=2)
-
-    @property
-    def smooth(self) -> bool:
-        """True by construction."""
-        return True
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """The spline at every key.

@@ -45,11 +45,6 @@ class HeadGroup:
         slopes = self.encoding.linear_slopes(self.n_heads)
         return None if slopes is None else slopes[self.heads]
 
-    def logits(self, distance: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "group n"]:
-        """Logit bias of the group's heads at each signed distance query - key, content excluded."""
-        logits: Float64[np.ndarray, "group n"] = self.encoding.logits(distance, self.n_heads)[self.heads]
-        return logits
-
     def logits_of_rows(
         self, queries: Int64[np.ndarray, "n_queries"], n_positions: int
     ) -> Float64[np.ndarray, "group n_queries n_positions"]:
@@ -107,12 +102,12 @@ class Architecture:
     @cached_property
     def layer_mixing(self) -> Float64[np.ndarray, "depth"]:
         """Mixing coefficient of every layer."""
-        return np.array(resolve_mixing(self.mixing, self.depth))
+        return resolve_mixing(self.mixing, self.depth)
 
     @cached_property
     def layer_content(self) -> Float64[np.ndarray, "depth heads"]:
         """Diagonal logit offset of every layer and head."""
-        content = _per_layer_and_head("content", self.content, (self.depth, self.heads))
+        content = _spread("content", self.content, self.depth, self.heads)
         if not np.all(np.isfinite(content)):
             raise UsageError(f"content must be finite, got {self.content!r}")
         return content
@@ -120,10 +115,15 @@ class Architecture:
     @cached_property
     def layer_sinks(self) -> Float64[np.ndarray, "depth heads"]:
         """Sink logit of every layer and head; -inf is no sink."""
-        sinks = _per_layer_and_head("sinks", -np.inf if self.sinks is None else self.sinks, (self.depth, self.heads))
+        sinks = _spread("sinks", -np.inf if self.sinks is None else self.sinks, self.depth, self.heads)
         if not np.all(sinks < np.inf):
             raise UsageError("sinks must be finite logits, or -inf (None for all) for no sink")
         return sinks
+
+    @property
+    def bare(self) -> bool:
+        """True without content and sinks."""
+        return not np.any(self.layer_content) and bool(np.all(self.layer_sinks == -np.inf))
 
     @cached_property
     def head_groups(self) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -190,38 +190,29 @@ class Architecture:
         return cls(**model.architecture_traits(), mixing=mixing)
 
 
-def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:
+def resolve_mixing(mixing: Any, depth: int) -> Float64[np.ndarray, "depth"]:
     """One coefficient per layer from a number or a list.
 
     Raises:
         UsageError: wrong list length, or a coefficient outside [0, 1].
     """
-    try:
-        values = np.asarray(mixing, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"mixing {mixing!r} is not a number or a list of numbers, one per layer") from None
-    values = np.full(depth, float(values)) if values.ndim == 0 else values
-    if values.shape != (depth,):
-        raise UsageError(f"mixing: {values.size} values given for {depth} layers; give one number or one per layer")
+    values = _spread("mixing", mixing, depth)
     for layer, value in enumerate(values):
         if not 0 <= value <= 1:
             raise UsageError(f"mixing must lie in [0, 1], got {value} at layer {layer}")
-    return tuple(values.tolist())
+    return values
 
 
-def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float64[np.ndarray, "depth heads"]:
-    """Spread a number, one value per layer or [layer][head] to [layer, head]."""
-    depth, heads = shape
+def _spread(name: str, value: Any, *shape: int) -> Float64[np.ndarray, "depth *heads"]:
+    """Spread a number, one value per layer or [layer][head] to one value for each."""
     try:
         values = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{name} must be a number, a list per layer or [layer][head], got {value!r}") from None
-    if values.shape not in {(), (depth,), (depth, heads)}:
-        raise UsageError(
-            f"{name} has shape {list(np.shape(value))}; "
-            f"give a number, {depth} values (layers) or [{depth}][{heads}] (layers, heads)"
-        )
-    return np.broadcast_to(values[:, None] if values.ndim == 1 else values, (depth, heads)).copy()
+        raise UsageError(f"{name} {value!r} is not a number or a list of numbers, one per layer") from None
+    if values.shape not in {(), shape[:1], shape}:
+        allowed = f"a number, {shape[0]} values (layers) or shape {list(shape)}"
+        raise UsageError(f"{name} has shape {list(values.shape)}; give {allowed}")
+    return np.broadcast_to(values[:, None] if 0 < values.ndim < len(shape) else values, shape).copy()
 
 
 def _per_head(value: Any, registry: Registry[Any], depth: int, heads: int) -> list[list[Any]]:

@@ -171,7 +171,7 @@ def design(
 
     Args:
         target: flat, power(exponent=E), recency(rate=R), u_shape(middle=M), a run, or a .csv file.
-        over: key_bias, gamma_key, alibi or windows.
+        over: key_bias or gamma_key.
         model: A model at initialisation, 'config:PATH_OR_ID', by mean field.
         initialisations: With --model: fresh initialisations that are measured, with the design and without; 0: none.
         measured_at: With --model: lengths at which they are measured; by default the longest.

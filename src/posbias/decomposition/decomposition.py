@@ -139,11 +139,6 @@ class Decomposition(Result):
         """Prompts."""
         return len(next(iter(self.baseline.values())))
 
-    @property
-    def title(self) -> str:
-        """Name of the model."""
-        return self.record.title
-
 
 def masses(profiles: Profiles) -> dict[str, Float64[np.ndarray, "count"]]:
     """First, middle and last mass of every prompt's profile."""

@@ -35,7 +35,7 @@ def decomposition_report(decomposition: Decomposition) -> Report:
         figures.append(Figure(f"shifts-{kind}", title, "", "percentage points", (moved.scaled(100),), rows=rows))
     refused = [(item.name, item.reason) for item in decomposition.counterfactuals if item.reason is not None]
     return Report(
-        f"What makes the profile of {decomposition.title}",
+        f"What makes the profile of {decomposition.record.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
         verdict=_verdict(decomposition),
         picture=figures[:1],

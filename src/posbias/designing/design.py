@@ -16,13 +16,24 @@ from posbias.checks import checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.options import DesignOptions
-from posbias.designing.result import KEY_BIAS, Design, Flat, Power, Target, resolve_target
-from posbias.designing.solving import FREE, LEFT, MODEL_ALPHA, AlibiSlopes, GammaKeys, Problem, Windows
+from posbias.designing.result import GAMMA_KEY, KEY_BIAS, OVER, Design, Flat, Power, Target, resolve_target
+from posbias.designing.solving import MODEL_ALPHA, Problem
 from posbias.errors import UsageError, check_most
 from posbias.profiles import Profile
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.rollout import MOST_STEPS, rollout_profile
 
+LEFT = {
+    "alibi": "gamma_key, which has exact designs; slopes of your own: predict --encoding 'alibi(slopes=[...])'",
+    "windows": "gamma_key; widths of your own: predict --mask 'sliding_window(width=W)'",
+    "spline": "key_bias is exact at one length, gamma_key is defined at every length",
+    "gamma_alibi": "gamma_key, beside which a model's own slopes stay",
+    "mixing": "give other mixings (--mixing), one design each",
+    "sinks": "they could only switch attention off; predict has them: --sinks",
+    "residual_scale": "--mixing: a branch added s times is mixing s / (1 + s)",
+    "norm_placement": "a design for each configuration, --model config:PATH",
+}
+"""Free parameters that posbias had."""
 SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
 
@@ -30,7 +41,7 @@ SEARCH = 300
 @checked
 def design(
     target: Any = "flat",
-    over: str = "gamma_key",
+    over: str = GAMMA_KEY,
     *,
     architecture: Architecture | None = None,
     model: Any = None,
@@ -41,9 +52,8 @@ def design(
     Args:
         target: "flat", "power(exponent=1.0)", "recency(rate=3.0)", "u_shape(middle=0.25)", a `Profile`, one positive
             weight per position, a .csv file of them, or a finished run ("runs/x").
-        over: What is free: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent per
-            layer: exact at every length for flat and power targets), "alibi" (a slope per head), or "windows" (a width
-            per layer).
+        over: What is free: "key_bias" (one bias for all layers, exact at its own length), or "gamma_key" (an exponent
+            per layer: exact at every length for flat and power targets).
         architecture: The architecture to change, in place of depth, heads and mixing among the options.
         model: A model at initialisation, whose theory is `mean_field`, over "gamma_key".
         options: Depth, heads and mixing unless an architecture or a model has them, theory, lengths and search.
@@ -59,8 +69,10 @@ def design(
     Source: ours (docs/design).
     """
     options = DesignOptions() if options is None else options
-    if over != KEY_BIAS and over not in FREE and over not in LEFT:
-        raise UsageError(f"unknown free parameter {over!r}; known: {', '.join(sorted((KEY_BIAS, *FREE)))}")
+    if over in LEFT:
+        raise UsageError(f"free parameter {over} left posbias after 0.1.0: {LEFT[over]}")
+    if over not in OVER:
+        raise UsageError(f"unknown free parameter {over!r}; known: {', '.join(OVER)}")
     aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
     if options.theory == "mean_field":
         return _by_mean_field(model, aim, over, options.lengths, **search)
@@ -68,29 +80,33 @@ def design(
 
 
 def _by_rollout(
-    base: Architecture, aim: Target, name: str, lengths: tuple[int, ...], *, starts: int, seed: int
+    base: Architecture, aim: Target, over: str, lengths: tuple[int, ...], *, starts: int, seed: int
 ) -> Design:
     residual = float(np.prod(1 - base.layer_mixing))
     for length in lengths:
         aim.profile(length, residual)
-    _check_encodings(base, name)
+    for group in (group for groups in base.head_groups for group in groups):
+        if not (isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding)):
+            raise UsageError(
+                f"{over} is designed for causal layers with encoding none; got mask {group.mask} and encoding "
+                f"{group.encoding}"
+            )
     if residual == 1:
         raise UsageError("mixing is 0 in every layer: attention moves nothing, and no design changes the profile")
-    bare = not np.any(base.layer_content) and bool(np.all(base.layer_sinks == -np.inf))
-    problem = Problem(base, GammaKeys() if name == KEY_BIAS else FREE.build(name), aim, lengths)
-    if name == KEY_BIAS:
-        if not bare:
+    problem = Problem(base, aim, lengths)
+    if over == KEY_BIAS:
+        if not base.bare:
             raise UsageError(f"{KEY_BIAS} is designed without content and sinks; gamma_key is searched for with them")
         if len(lengths) > 1:
             raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
         bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
         keyed = replace(base, encoding=KeyBias(bias))
         return _found(problem, keyed, bias, over=KEY_BIAS, exact=True, reach=len(bias), seed=seed)
-    if name == GammaKeys.name and bare and isinstance(aim, Flat | Power):
+    if base.bare and isinstance(aim, Flat | Power):
         alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
         if alphas.max() <= MAX_ALPHA:
             keyed = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
-            return _found(problem, keyed, alphas.tolist(), over=name, exact=True, seed=seed)
+            return _found(problem, keyed, alphas.tolist(), exact=True, seed=seed)
     steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
     searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
     check_most(searches, steps, MOST_STEPS, "steps")
@@ -107,22 +123,10 @@ def _base(architecture: Architecture | None, model: Any, options: DesignOptions)
     return Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
 
 
-def _check_encodings(base: Architecture, name: str) -> None:
-    """Refuse key biases beside another encoding or mask, and slopes where a mask looks ahead."""
-    for group in (group for groups in base.head_groups for group in groups if name != Windows.name):
-        if name == AlibiSlopes.name and group.mask.mutual_prefix(2) > 1:
-            raise UsageError(f"{name} is designed for masks that do not look ahead; got {group.mask}")
-        if name != AlibiSlopes.name and not (isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding)):
-            raise UsageError(
-                f"{name} is designed for causal layers with encoding none; got mask {group.mask} and encoding "
-                f"{group.encoding}"
-            )
-
-
 def _searched(problem: Problem, values: Float64[np.ndarray, "_"], **fields: Any) -> Design:
-    """The design with these values of its free parameters."""
-    free, designed = problem.free, problem.architecture(values)
-    return _found(problem, designed, free.plain(values), over=free.name, at_ends=problem.at_ends(values), **fields)
+    """The design with exponents of these logarithms."""
+    at_ends = problem.at_ends(values)
+    return _found(problem, problem.architecture(values), np.exp(values).tolist(), at_ends=at_ends, **fields)
 
 
 def _found(
@@ -130,6 +134,7 @@ def _found(
     designed: Architecture,
     parameters: list[Any],
     *,
+    over: str = GAMMA_KEY,
     born: Initialisation | None = None,
     exact: bool = False,
     reach: float = np.inf,
@@ -148,6 +153,7 @@ def _found(
 
     return Design(
         target=target,
+        over=over,
         theory="mean_field" if born else "rollout",
         architecture=designed,
         exact=exact,
@@ -162,19 +168,16 @@ def _found(
 
 
 def _by_mean_field(
-    model: Any, target: Target, name: str, lengths: tuple[int, ...], *, starts: int, seed: int
+    model: Any, target: Target, over: str, lengths: tuple[int, ...], *, starts: int, seed: int
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
-    if name != GammaKeys.name:
-        raise UsageError(
-            f"over {name}: mean field designs over {GammaKeys.name} alone; windows and residual scale of a model are "
-            "set by hand: window(width=W), attention_scaled(factor=F)"
-        )
+    if over != GAMMA_KEY:
+        raise UsageError(f"over {over}: mean field designs over {GAMMA_KEY} alone")
     check_drawn(model)
     born, base = Initialisation(model, seed=seed), Architecture.from_model(model, mixing=1.0)
     if max(lengths) > born.reach:
         raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
-    problem = Problem(base, GammaKeys(MODEL_ALPHA), target, lengths)
+    problem = Problem(base, target, lengths, MODEL_ALPHA)
     values = solve_at_initialisation(born, problem, starts=starts, seed=seed)
     return _searched(problem, values, born=born, model=model.describe(), seed=seed)

@@ -33,13 +33,11 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
         b_j, in nats, the middle of its range at 0.
 
     Raises:
-        UsageError: nothing is mixed, or the bias would span more than a float64 weight holds.
+        UsageError: the bias would span more than a float64 weight holds.
 
     Source: ours.
     """
     steps = attention_steps(mixing)
-    if steps[0] == 1:
-        raise UsageError("mixing is 0 in every layer: attention moves nothing, and no key bias changes the profile")
     moved = profile.copy()
     moved[-1] -= steps[0]
     share, remaining = _shares(moved / np.cumsum(moved), steps)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.architecture import Architecture, GammaKey, HeadGroup
+from posbias.architecture import Architecture, Encoding, GammaKey
 from posbias.comparison.distances import Sample, compare_with_prompts
 from posbias.designing.result import Design, MeasuredNetworks
 from posbias.designing.solving import Problem, misfit_of
@@ -29,7 +29,7 @@ from posbias.profiles import Profile
 from posbias.progress import announce, track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
-from posbias.theory.mean_field.bins import MOST_BINS, Bins, growing_bins, needs_every_position
+from posbias.theory.mean_field.bins import MOST_BINS, Bins, growing_bins
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.mean_field.recursion import Level, Setting, ValueOnly, input_kernel, run_backward, run_forward
 from posbias.theory.mean_field.spec import MeanFieldSpec
@@ -67,11 +67,10 @@ class Initialisation:
         """The model with the gamma keys of an architecture added, layer by layer."""
         layers = []
         for layer, groups in zip(self.spec.layers, architecture.head_groups, strict=True):
-            bias = groups[0].encoding
-            biased = layer.attention.groups
+            bias, attention = groups[0].encoding, layer.attention
             if isinstance(bias, GammaKey):
-                biased = tuple(replace(group, encoding=_beside(group, bias)) for group in biased)
-            layers.append(replace(layer, attention=replace(layer.attention, groups=biased)))
+                attention = replace(attention, encoding=_beside(attention.encoding, attention.heads, bias))
+            layers.append(replace(layer, attention=attention))
         return replace(self.spec, layers=tuple(layers))
 
     def level(self, n_positions: int) -> Level:
@@ -82,7 +81,7 @@ class Initialisation:
     @property
     def reach(self) -> float:
         """The longest context that the full theory and the model hold."""
-        single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.spec.groups))
+        single = isinstance(self.level(2), SampledHeads) or self.spec.single_positions
         return min(MOST_BINS if single else np.inf, self.model.max_positions or np.inf)
 
     def full(self, architecture: Architecture, n_positions: int) -> Vector:
@@ -104,8 +103,7 @@ class Initialisation:
 
     def bins(self, n_positions: int) -> Bins:
         """Wide bins of a context."""
-        reaches = {group.mask.reach(n_positions) for group in self.spec.groups} - {n_positions}
-        return growing_bins(n_positions, relative_width=QUICK_WIDTH, windows=reaches)
+        return growing_bins(n_positions, relative_width=QUICK_WIDTH, windows=self.spec.windows(n_positions))
 
     def correction(self, architecture: Architecture, n_positions: int) -> Vector:
         """The full profile over the quick one, averaged in logarithms over each bin."""
@@ -114,11 +112,11 @@ class Initialisation:
         return np.asarray(np.exp(bins.spread(np.add.reduceat(gaps, bins.starts) / bins.sizes)))
 
 
-def _beside(group: HeadGroup, bias: GammaKey) -> GammaKey:
+def _beside(encoding: Encoding, heads: int, bias: GammaKey) -> GammaKey:
     """A gamma key beside slopes: -slope (i - j) is slope j and what is the same for all keys of a query."""
-    slopes = group.encoding.linear_slopes(group.n_heads)
+    slopes = encoding.linear_slopes(heads)
     if slopes is None:
-        raise UsageError(f"no theory has a key bias beside {group.encoding}; allowed: none and alibi")
+        raise UsageError(f"no theory has a key bias beside {encoding}; allowed: none and alibi")
     return replace(bias, slope=tuple((slopes + bias.slope).tolist()))
 
 

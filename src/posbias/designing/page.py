@@ -40,7 +40,7 @@ def design_report(run: Design) -> Report:
         Profile.normalised(run.targets[length]).curve("target", TARGET),  # on top of what meets it
     ]
     picture = profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)
-    title = f"{run.over} (layer 0 is nearest the input; alibi: by head)"
+    title = f"{run.over} (layer 0 is nearest the input)"
     values = [{"": str(index), run.over: f"{value:.6g}"} for index, value in enumerate(run.parameters)]
     return Report(
         f"Design: {run.record.resolved['title']}",

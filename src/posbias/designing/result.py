@@ -202,8 +202,8 @@ def _normalised(logs: Vector) -> Vector:
     return np.asarray(weights / weights.sum())
 
 
-KEY_BIAS = "key_bias"
-"""The free parameter that has an exact solution for every target, at one length."""
+GAMMA_KEY, KEY_BIAS = OVER = ("gamma_key", "key_bias")
+"""What may be free; `key_bias` has an exact solution for every target, at one length."""
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
@@ -263,7 +263,7 @@ class Design(Result):
     targets: Mapping[int, InstanceOf[np.ndarray]]
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
     parameters: list[Any]
-    """Values of the free parameter, layer 0 nearest the input, or by head."""
+    """Exponents, layer 0 nearest the input, or the bias of every position."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
     seed: int = 0
@@ -363,15 +363,8 @@ class Design(Result):
 
     @property
     def intervention(self) -> KeyBiased:
-        """The intervention that gives a loaded model this key bias: `intervened(model, design.intervention)`.
-
-        Raises:
-            UsageError: the design is not a key bias alone.
-        """
-        layers = [groups[0].encoding for groups in self.architecture.head_groups]
-        if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
-            raise UsageError(f"a design over {self.over} is no key bias, so no model can be given it")
-        return KeyBiased([str(encoding) for encoding in layers])
+        """The intervention that gives a loaded model this key bias: `intervened(model, design.intervention)`."""
+        return KeyBiased([str(groups[0].encoding) for groups in self.architecture.head_groups])
 
     def shown(self) -> Shown:
         """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""

@@ -10,4 +10,4 @@ from posbias.theory.predict import (
     predict,
     predictions_record,
 )
-from posbias.theory.rollout import ProfileGradient, Rollout, profile_gradient, rollout_profile
+from posbias.theory.rollout import Rollout, rollout_profile

@@ -54,10 +54,8 @@ class Prediction(Result):
     """Influence of every input position on the last one."""
     theory: str
     """Name in `THEORIES`."""
-    architecture: Architecture | None
+    architecture: Architecture | None = None
     """The architecture without the parts that the theory ignores; None for theories of a model."""
-    n_positions: int
-    """Context length N."""
     sink_share: float = 0.0
     """Share of the last position that comes from attention sinks; the profile is the rest, scaled to sum to 1."""
     spelled: str = ""
@@ -71,6 +69,11 @@ class Prediction(Result):
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     """Descriptions of the `model` and the `prompts`, if there are any."""
+
+    @property
+    def n_positions(self) -> int:
+        """Context length N."""
+        return self.profile.n_positions
 
     @property
     def described(self) -> Mapping[str, Any] | None:
@@ -100,7 +103,6 @@ class Prediction(Result):
             profile=profile,
             theory=resolved.get("theory", ""),
             architecture=None if described is None else Architecture.from_description(described),
-            n_positions=profile.n_positions,
             sink_share=record.scalars.get("sink_share", 0.0),
             spelled=resolved["title"].partition(" of ")[0] if parameters else "",
             parameters=parameters,
@@ -285,7 +287,7 @@ class ArchitectureTheory(Theory):
         influence = self.influence(architecture, n_positions)
         profile = Profile.normalised(influence) if sinks else Profile(influence)
         share = max(0.0, 1 - float(influence.sum())) if sinks else 0.0
-        return Prediction(profile, self.name, architecture, n_positions, share, caveats=_assumptions(architecture))
+        return Prediction(profile, self.name, architecture, share, caveats=_assumptions(architecture))
 
 
 @THEORIES.register("attention_only")

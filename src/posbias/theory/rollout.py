@@ -4,12 +4,11 @@ A row of R says how much each input position influences one output position (doc
 sinks rows sum to less than 1: the rest flowed in from the sinks, which are no input positions.
 
 Gradients go by the adjoint: for a functional <cotangent, profile> with rows x_l pulled from the top and columns v_l
-pushed from the bottom, d/dm_l = x (A_l v - v) and d/dtheta = m_l x (dA_l/dtheta) v. A logit rises by f_j dtheta at
-key j (f = j for slopes, digamma(j + alpha) for exponents of gamma keys), whatever the query subtracts, so
-dA v = A (f v) - (A f) (A v): the covariance of f and v under each query's attention, one walk for all causal heads.
+pushed from the bottom, d/dalpha = m_l x (dA_l/dalpha) v. A logit rises by f_j dalpha at key j, f_j = digamma(j + alpha)
+for gamma keys, whatever the query subtracts, so dA v = A (f v) - (A f) (A v): the covariance of f and v under each
+query's attention, one walk for all causal heads.
 """
 
-from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.checks import checked_value
-from posbias.errors import UsageError
 from posbias.theory.kernels import AbsoluteKernel, DistanceKernel, Kernel, KeyKernel, SumKernel
 from posbias.theory.kernels.loops import sweep_covariance
 
@@ -110,62 +108,30 @@ def rollout_profile(architecture: Architecture, *, n_positions: int) -> Float64[
     return rollout.pull(rollout.unit(-1))
 
 
-@dataclass(frozen=True, eq=False)
-class ProfileGradient:
-    """Derivatives of sum_j cotangent_j profile_j."""
-
-    value: float
-    """The functional itself."""
-    mixing: Float64[np.ndarray, "depth"]
-    """Derivative by the mixing coefficient of every layer."""
-    slopes: Float64[np.ndarray, "depth heads"]
-    """Derivative by the slope of every layer and head; nan unless it is causal, without content and sinks."""
-    alphas: Float64[np.ndarray, "depth heads"]
-    """Derivative by the exponent of every layer and head; nan likewise, and for gamma keys with a slope."""
-
-
-def profile_gradient(
-    architecture: Architecture | Rollout, cotangent: Float64[np.ndarray, "n_positions"]
-) -> ProfileGradient:
-    """Gradient of <cotangent, profile> with respect to every mixing, and to slopes and exponents of bare causal heads.
+def exponent_gradient(
+    rollout: Rollout, cotangent: Float64[np.ndarray, "n_positions"]
+) -> Float64[np.ndarray, "depth heads"]:
+    """Gradient of <cotangent, profile> by the exponent of every head of causal layers of gamma keys.
 
     Args:
-        architecture: Any mask and encoding; content and sinks included. Or its rollout at the cotangent's length, whose
-            kernels are then not built again.
-        cotangent: Weight of each position in the functional, of any sign; its length is the context length N.
-            A one-hot vector gives the gradient of one position's influence.
+        rollout: All its layers have gamma keys without slope and a causal mask, no content and no sinks.
+        cotangent: Weight of each position in the functional, finite, of any sign.
 
     Returns:
-        The functional and its derivatives, exact up to rounding.
-
-    Raises:
-        UsageError: an empty cotangent, or one that is not finite.
+        The derivatives, exact up to rounding.
     """
-    if cotangent.size == 0 or not np.all(np.isfinite(cotangent)):
-        raise UsageError("the cotangent needs one finite weight per position, at least one")
-    rollout = architecture if isinstance(architecture, Rollout) else Rollout(architecture, cotangent.size)
-    shape = (rollout.architecture.depth, rollout.architecture.heads)
-    gradient = ProfileGradient(0.0, np.zeros(shape[0]), np.full(shape, np.nan), np.full(shape, np.nan))
+    depth, heads = rollout.architecture.depth, rollout.architecture.heads
+    gradient = np.empty((depth, heads))
     rows = [rollout.unit(-1)]
-    for layer in reversed(range(shape[0])):
+    for layer in reversed(range(depth)):
         rows.append(rollout.pull_layer(layer, rows[-1]))
     column = cotangent
     for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
-        row, mean = rows[-2 - layer], np.zeros_like(column)
-        for part in kernel.parts if isinstance(kernel, SumKernel) else (kernel,):
-            walked = part.walked if isinstance(part, KeyKernel) else None
-            if walked is None:
-                # Pushes take columns of one sign: the excess over the least entry, and that entry everywhere.
-                low = min(float(column.min()), 0.0)
-                mean += part.push(column - low) + low * part.push(np.ones_like(column))
-                continue
-            assert isinstance(part, KeyKernel)
-            pushed, derivatives = np.empty_like(column), np.empty_like(part.weights)
-            sweep_covariance(column, row, walked, part.gamma, part.weights, pushed, derivatives)
-            mean += pushed
-            for heads, derivative in zip(part.layer_heads, derivatives, strict=True):
-                found = gradient.alphas if part.gamma else gradient.slopes
-                found[layer, heads] = mixing / shape[1] * derivative
-        gradient.mixing[layer] = row @ (mean - column)
-        column = (1 - mixing) * column + mixing * mean
-    return replace(gradient, value=float(column[-1]))
+        assert isinstance(kernel, KeyKernel)
+        assert kernel.exponents is not None
+        pushed, derivatives = np.empty_like(column), np.empty_like(kernel.weights)
+        sweep_covariance(column, rows[-2 - layer], kernel.exponents, kernel.weights, pushed, derivatives)
+        for members, derivative in zip(kernel.layer_heads, derivatives, strict=True):
+            gradient[layer, members] = mixing / heads * derivative
+        column = (1 - mixing) * column + mixing * pushed
+    return gradient

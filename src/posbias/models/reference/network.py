@@ -111,8 +111,6 @@ class ReferenceTransformer(Model):
     network: ReferenceNetwork
     origin: Mapping[str, Any]
     """For the record: `source`, and of a saved model its `init_seed` and `provenance`."""
-    drawn: bool
-    """Set if the weights were drawn from a seed; those that were given may be trained."""
 
     def __init__(
         self,
@@ -134,7 +132,6 @@ class ReferenceTransformer(Model):
         self.dtype = self.config.torch_dtype
         self.device = torch.device("cpu")
         self.origin = {"source": "reference"}
-        self.drawn = parameters is None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -284,7 +281,6 @@ def load_reference(
         tensors = draw_parameters(config, torch.Generator().manual_seed(init_seed))
     model = ReferenceTransformer(config, tensors, items=items)
     model.origin = {"source": path.resolve().name, "init_seed": init_seed, "provenance": document["provenance"]}
-    model.drawn = init_seed is not None
     return model.to(device)
 
 

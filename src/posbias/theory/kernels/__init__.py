@@ -1,4 +1,4 @@
-"""Attention kernels as operators that pull rows and push columns."""
+"""Attention kernels as operators that pull rows."""
 
 from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel, dense_heads, masked_softmax
 from posbias.theory.kernels.distance import DistanceKernel

@@ -1,16 +1,16 @@
-"""`Kernel`: the mean attention of a layer (or of some of its heads) as an operator on rows and columns.
+"""`Kernel`: the mean attention of a layer (or of some of its heads) as an operator on rows.
 
-A pull carries influence from queries to keys, y = x A; a push carries it from keys to queries, y = A v
-(docs/theory, section 1). No kernel with a closed positional form builds its N x N matrix to do so. Attention as a
-matrix is here, too, the independent check of every pull: rows are softmax(logits) over the visible keys, taken in log
-space with numpy alone; and, by such rows, the kernel of encodings that depend on both positions, in O(N^2).
+A pull carries influence from queries to keys, y = x A (docs/theory, section 1). No kernel with a closed positional form
+builds its N x N matrix to do so. Attention as a matrix is here, too, the independent check of every pull: rows are
+softmax(logits) over the visible keys, taken in log space with numpy alone; and, by such rows, the kernel of encodings
+that depend on both positions, in O(N^2).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import HeadGroup
 from posbias.errors import UsageError
@@ -22,15 +22,9 @@ BLOCK_ENTRIES = 1_000_000
 class Kernel(ABC):
     """A non-negative matrix A [query key], rows summing to at most the share of heads it stands for."""
 
-    n_positions: int
-
     @abstractmethod
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """row @ A for a non-negative row: relative error below 1e-12 per entry, down to entries of 1e-290."""
-
-    @abstractmethod
-    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """A @ column for a non-negative column, with the same accuracy."""
 
 
 class SumKernel(Kernel):
@@ -38,21 +32,10 @@ class SumKernel(Kernel):
 
     def __init__(self, parts: Sequence[Kernel]) -> None:
         self.parts = tuple(parts)
-        self.n_positions = parts[0].n_positions
 
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """The parts' pulls, added."""
-        total = self.parts[0].pull(row)
-        for part in self.parts[1:]:
-            total += part.pull(row)
-        return total
-
-    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """The parts' pushes, added."""
-        total = self.parts[0].push(column)
-        for part in self.parts[1:]:
-            total += part.push(column)
-        return total
+        return np.asarray(sum(part.pull(row) for part in self.parts))
 
 
 def masked_softmax(
@@ -72,10 +55,12 @@ def masked_softmax(
     return weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))  # type: ignore[no-any-return]
 
 
-def dense_heads(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "group query key"]:
-    """The attention matrix of every head of a group, content and sinks included."""
-    visible = group.mask.visible(n_positions)
-    logits = group.logits_of_rows(np.arange(n_positions), n_positions)
+def dense_heads(
+    group: HeadGroup, n_positions: int, queries: Int64[np.ndarray, "query"] | None = None
+) -> Float64[np.ndarray, "group query key"]:
+    """The attention matrix of every head of a group, or some of its rows, content and sinks included."""
+    visible = group.mask.visible(n_positions, queries)
+    logits = group.logits_of_rows(np.arange(n_positions) if queries is None else queries, n_positions)
     return np.stack([masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)])
 
 
@@ -83,28 +68,13 @@ class AbsoluteKernel(Kernel):
     """Heads whose logits are any function of query and key position."""
 
     def __init__(self, group: HeadGroup, n_positions: int) -> None:
-        self.n_positions = n_positions
-        self._group = group
-        group.encoding.pair_logits(np.array([n_positions - 1]), np.array([0]), group.n_heads)
+        self._group, self._n_positions = group, n_positions
 
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """row @ A."""
-        total = np.zeros(self.n_positions)
-        for queries, weights in self._blocks():
-            total += row[queries] @ weights
-        return total
-
-    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """A @ column."""
-        return np.concatenate([weights @ column for _, weights in self._blocks()])
-
-    def _blocks(self) -> Iterator[tuple[np.ndarray, Float64[np.ndarray, "block n_positions"]]]:
-        """Queries and their rows of the group's part of the layer's mean attention."""
-        group, n_positions = self._group, self.n_positions
+        """row @ A, a block of queries at a time."""
+        group, n_positions, total = self._group, self._n_positions, np.zeros_like(row)
         size = max(1, BLOCK_ENTRIES // (n_positions * len(group.heads)))
         for start in range(0, n_positions, size):
             queries = np.arange(start, min(start + size, n_positions))
-            logits = group.logits_of_rows(queries, n_positions)
-            visible = group.mask.visible(n_positions, queries)
-            rows = [masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)]
-            yield queries, np.sum(rows, axis=0) / group.n_heads
+            total += row[queries] @ dense_heads(group, n_positions, queries).sum(axis=0)
+        return total / group.n_heads

@@ -11,8 +11,6 @@ the edge of a window, is cut in four, down to blocks that are summed directly. O
 range, O(N^2) at worst.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Complex128, Float64
 from scipy import fft
@@ -131,21 +129,6 @@ def split_rows(off: Vector, diagonal_logit: float, sink_logit: float) -> tuple[V
     return np.where(off > 0, unit / safe, 0.0), np.where(off > 0, diagonal / safe, alone)
 
 
-@dataclass(frozen=True, eq=False)
-class _Head:
-    """Heads that are alike."""
-
-    weight: float
-    """Their share of the layer."""
-    off: Vector
-    """Attention per unit of off-diagonal weight: 1 / normaliser."""
-    itself: Vector
-    """Attention of each query to itself."""
-    lower: Correlation
-    upper: Correlation
-    """Sums over keys before the query and, in a mutual prefix, after it."""
-
-
 class DistanceKernel(Kernel):
     """Heads of one group whose logits are any function of the distance, equal ones merged."""
 
@@ -153,7 +136,6 @@ class DistanceKernel(Kernel):
         self.n_positions = n_positions
         self._prefix, window = group.mask.mutual_prefix(n_positions), group.mask.reach(n_positions) - 1
         sides = np.arange(1, window + 1), -np.arange(1, max(self._prefix, 1)), np.zeros(1, dtype=np.int64)
-        # Read through the encoding, whose heads may share memory: `group.logits` would copy them all.
         logits = [group.encoding.logits(side, group.n_heads) for side in sides]
         members: dict[tuple[object, ...], list[int]] = {}
         for head, layer_head in enumerate(group.heads):
@@ -161,7 +143,9 @@ class DistanceKernel(Kernel):
             members.setdefault((group.content[head], group.sinks[head], *of_head), []).append(head)
         query = np.arange(n_positions)
         before, after = np.minimum(query, window), np.maximum(0, self._prefix - 1 - query)
-        self._heads = []
+        self._heads: list[tuple[float, Vector, Vector, Correlation, Correlation]] = []
+        """Of heads that are alike: share of the layer; each query's attention per unit of weight of other keys, and to
+        itself; sums over keys before the query, and after it in a mutual prefix."""
         self.rises_too_far = False
         """True if all keys of some row lie so far below the largest logit that common weights would lose the row."""
         for head, *others in members.values():
@@ -174,23 +158,14 @@ class DistanceKernel(Kernel):
             diagonal = float(at_query[0] + group.content[head] - largest)
             rows = split_rows(sums[0][before] + sums[1][after], diagonal, float(group.sinks[head] - largest))
             correlations = Correlation(weights[0], n_positions), Correlation(weights[1], self._prefix)
-            self._heads.append(_Head((1 + len(others)) / group.n_heads, *rows, *correlations))
+            self._heads.append(((1 + len(others)) / group.n_heads, *rows, *correlations))
 
     def pull(self, row: Vector) -> Vector:
         """Every head's pull, weighted."""
         total, prefix = np.zeros(self.n_positions), self._prefix
-        for head in self._heads:
-            inside = row * head.off
-            off = head.lower(inside[::-1].copy())[::-1]
-            off[:prefix] += head.upper(inside[:prefix].copy())
-            total += head.weight * (off + head.itself * row)
-        return total
-
-    def push(self, column: Vector) -> Vector:
-        """Every head's push, weighted."""
-        total, prefix = np.zeros(self.n_positions), self._prefix
-        for head in self._heads:
-            off = head.lower(column)
-            off[:prefix] += head.upper(column[:prefix][::-1].copy())[::-1]
-            total += head.weight * (off * head.off + head.itself * column)
+        for weight, per_unit, itself, lower, upper in self._heads:
+            inside = row * per_unit
+            off = lower(inside[::-1].copy())[::-1]
+            off[:prefix] += upper(inside[:prefix].copy())
+            total += weight * (off + itself * row)
         return total

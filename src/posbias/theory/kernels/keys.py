@@ -46,52 +46,27 @@ class KeyKernel(Kernel):
         self._slopes = np.zeros(len(first)) if slopes is None else slopes[first]
         if self._encoding:
             self._shares = self._encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
-        self.gamma = isinstance(self._encoding, GammaKey) and self._encoding.smooth
-        """True for gamma keys without slope."""
-        walked = self._causal and self._bare and (self.gamma or not self._encoding)
-        self.walked = (keys[first, 0] if self.gamma else np.exp(-self._slopes)) if walked else None
-        """Exponents of gamma keys, or rates of slopes, of causal heads without content and sinks."""
+        self._causal = self._window >= n_positions - 1 and self._prefix < 2
+        gamma = isinstance(self._encoding, GammaKey) and not np.any(self._encoding.slope)
+        self.exponents = keys[first, 0] if gamma and self._causal and self._bare else None
+        """Of gamma keys without slope, of causal heads without content and sinks."""
 
     def pull(self, row: Vector) -> Vector:
-        """All heads in one walk from the last position down; windows and prefixes of key biases head by head."""
-        return self._applied(row, pull=True)
-
-    def push(self, column: Vector) -> Vector:
-        """All heads in one walk from the first position up; windows and prefixes of key biases head by head."""
-        return self._applied(column, pull=False)
-
-    def _applied(self, vector: Vector, *, pull: bool) -> Vector:
-        """Carries, down, the part of the queries behind for the keys up to here; up, the mean over the keys before."""
-        out, carried, whole = (
-            np.zeros(self.n_positions),
-            np.zeros(len(self.weights)),
-            self._window >= self.n_positions - 1,
-        )
-        if not whole or (self._encoding and self._prefix > 1):
-            return self._over_heads(vector, pull=pull)
+        """All heads in one walk from the last position down; windows and mutual prefixes head by head."""
+        if not self._causal:
+            return self._over_heads(row)
+        out = np.zeros(self.n_positions)
         if not self._encoding:
-            heads = self._slopes, self._content, self._sinks, self.weights
-            sweep_linear(vector, self._prefix, *heads, out, pull)
-            for head, weight in enumerate(self.weights if self._prefix > 1 else ()):
-                off, _ = self._linear_rows(head, self._prefix)
-                signal = vector[: self._prefix] * (off if pull else 1.0)
-                ahead = self._sums(head, signal, self._prefix - 1, forward=not pull)
-                out[: self._prefix] += weight * ahead * (1.0 if pull else off)
-            return out
-        if self.walked is not None:
-            sweep_gamma(vector, self.walked, self.weights, out, pull)
-            return out
-        length = max(CHUNK // len(self.weights), 1)
-        chunks = [(low, min(low + length, self.n_positions)) for low in range(0, self.n_positions, length)]
-        for low, high in reversed(chunks) if pull else chunks:
-            share, remainder, earlier, itself = self._tables(low, high)
-            tables = (share, remainder, earlier, itself) if pull else (earlier, remainder, share, itself)
-            carry_heads(vector[low:high], tables, self.weights, carried, out[low:high], pull)
+            sweep_linear(row, self._slopes, self._content, self._sinks, self.weights, out)
+        elif self.exponents is not None:
+            sweep_gamma(row, self.exponents, self.weights, out)
+        else:
+            # What is carried down is the part of the queries behind for the keys up to here.
+            carried, length = np.zeros(len(self.weights)), max(CHUNK // len(self.weights), 1)
+            for low in reversed(range(0, self.n_positions, length)):
+                part = slice(low, min(low + length, self.n_positions))
+                carry_heads(row[part], self._tables(part.start, part.stop), self.weights, carried, out[part])
         return out
-
-    @property
-    def _causal(self) -> bool:
-        return self._window >= self.n_positions - 1 and self._prefix < 2
 
     @cached_property
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
@@ -113,20 +88,17 @@ class KeyKernel(Kernel):
         total = earlier + itself + np.exp(sinks - top)
         return share, remainder, earlier / total, itself / total
 
-    def _linear_rows(self, head: int, count: int) -> tuple[Vector, Vector]:
-        """Of the first rows of a head with a slope: attention per unit of distance 1, and to the query itself."""
-        content, sink, slope, query = self._content[head], self._sinks[head], self._slopes[head], np.arange(count)
-        before, after = np.minimum(query, self._window), np.maximum(0, self._prefix - 1 - query)
-        seen = (before + after).astype(np.float64)
-        if slope > 0:
-            seen = (np.expm1(-slope * before) + np.expm1(-slope * after)) / np.expm1(-slope)
-        return split_rows(seen, content + slope, sink + slope)
-
     def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
         """One unique head: the keys' weights, each query's factor on them, and its attention to itself."""
+        content, sink, slope = self._content[head], self._sinks[head], self._slopes[head]
         if not self._encoding:
-            return np.ones(self.n_positions), *self._linear_rows(head, self.n_positions)
-        content, sink, bias = self._content[head], self._sinks[head], self._biases[head]
+            query = np.arange(self.n_positions)
+            before, after = np.minimum(query, self._window), np.maximum(0, self._prefix - 1 - query)
+            seen = (before + after).astype(np.float64)
+            if slope > 0:
+                seen = (np.expm1(-slope * before) + np.expm1(-slope * after)) / np.expm1(-slope)
+            return np.ones(self.n_positions), *split_rows(seen, content + slope, sink + slope)
+        bias = self._biases[head]
         top = bias.max()
         weights = np.exp(bias - top)
         with np.errstate(divide="ignore"):
@@ -153,10 +125,9 @@ class KeyKernel(Kernel):
             sums[: self._prefix] += self._sums(head, values[: self._prefix], self._prefix - 1, forward=not pull)
         return sums
 
-    def _over_heads(self, vector: Vector, *, pull: bool) -> Vector:
+    def _over_heads(self, row: Vector) -> Vector:
         total = np.zeros(self.n_positions)
         for head, weight in enumerate(self.weights):
             keys, queries, diagonal = self._rows(head)
-            inside, outside = (queries, keys) if pull else (keys, queries)
-            total += weight * (outside * self._visible_sums(head, inside * vector, pull=pull) + diagonal * vector)
+            total += weight * (keys * self._visible_sums(head, queries * row, pull=True) + diagonal * row)
         return total

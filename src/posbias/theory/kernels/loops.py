@@ -44,13 +44,12 @@ def _geometric(slope, count):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")
 @no_type_check
-def sweep_linear(signal, prefix, slopes, content, sinks, weights, out, backward):
-    """Heads with slopes over earlier keys, weighted: signal @ A, walked down from the last position, or A @ signal, up.
+def sweep_linear(signal, slopes, content, sinks, weights, out):
+    """Heads with slopes over earlier keys, weighted: signal @ A, walked down from the last position.
 
     Row t gives the key at distance d the share off_t rate^(d - 1), and itself own_t: with U_t = 1 + ... + rate^(t - 1)
     off_t : own_t : sink = 1 : exp(content + slope) : exp(sink + slope), over their sum with U_t in place of 1. They are
-    divided by the largest, so that nothing overflows. U at the start of a block gives all others in it; in a mutual
-    prefix rows have later keys as well, which count in U and are left to the caller.
+    divided by the largest, so that nothing overflows. U at the start of a block gives all others in it.
     """
     heads = weights.size
     least, rates = slopes.min(), np.exp(-slopes)
@@ -62,41 +61,34 @@ def sweep_linear(signal, prefix, slopes, content, sinks, weights, out, backward)
         for head in range(heads):
             powers[step, head] = np.exp(-slopes[head] * step)
             sums[step, head] = _geometric(slopes[head], step)
-    inside, outside, own = np.ones((BLOCK, heads)), np.ones((BLOCK, heads)), np.empty((BLOCK, heads))
+    inside, own = np.empty((BLOCK, heads)), np.empty((BLOCK, heads))
     carry, spill, local = np.zeros(heads), np.zeros(heads), np.zeros(heads)
     blocks = (signal.size + BLOCK - 1) // BLOCK
     settled = False
-    for index in range(blocks):
-        start = BLOCK * (blocks - 1 - index if backward else index)
+    for block in range(blocks - 1, -1, -1):
+        start = BLOCK * block
         stop = min(signal.size, start + BLOCK)
         for head in range(0 if settled else heads):
             before, factor = _geometric(slopes[head], start), np.exp(-slopes[head] * start)
-            beyond = prefix - start - BLOCK  # keys ahead of the block's last row
-            ahead, rest = _geometric(slopes[head], max(beyond, 0)), np.exp(-slopes[head] * max(beyond, 0))
-            for step in range(BLOCK):
-                seen = before + factor * sums[step, head]
-                if beyond >= 0 or start + step < prefix:
-                    seen += ahead + rest * sums[min(BLOCK - 1, prefix - 1 - start) - step, head]
+            for row in range(BLOCK):  # in the order of the walk: compiled, it is twice as fast as the other way round
+                seen = before + factor * sums[BLOCK - 1 - row, head]
                 inverse = 1.0 / (unit[head] * seen + beside[head])
-                inside[step, head] = unit[head] * inverse if backward else 1.0
-                outside[step, head] = weights[head] * (1.0 if backward else unit[head] * inverse)
-                own[step, head] = weights[head] * itself[head] * inverse
-            if start == 0 and prefix < 2:  # the first position sees itself and the sink alone
-                (inside if backward else outside)[0, head] = 0.0
-                own[0, head] = weights[head] / (1.0 + np.exp(min(sinks[head] - content[head], 700.0)))
+                inside[row, head] = weights[head] * unit[head] * inverse
+                own[row, head] = weights[head] * itself[head] * inverse
+            if start == 0:  # the first position sees itself and the sink alone
+                inside[BLOCK - 1, head] = 0.0
+                own[BLOCK - 1, head] = weights[head] / (1.0 + np.exp(min(sinks[head] - content[head], 700.0)))
         # Rows of the next block are those of this one where geometric sums no longer change.
-        alike = start - (BLOCK if backward else 0)
-        settled = alike >= prefix and least * alike > FLAT_NATS
+        settled = least * (start - BLOCK) > FLAT_NATS
         local[:] = 0.0
         for at in range(stop - start):
-            step = stop - start - 1 - at if backward else at
-            value = signal[start + step]
+            place, row = stop - 1 - at, BLOCK - stop + start + at
+            value = signal[place]
             total = 0.0
             for head in range(heads):
-                seen = local[head] + powers[at, head] * carry[head]
-                total += outside[step, head] * seen + own[step, head] * value
-                local[head] = rates[head] * local[head] + inside[step, head] * value
-            out[start + step] = total
+                total += local[head] + powers[at, head] * carry[head] + own[row, head] * value
+                local[head] = rates[head] * local[head] + inside[row, head] * value
+            out[place] = total
         for head in range(heads):
             carry[head], spill[head] = _advance(carry[head], spill[head], powers[stop - start, head], local[head])
 
@@ -166,16 +158,15 @@ def compensated_sums(values):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def carry_heads(signal, tables, weights, carried, out, backward):
+def carry_heads(signal, tables, weights, carried, out):
     """out_t = sum_h weights_h (read_th S_h + direct_th signal_t), after which S_h is decay_th S_h + write_th signal_t.
 
-    tables are (read, decay, write, direct), each [n, head]. Positions are walked up, or `backward` from the last down.
-    carried [head] is S at the beginning of the walk, and is updated to its end.
+    tables are (read, decay, write, direct), each [n, head]. Positions are walked from the last down; carried [head] is
+    S at the beginning of the walk, and is updated to its end.
     """
     read, decay, write, direct = tables
     heads = weights.size
-    for step in range(signal.size):
-        t = signal.size - 1 - step if backward else step
+    for t in range(signal.size - 1, -1, -1):
         value = signal[t]
         total = 0.0
         for head in range(heads):
@@ -188,69 +179,54 @@ def carry_heads(signal, tables, weights, carried, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def sweep_gamma(signal, alphas, weights, out, backward):
+def sweep_gamma(signal, alphas, weights, out):
     """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables."""
     heads = weights.size
     scaled = weights * alphas
     carried = np.zeros(heads)
     inverse = np.zeros(heads)
-    for step in range(signal.size):
-        t = signal.size - 1 - step if backward else step
+    for t in range(signal.size - 1, -1, -1):
         value = signal[t]
         position = float(t)
         total = 0.0
         for head in range(heads):
             inverse[head] = 1.0 / (position + alphas[head])
-        if backward:
-            for head in range(heads):
-                part = (carried[head] + value) * inverse[head]
-                total += scaled[head] * part
-                carried[head] = position * part if part > TINY else 0.0
-        else:
-            for head in range(heads):
-                part = (position * carried[head] + alphas[head] * value) * inverse[head]
-                total += weights[head] * part
-                carried[head] = part if part > TINY else 0.0
+        for head in range(heads):
+            part = (carried[head] + value) * inverse[head]
+            total += scaled[head] * part
+            carried[head] = position * part if part > TINY else 0.0
         out[t] = total
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def sweep_covariance(signal, row, parameters, gamma, weights, pushed, derivatives):
-    """One walk up causal heads: pushed = sum_h weights_h A_h signal, derivatives_h = row (dA_h / dparameter) signal.
+def sweep_covariance(signal, row, alphas, weights, pushed, derivatives):
+    """One walk up causal heads of gamma keys: pushed = sum_h weights_h A_h signal, derivatives_h = row dA_h signal.
 
-    Parameters are rates exp(-slope), differentiated by the slope, or exponents of gamma keys. A query gives `share` to
-    itself and the rest to the mean over the keys before, so dA signal, the covariance of signal and the derivative of
-    the keys' logits, is updated as such; `lead` is how far that of a query's own key lies above its mean over the keys
-    before.
+    dA is the derivative by the exponent. A query gives `share` to itself and the rest to the mean over the keys before,
+    so dA signal, the covariance of signal and the derivative of the keys' logits, is updated as such; `lead` is how far
+    that of a query's own key lies above its mean over the keys before.
     """
     heads = weights.size
     mean = np.zeros(heads)
     covariance = np.zeros(heads)
     ahead = np.zeros(heads)
-    last = np.full(heads, 1.0 if gamma else 0.0)
-    share = np.empty(heads)
+    inverse = np.ones(heads)
     lead = np.empty(heads)
     derivatives[:] = 0.0
     for t in range(signal.size):
         position = float(t)
         total = 0.0
         # Short loops over heads, which processors take several heads at a time.
-        if gamma:
-            for head in range(heads):
-                lead[head] = ahead[head] + last[head]
-                last[head] = 1.0 / (position + parameters[head])
-                share[head] = parameters[head] * last[head]
-        else:
-            for head in range(heads):
-                lead[head] = ahead[head] + 1.0
-                last[head] = 1.0 + parameters[head] * last[head]
-                share[head] = 1.0 / last[head]
         for head in range(heads):
-            step = share[head] * (signal[t] - mean[head])
-            moved = (1.0 - share[head]) * (covariance[head] + lead[head] * step)
+            lead[head] = ahead[head] + inverse[head]
+            inverse[head] = 1.0 / (position + alphas[head])
+        for head in range(heads):
+            share = alphas[head] * inverse[head]
+            step = share * (signal[t] - mean[head])
+            moved = (1.0 - share) * (covariance[head] + lead[head] * step)
             covariance[head] = moved if abs(moved) > TINY else 0.0
-            ahead[head] = (1.0 - share[head]) * lead[head]
+            ahead[head] = (1.0 - share) * lead[head]
             mean[head] += step
             total += weights[head] * mean[head]
             derivatives[head] += row[t] * covariance[head]

@@ -4,8 +4,8 @@ Short contexts use one bin per position, and everything is exact. Long contexts 
 kernels at initialisation vary on a logarithmic scale, except that i = j differs from i != j, so both are kept.
 
 Content-free attention is an operator, X -> C X and X -> C' X. On unit bins causal attention uses cumulative sums, and
-with ALiBi a recursion, O(N^2) for a whole kernel. Windows, prefixes, content on the diagonal and growing bins use the
-matrix P_ab = mean over queries in bin a of their attention to bin b.
+with ALiBi a recursion, O(N^2) for a whole kernel. Windows and growing bins use the matrix P_ab = mean over queries in
+bin a of their attention to bin b.
 
 An activation has two Gaussian averages, F = E[phi(a) phi(b)] and F' = E[phi'(a) phi'(b)], (a, b) jointly Gaussian.
 Smooth ones by normalised Hermite expansion: phi(sqrt(q) z) = sum_k c_k(q) h_k(z) gives
@@ -13,7 +13,7 @@ F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt
 relu and its square by the arc-cosine kernels.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 
@@ -21,9 +21,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy.special import erf, expit
 
-from posbias.architecture import Encoding, HeadGroup, KeyEncoding, Mask
+from posbias.architecture import Encoding, KeyBias, KeyEncoding, Mask
 from posbias.errors import UsageError
-from posbias.theory.kernels import dense_heads
 
 EXACT_POSITIONS = 512
 """Longest context in which every position has its own bin, unless more are asked for."""
@@ -214,71 +213,53 @@ class CausalMean(Operator):
         return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
 
 
-def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
+@lru_cache(maxsize=2)
+def head_operators(mask: Mask, encoding: Encoding, heads: int, bins: Bins) -> list[tuple[float, Operator]]:
     """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
 
     On bins wider than one position slopes are exact only for functions that are constant on bins; kernels are not.
+    Operators are kept for the way back and the layers that have the same.
 
     Raises:
-        UsageError: logits that are neither slopes nor key biases, on bins wider than one position, or key biases whose
-            weights do not all fit into float64.
+        UsageError: a mask that looks ahead, logits that are neither slopes nor key biases, slopes beside a window, or
+            key biases whose weights do not all fit into float64.
     """
-    return [
-        found
-        for group in groups
-        for found in _group_operators(
-            group.mask, group.encoding, tuple(group.heads.tolist()), group.n_heads, tuple(group.content.tolist()), bins
-        )
-    ]
-
-
-@lru_cache(maxsize=2)
-def _group_operators(
-    mask: Mask, encoding: Encoding, heads: tuple[int, ...], n_heads: int, content: tuple[float, ...], bins: Bins
-) -> tuple[tuple[float, Operator], ...]:
-    """The operators of heads that share mask and encoding; kept for the way back and the layers that have the same."""
-    n, share, chosen = bins.n_positions, 1 / n_heads, np.array(heads)
-    parts = _bias_and_slopes(encoding, n, n_heads)
-    causal = mask.reach(n) == n and mask.mutual_prefix(n) < 2
-    if parts is None or np.any(content) or (not causal and np.any(parts[1])):
-        if not bins.exact:
-            raise UsageError(f"mean field with {encoding} takes at most {MOST_BINS} positions, got {n}")
-        group = HeadGroup(mask, encoding, chosen, n_heads, np.array(content), np.full(len(heads), -np.inf))
-        return tuple((share, Operator(matrix)) for matrix in dense_heads(group, n))
-    bias, slopes = (part[chosen] for part in parts)
+    n = bins.n_positions
+    windowed, linear = mask.reach(n) < n, encoding.linear_slopes(heads)
+    if mask.mutual_prefix(n) > 1:
+        raise UsageError(f"mean field takes causal masks and windows, got {mask}")
+    if isinstance(encoding, KeyEncoding):
+        bias, slopes = encoding.bias_and_slopes(n, heads)
+        bias = bias + np.minimum(slopes, 0.0)[:, None] * np.arange(n)  # a recursion would grow without bound
+        slopes, parameters = np.maximum(slopes, 0.0), encoding.parameters(heads)
+    elif linear is not None:
+        bias, slopes, parameters = np.zeros((heads, n)), linear, linear[:, None]
+    else:
+        raise UsageError(f"mean field takes logits by position that are slopes or key biases, got {encoding}")
+    if windowed and np.any(slopes):
+        raise UsageError(f"mean field takes slopes without windows, got {encoding} with {mask}")
     if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
         raise UsageError(
             f"mean field takes key biases that span at most {MOST_NATS:g} nats; {encoding} spans {span:.0f} over {n} "
             "positions"
         )
-    parameters = encoding.parameters(n_heads)[chosen] if isinstance(encoding, KeyEncoding) else slopes[:, None]
     _, first, counts = np.unique(parameters, axis=0, return_index=True, return_counts=True)
     operators: list[tuple[float, Operator]] = []
     for head, count in sorted(zip(first, counts, strict=True)):
         slope, weights = float(slopes[head]), np.exp(bias[head] - bias[head].max())
-        operator = causal_operator(weights, slope, bins) if causal else mask_operator(mask, weights, bins)
-        operators.append((count * share, operator))
-    return tuple(operators)
+        operator = window_operator(mask, weights, bins) if windowed else causal_operator(weights, slope, bins)
+        operators.append((count / heads, operator))
+    return operators
 
 
-def _bias_and_slopes(
-    encoding: Encoding, n_positions: int, n_heads: int
-) -> tuple[Float64[np.ndarray, "head n_positions"], Float64[np.ndarray, "head"]] | None:
-    """Key biases and slopes of the heads of a layer; None for logits that are neither."""
-    if isinstance(encoding, KeyEncoding):
-        bias, slopes = encoding.bias_and_slopes(n_positions, n_heads)
-        falling = np.minimum(slopes, 0.0)[:, None] * np.arange(n_positions)  # a recursion would grow without bound
-        return bias + falling, np.maximum(slopes, 0.0)
-    linear = encoding.linear_slopes(n_heads)
-    return None if linear is None else (np.zeros((n_heads, n_positions)), linear)
-
-
-def needs_every_position(group: HeadGroup) -> bool:
+def needs_every_position(encoding: Encoding, heads: int) -> bool:
     """True if logits jump from one position to the next, so that bins must be single positions."""
-    if np.any(group.content) or isinstance(group.encoding, KeyEncoding):
-        return bool(np.any(group.content)) or not group.encoding.smooth  # type: ignore[attr-defined]
-    slopes = group.linear_slopes()
-    return slopes is None or bool(np.any(slopes))
+    if isinstance(encoding, KeyBias):
+        return True
+    # Other key biases are smooth in ln(1 + j).
+    of_keys = isinstance(encoding, KeyEncoding)
+    slopes = encoding.bias_and_slopes(1, heads)[1] if of_keys else encoding.linear_slopes(heads)  # type: ignore[attr-defined]
+    return bool(np.any(slopes))
 
 
 def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, bins: Bins) -> Operator:
@@ -298,18 +279,15 @@ def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, b
     return Operator(rows)
 
 
-def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
-    """Attention to every visible key in proportion to its weight."""
-    n = bins.n_positions
-    query, prefix = np.arange(n), mask.mutual_prefix(n)
-    first = query - mask.keys_before(query, n)
-    last = np.maximum(query, np.where(query < prefix, prefix - 1, 0))
+def window_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
+    """Attention to every key in a window in proportion to its weight."""
+    query, ends = np.arange(bins.n_positions), bins.starts + bins.sizes
+    first = query - mask.keys_before(query, bins.n_positions)
     rows = np.empty((bins.count, bins.count))
-    ends = bins.starts + bins.sizes
     below = np.concatenate([[0.0], np.cumsum(weights)])
     for a in range(bins.count):
         inside = slice(bins.starts[a], ends[a])
-        oldest, newest = first[inside, None], last[inside, None]
+        oldest, newest = first[inside, None], query[inside, None]
         low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
         visible = below[np.maximum(high, low)] - below[low]
         rows[a] = (visible / (below[newest + 1] - below[oldest])).mean(axis=0)

@@ -14,17 +14,9 @@ from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.theory.mean_field.bins import (
-    EXACT_POSITIONS,
-    MOST_BINS,
-    Bins,
-    growing_bins,
-    needs_every_position,
-    unit_bins,
-)
+from posbias.theory.mean_field.bins import EXACT_POSITIONS, MOST_BINS, Bins, growing_bins, unit_bins
 from posbias.theory.mean_field.recursion import (
     LEVELS,
     FirstOrder,
@@ -77,8 +69,7 @@ class MeanFieldTheory(Theory):
         if isinstance(prediction.level, SampledHeads):
             spec = subject if isinstance(subject, MeanFieldSpec) else spec_of(subject)
             caveats = (scatter_caveat(network_profiles(spec, n_positions, prompts=prompts, seed=seed)),)
-        labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
-        return Prediction(prediction.profile, caveats=caveats, **labels)
+        return Prediction(prediction.profile, caveats=caveats, **self.labels(seed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +87,7 @@ class MeanField:
 
 def check_drawn(model: Model | MeanFieldSpec) -> None:
     """Refuse a model whose weights were not drawn at random: mean field does not speak of it."""
-    trained = isinstance(model, HuggingFaceModel) and model.origin.init_seed is None
-    if isinstance(model, Model) and (trained or (isinstance(model, ReferenceTransformer) and not model.drawn)):
+    if isinstance(model, HuggingFaceModel) and model.origin.init_seed is None:
         raise UsageError(
             f"mean field speaks of models at initialisation; the weights of {model.identity['source']!r} are trained "
             "or of unknown origin: load it with init_seed=0, or give spec_of(model)"
@@ -130,9 +120,9 @@ def mean_field(
         if logits are large: see `network_profiles`.
 
     Raises:
-        UsageError: trained weights, no mean-field theory for this model, prompts of another length or of vectors, more
-            positions than it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window
-            too narrow for the context.
+        UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
+            it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window too narrow for
+            the context.
 
     Source: ours; Hermite and arc-cosine kernels as in Cho and Saul 2009 and the neural-tangent literature.
     """
@@ -142,9 +132,6 @@ def mean_field(
         raise UsageError(f"n_positions must be at most {model.max_positions}, the learned positions; got {n_positions}")
     if prompts is not None and prompts.n_positions != n_positions:
         raise UsageError(f"prompts hold {prompts.n_positions} tokens each; n_positions asks for {n_positions}")
-    vectors = isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None
-    if vectors and prompts is not None:
-        raise UsageError("mean field takes no prompts of given vectors, which count as drawn at random: leave them out")
     chosen = resolve_level(spec, level, n_positions)
     bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
@@ -171,11 +158,10 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
     Raises:
         UsageError: more than 2048 bins would be needed.
     """
-    if exact or n_positions <= EXACT_POSITIONS or any(map(needs_every_position, spec.groups)):
+    if exact or n_positions <= EXACT_POSITIONS or spec.single_positions:
         bins = unit_bins(n_positions)
     else:
-        reaches = {group.mask.reach(n_positions) for group in spec.groups}
-        bins = growing_bins(n_positions, windows=reaches - {n_positions})
+        bins = growing_bins(n_positions, windows=spec.windows(n_positions))
     if bins.count > MOST_BINS:
         raise UsageError(
             f"mean field needs {bins.count} bins for {n_positions} positions of this model, at most {MOST_BINS} are "

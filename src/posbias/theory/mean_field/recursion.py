@@ -11,8 +11,7 @@ softmax, and averages A V A' forwards, A' G A plus the query and key paths backw
 of order 1: query/key norms, very wide models.
 
 The input kernel says which positions start with equal vectors: different tokens have independent embeddings, equal
-tokens the same one; learned positions add their variance at i = j, encodings that are added to the input the products
-of their vectors.
+tokens the same one; learned positions add their variance at i = j.
 """
 
 from abc import ABC, abstractmethod
@@ -159,7 +158,7 @@ class _Expansion(Level):
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         grams, outputs = attention_grams(attention, setting.width, x), []
-        for share, operator in head_operators(attention.groups, setting.bins):
+        for share, operator in head_operators(attention.mask, attention.encoding, attention.heads, setting.bins):
             if self.first_order:
                 output = Heads.of(operator, grams, setting.bins).mixed()
             else:
@@ -172,7 +171,7 @@ class _Expansion(Level):
         bins, features = setting.bins, attention.heads * attention.value_dim
         arriving = gradient.scaled(attention.output.variance * setting.width * features)
         grams, paths = attention_grams(attention, setting.width, x), []
-        for share, operator in head_operators(attention.groups, bins):
+        for share, operator in head_operators(attention.mask, attention.encoding, attention.heads, bins):
             if self.first_order:
                 path = _paths(attention, x, arriving, Heads.of(operator, grams, bins), setting.width)
             else:
@@ -220,11 +219,6 @@ def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, 
     equal = np.zeros((bins.count, bins.count)) if token_ids is None else _equal_tokens(token_ids, bins)
     block = spec.embedding * equal
     powers = np.full(bins.count, spec.embedding + spec.positions)
-    if spec.added is not None:
-        # In wide bins the vectors of the position in the middle stand for all.
-        middle = spec.added.vectors_at(bins.starts + (bins.sizes - 1) // 2)
-        gram = middle @ middle.T / spec.width
-        block, powers = block + gram, powers + np.diagonal(gram)
     if bins.exact:
         np.fill_diagonal(block, powers)
     return Kernel(block, powers)
@@ -276,7 +270,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
     stream, steps = _normed(spec.embedding_norm, entry), []
     for layer in spec.layers:
         for members in layer.steps:
-            branches, joined = [], stream.scaled(members[0].residual.stream_factor ** 2)
+            branches, joined = [], stream
             for part in members:
                 x = _normed(part.pre_norm, stream)
                 if isinstance(part, AttentionSpec):
@@ -284,7 +278,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
                 else:
                     output = part.forward(setting.width, x)
                 branches.append(Branch(part, stream, x, output))
-                joined = joined + _normed(part.post_norm, output).scaled(part.residual.branch_factor**2)
+                joined = joined + _normed(part.post_norm, output)
             steps.append(tuple(branches))
             stream = joined
     return Forward(entry, tuple(steps), stream)
@@ -297,10 +291,10 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     start[-1, -1] = 1.0
     gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
-        above, gradient = gradient, gradient.scaled(step[0].spec.residual.stream_factor ** 2)
+        above = gradient
         for branch in step:
-            part, arriving = branch.spec, above.scaled(branch.spec.residual.branch_factor**2)
-            pulled = _pulled(part.post_norm, arriving, branch.output)
+            part = branch.spec
+            pulled = _pulled(part.post_norm, above, branch.output)
             if isinstance(part, AttentionSpec):
                 pulled = level.backward(part, branch.x, pulled, setting)
             else:
@@ -382,8 +376,7 @@ def _batches(
     n_positions = len(x.same)
     raw = [linear.forward(setting.width, x) for linear in (spec.query, spec.key)]
     halves = [_single(symmetric_root(kernel.block)) for kernel in raw]
-    bias, rotation = _head_logits(spec, n_positions), spec.rotation
-    alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
+    bias = _head_logits(spec, n_positions)
     size = max(1, BATCH_NUMBERS // n_positions**2)
     for first in range(0, count, size):
         heads = np.arange(first, min(first + size, count))
@@ -391,9 +384,8 @@ def _batches(
         query, key = ((half @ _normal(setting.generator, shape)).requires_grad_() for half in halves)
         norms = zip((query, key), raw, (spec.query_norm, spec.key_norm), strict=True)
         turned = [_normed_heads(*parts) for parts in norms]
-        if rotation is not None:
-            turns = rotation[:1] if alike else rotation[heads % spec.heads]
-            angle = torch.from_numpy(np.arange(n_positions)[None, :, None] * turns[:, None, :])
+        if spec.rotation is not None:
+            angle = torch.from_numpy(np.arange(n_positions)[:, None] * spec.rotation)
             turned = [turned_by(features, angle.cos(), angle.sin()) for features in turned]
         logits = (turned[0] * spec.scale) @ turned[1].transpose(1, 2)
         if spec.softcap is not None:
@@ -421,9 +413,9 @@ def _normed_heads(features: HeadFeatures, raw: Kernel, norm: NormSpec | None) ->
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    ordered = torch.empty(attention.heads, n_positions, n_positions)
-    for group in attention.groups:
-        ordered[group.heads] = _single(group.masked_logits(n_positions))
+    position = np.arange(n_positions)
+    logits = attention.encoding.pair_logits(position, position, attention.heads)
+    ordered = _single(np.where(attention.mask.visible(n_positions), logits, -np.inf))
     return ordered[:1] if bool((ordered == ordered[:1]).all()) else ordered
 
 

@@ -13,18 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
-from torch.nn.functional import gelu
 
-from posbias.architecture import HeadGroup, Rope
-from posbias.architecture.encodings import Sinusoidal
+from posbias.architecture import Encoding, Mask
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Linear, MlpParts, Norm
+from posbias.models.layout import Block, Linear, Norm
 from posbias.models.model import Model
-from posbias.models.reference.config import NORM_EPSILON, shown
-from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
-from posbias.theory.mean_field.bins import Activation, Kernel, recognise
+from posbias.theory.mean_field.bins import Activation, Kernel, needs_every_position, recognise
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
@@ -69,14 +65,6 @@ class NormSpec:
         return gradient.over(self.scale(kernel)).scaled(self.gain)
 
 
-@dataclass(frozen=True)
-class ResidualSpec:
-    """Addition of a branch to the stream: stream <- stream_factor * stream + branch_factor * branch."""
-
-    stream_factor: float = 1.0
-    branch_factor: float = 1.0
-
-
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
     """One attention branch."""
@@ -91,17 +79,17 @@ class AttentionSpec:
     key: LinearSpec
     value: LinearSpec
     output: LinearSpec
-    groups: tuple[HeadGroup, ...]
-    """Heads with their mask and the logits that do not depend on content."""
-    rotation: Float64[np.ndarray, "heads pairs"] | None = None
-    """Rotary frequencies of each head's feature pairs, radians per position; they act on sampled heads only."""
+    mask: Mask
+    encoding: Encoding
+    """The logits that do not depend on content."""
+    rotation: Float64[np.ndarray, "pairs"] | None = None
+    """Rotary frequencies of the feature pairs, radians per position; they act on sampled heads only."""
     query_norm: NormSpec | None = None
     key_norm: NormSpec | None = None
     softcap: float | None = None
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
     """Norm of the branch before it is added."""
-    residual: ResidualSpec = ResidualSpec()
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +107,6 @@ class MlpSpec:
     gate: LinearSpec | None = None
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
-    residual: ResidualSpec = ResidualSpec()
 
     def forward(self, width: int, x: Kernel) -> Kernel:
         """Kernel of the branch's output, before any post-norm, from the kernel of its normalised input."""
@@ -153,7 +140,7 @@ class LayerSpec:
     mlp: MlpSpec | None
     """None: there is none."""
     parallel: bool = False
-    """All branches read the block's input; their residuals are then plain."""
+    """All branches read the block's input."""
 
     @property
     def steps(self) -> list[list[BranchSpec]]:
@@ -176,34 +163,32 @@ class MeanFieldSpec:
     """Factor of the network on its own input (Granite); `embedding` includes it, the Jacobian's input does not."""
     positions: float = 0.0
     """Mean square of a learned position table added to the input; 0 without one."""
-    added: Sinusoidal | None = None
-    """An absolute encoding whose vectors are added to the input (reference models)."""
     embedding_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
 
     @property
-    def groups(self) -> list[HeadGroup]:
-        """Heads of all layers that share mask and encoding."""
-        return [group for layer in self.layers for group in layer.attention.groups]
+    def single_positions(self) -> bool:
+        """True if some logits jump from one position to the next."""
+        return any(needs_every_position(layer.attention.encoding, layer.attention.heads) for layer in self.layers)
+
+    def windows(self, n_positions: int) -> set[int]:
+        """Keys that layers see, of those that do not see a whole context."""
+        return {layer.attention.mask.reach(n_positions) for layer in self.layers} - {n_positions}
 
 
 def spec_of(model: Model) -> MeanFieldSpec:
-    """The mean-field description of a model.
+    """The mean-field description of a model of transformers.
 
     Raises:
         UsageError: the model's family is not described, or something in it has no mean-field theory.
     """
-    if isinstance(model, ReferenceTransformer):
-        return _reference_spec(model)
-    if isinstance(model, HuggingFaceModel):
-        return _family_spec(model)
-    raise UsageError(f"mean field needs a described model, got {type(model).__name__}")
-
-
-def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(
+            f"mean field reads models of transformers, got {type(model).__name__}; the rollout is allowed for it"
+        )
     family, network = model.family, model.network
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
-    layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
+    layers = tuple(_layer_spec(model, block, layer) for layer, block in enumerate(blocks))
     if family.position_table is not None:
         table = network.get_submodule(family.position_table)
         positions = _power(table.get_parameter("weight")[getattr(table, "offset", 0) :])  # OPT's position 0 is row 2
@@ -220,7 +205,7 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     )
 
 
-def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
+def _layer_spec(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
 
     def norms(branch: str) -> dict[str, Any]:
@@ -228,31 +213,8 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         before, after = (getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm"))
         return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
-    parts = family.attention_parts(block, config)
-    frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
-    group = HeadGroup(
-        mask=family.mask(config, layer),
-        encoding=family.encoding(config, layer),
-        heads=np.arange(parts.heads),
-        n_heads=parts.heads,
-        content=np.zeros(parts.heads),
-        sinks=np.full(parts.heads, -np.inf),
-    )
-    return LayerSpec(
-        attention=_attention_spec(
-            parts,
-            groups=(group,),
-            rotation=None if frequencies is None else np.tile(frequencies, (parts.heads, 1)),
-            **norms("attention"),
-        ),
-        mlp=_mlp_spec(family.mlp_parts(block, config), **norms("mlp")),
-        parallel=family.parallel(config),
-    )
-
-
-def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
-    """An attention branch from its maps; norms, groups, rotation and residual are passed on."""
-    return AttentionSpec(
+    parts, mlp = family.attention_parts(block, config), family.mlp_parts(block, config)
+    attention = AttentionSpec(
         heads=parts.heads,
         head_dim=parts.head_dim,
         value_dim=parts.value_dim,
@@ -261,25 +223,25 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         key=_linear(parts.key),
         value=_linear(parts.value),
         output=_linear(parts.output),
+        mask=family.mask(config, layer),
+        encoding=family.encoding(config, layer),
+        rotation=family.rotary_frequencies(model.network, block, config=config, layer=layer),
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
-        **beside,
+        **norms("attention"),
     )
-
-
-def _mlp_spec(parts: MlpParts, **beside: Any) -> MlpSpec:
-    """An MLP branch from its maps; norms and residual are passed on."""
     with torch.no_grad():
-        activation = recognise(lambda x: parts.activation(torch.from_numpy(x).float()).double().numpy())
-    return MlpSpec(
-        hidden=len(parts.up.weight),
+        activation = recognise(lambda x: mlp.activation(torch.from_numpy(x).float()).double().numpy())
+    perceptron = MlpSpec(
+        hidden=len(mlp.up.weight),
         activation=activation,
-        up=_linear(parts.up),
-        down=_linear(parts.down),
-        gate=None if parts.gate is None else _linear(parts.gate),
-        **beside,
+        up=_linear(mlp.up),
+        down=_linear(mlp.down),
+        gate=None if mlp.gate is None else _linear(mlp.gate),
+        **norms("mlp"),
     )
+    return LayerSpec(attention, perceptron, parallel=family.parallel(config))
 
 
 def _linear(of: Linear) -> LinearSpec:
@@ -306,88 +268,3 @@ def _embedding_power(model: Model) -> float:
     rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
     power = in_float64(model.embed(model.token_tensor([rows.tolist()]))).square().mean(dim=-1)
     return float(power[power > 0].mean())  # a padding token's row is zero
-
-
-def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
-    config, network = model.config, model.network
-    if config.vocabulary_size is None and model.items is None:
-        raise UsageError("mean field needs to know this model's input vectors; give it items")
-    blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
-    return MeanFieldSpec(
-        width=model.width,
-        layers=tuple(_reference_layer(block) for block in blocks),
-        embedding=_embedding_power(model),
-        added=config.input_encoding,
-        final_norm=_norm(norm_of(network, "final")),
-    )
-
-
-def _reference_layer(block: ReferenceBlock) -> LayerSpec:
-    config, mlp = block.config, mlp_parts(block)
-
-    def norms(branch: str, stream_factor: float, branch_factor: float) -> dict[str, Any]:
-        return {"pre_norm": _norm(norm_of(block, branch)), "residual": ResidualSpec(stream_factor, branch_factor)}
-
-    half = config.head_dim // 2
-    rotation = np.zeros((config.architecture.heads, half))
-    for group in block.groups:
-        if isinstance(group.encoding, Rope):
-            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
-    beside_mlp = 0.0 if config.residual == "none" else 1.0
-    factors = (1 - block.mixing, block.mixing) if config.residual == "mixed" else (beside_mlp, 1.0)
-    return LayerSpec(
-        attention=_attention_spec(
-            attention_parts(block),
-            groups=tuple(shown(config, group) for group in block.groups),
-            rotation=rotation if config.attention == "content" and np.any(rotation) else None,
-            **norms("attention", *factors),
-        ),
-        mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", beside_mlp, 1.0)),
-    )
-
-
-def attention_parts(block: ReferenceBlock) -> AttentionParts:
-    """The maps of a block's attention.
-
-    Raises:
-        UsageError: the block has heads that carry the stream itself.
-    """
-    config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
-    if config.values != "gaussian":
-        raise UsageError(
-            f"this theory needs values drawn for every head (gaussian), got {config.values!r}; rollout is allowed"
-        )
-    heads, width, features = config.architecture.heads, config.width, config.head_dim
-
-    def rows(name: str) -> Linear:
-        """The map of all heads, [head * feature, width]; zero if there is none."""
-        if name not in weights:
-            return Linear(weights["value"].new_zeros(heads * features, width))
-        return Linear(weights[name].transpose(1, 2).flatten(0, 1))
-
-    return AttentionParts(
-        query=rows("query"),
-        key=rows("key"),
-        value=rows("value"),
-        output=Linear(
-            weights["output"].flatten(0, 1).T if config.output_map else torch.eye(width).to(weights["value"])
-        ),
-        heads=heads,
-        key_heads=heads,
-        head_dim=features,
-        scale=config.head_dim**-0.5 if config.attention == "content" else 0.0,
-    )
-
-
-def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
-    """The maps of a block's MLP; None if it has none."""
-    if not block.config.mlp:
-        return None
-    weights = {name: value.detach() for name, value in block.named_parameters()}
-    return MlpParts(Linear(weights["up"].T), Linear(weights["down"].T), gate=None, activation=gelu)
-
-
-def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str) -> Norm | None:
-    """The norm called `name`; None if the configuration has none."""
-    gain = dict(module.named_parameters(recurse=False)).get(f"{name}_gain")
-    return None if gain is None else Norm(kind="rms", gain=gain.detach(), bias=None, epsilon=NORM_EPSILON)

@@ -7,7 +7,6 @@ from the top layer down; all rollouts come from one look at each layer's attenti
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,14 +41,8 @@ SeenAgain = Callable[[], AttentionState]
 ROLLOUTS = ("rollout", "attention_only", "norm_weighted")
 """By the mean over heads, twice, and by norms. The first and the last stand still with the share 1 - m, m the layer's
 measured mixing."""
-
-
-class OutputMaps(NamedTuple):
-    """What a layer makes of the values that attention mixes."""
-
-    parts: AttentionParts
-    after: Norm | None
-    """The norm between the output projection and the stream; None if there is none."""
+OutputMaps = tuple[AttentionParts, Norm | None]
+"""What a layer makes of the values that attention mixes: its maps, and the norm between them and the stream."""
 
 
 @torch.no_grad()
@@ -78,22 +71,6 @@ def trace_attention(
     return [partial(_again, layer, dtype) for layer in kept], watch.norms().share().mean(axis=1)
 
 
-def output_maps(model: HuggingFaceModel) -> list[OutputMaps]:
-    """Those of every layer.
-
-    Raises:
-        UsageError: the layout is not known, or the maps cannot be read.
-    """
-    family = model.family
-    return [
-        OutputMaps(
-            family.attention_parts(block, model.config),
-            None if block.attention_post_norm is None else family.norm(block.attention_post_norm),
-        )
-        for block in family.blocks(model.network)
-    ]
-
-
 def norm_weighted(maps: OutputMaps, state: AttentionState) -> Callable[[AttentionBlock], Float[Tensor, "query key"]]:
     """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)), by blocks.
 
@@ -103,12 +80,12 @@ def norm_weighted(maps: OutputMaps, state: AttentionState) -> Callable[[Attentio
 
     Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
     """
-    parts = maps.parts
+    parts, after = maps
     shared = len(state.value) // parts.key_heads  # Falcon repeats its values for every head
     value = state.value[::shared, :, : parts.value_dim]  # without what a key bias fills up
     output = parts.output.weight.to(value)
-    if maps.after is not None:
-        output = output * maps.after.gain.to(value).reshape(-1, 1)
+    if after is not None:
+        output = output * after.gain.to(value).reshape(-1, 1)
     output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
     rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
     vectors = (torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1))
@@ -167,9 +144,13 @@ def attention_rollouts(
     rows: list[Float64[np.ndarray, "rollouts n_positions"]] = []
     left_out: tuple[str, ...] = ()
     try:
-        maps = output_maps(model) if isinstance(model, HuggingFaceModel) else []
+        if isinstance(model, HuggingFaceModel):
+            family, config = model.family, model.config
+            for block in family.blocks(model.network):
+                after = block.attention_post_norm
+                maps.append((family.attention_parts(block, config), None if after is None else family.norm(after)))
     except UsageError:
-        left_out = ("norm_weighted: it reads weights, of the families in the table of layouts",)
+        maps, left_out = [], ("norm_weighted: it reads weights, of the families in the table of layouts",)
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         shares = [mixing, np.ones_like(mixing), *([mixing] if maps else [])]
@@ -201,7 +182,7 @@ def attention_rollout_prompt(
         layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
     else:
         layers = [partial(_again, caught.kept, trace.description.dtype) for caught in trace.layers]
-    return np.asarray(_pull(layers, np.array(resolve_mixing(mixing, len(layers)))[:, None])[0])
+    return np.asarray(_pull(layers, resolve_mixing(mixing, len(layers))[:, None])[0])
 
 
 @torch.no_grad()

@@ -44,8 +44,6 @@ from posbias.theory.power_rollout.local_maps import (
 )
 from posbias.theory.predict import THEORIES, Prediction, Theory
 
-TARGETS = ("jacobian", "probability", "logprob")
-"""Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
 
@@ -109,12 +107,6 @@ class Trace:
         if maps.embedding_norm is not None:
             energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power)
         return energy if maps.input_scale == 1 else energy * maps.input_scale**power
-
-    @torch.no_grad()
-    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
-        """Roots of the energies, from gradient^2 (1 for the whole state); not normalised."""
-        gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
-        return in_float64(self.pull(gradient.to(self.state.dtype).square(), walk)).sum(-1).sqrt()
 
 
 def describe_model(model: Model, n_positions: int) -> Description:
@@ -267,8 +259,8 @@ class PowerRollout(Theory):
 
     key_path: bool = True
     """Let keys, which move the attention weights, carry influence beside the values."""
-    target: Annotated[str, OneOf(*TARGETS)] = "jacobian"
-    """Output of the last position, one of TARGETS: the whole final state, or the predicted token's score."""
+    target: Annotated[str, OneOf("jacobian", "probability", "logprob")] = "jacobian"
+    """Output of the last position: the whole final state, or the predicted token's (log) probability."""
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with its interval."""
@@ -283,9 +275,9 @@ class PowerRollout(Theory):
             raise UsageError(
                 f"theory {self.name}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}"
             )
-        rows = [power_rollout_prompt(subject, ids, self) for ids in track(prompts.token_ids, "power rollout")]
-        labels = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
-        return Prediction(Profile.mean_of(np.stack(rows)), per_prompt=np.stack(rows), **labels)
+        all_ids = track(prompts.token_ids, "power rollout")
+        rows = np.stack([self.profile_of(trace_model(subject, ids, target=self.target)) for ids in all_ids])
+        return Prediction(Profile.mean_of(rows), per_prompt=rows, **self.labels(seed))
 
     def profile_of(self, trace: Trace) -> Row:
         """The profile of a prompt that was traced for this theory's target.
@@ -293,8 +285,10 @@ class PowerRollout(Theory):
         Raises:
             RunError: energies are not finite.
         """
-        with fast_products(trace.embeddings.device, reduced=trace.description.reduced):
-            influence = np.asarray(trace.diagonal(Walk(key=self.key_path)).cpu().numpy())
+        start = torch.ones_like(trace.state) if trace.score_gradient is None else trace.score_gradient
+        with torch.no_grad(), fast_products(trace.embeddings.device, reduced=trace.description.reduced):
+            energy = trace.pull(start.to(trace.state.dtype).square(), Walk(key=self.key_path))
+            influence = np.asarray(in_float64(energy).sum(-1).sqrt().cpu().numpy())
         if not np.all(np.isfinite(influence)):
             raise RunError(
                 "the power rollout's energies are not finite; load the model in a wider type (float32, float64)"
@@ -316,21 +310,3 @@ def fast_products(device: torch.device, *, reduced: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def power_rollout_prompt(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    theory: PowerRollout | None = None,
-) -> Row:
-    """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
-
-    Returns:
-        Non-negative, sums to 1.
-
-    Raises:
-        UsageError: undescribed family or a prompt too long for the model.
-        RunError: activations or energies are not finite.
-    """
-    theory = theory or PowerRollout()
-    return theory.profile_of(trace_model(model, token_ids, target=theory.target))
