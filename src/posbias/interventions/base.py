@@ -248,11 +248,17 @@ class Padding:
 
     def __init__(self) -> None:
         self.slots: Tensor | None = None
+        self.past, self.shape = 0, torch.Size()
         self._known: dict[tuple[int, int], Tensor] = {}
 
     def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on the whole network: take in its two-dimensional mask, if any."""
-        mask = named_arguments(network, positional, named).get("attention_mask")
+        arguments = named_arguments(network, positional, named)
+        mask, self.past, self.shape = (
+            arguments.get("attention_mask"),
+            cached_length(arguments),
+            entering(arguments).shape,
+        )
         padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
         self.slots = (mask.cumsum(-1) == 0).sum(-1) if padded and mask is not None else None
         self._known.clear()
@@ -266,6 +272,11 @@ class Padding:
         """Within the context, follow the network's calls; by methods, so that a copy of the network has its own."""
         first = network.register_forward_pre_hook(self.read, with_kwargs=True)
         return hooked([first, network.register_forward_hook(self.forget, with_kwargs=True, always_call=True)])
+
+    def reading(self, device: torch.device) -> Int[Tensor, "batch token"]:
+        """Positions of all tokens that the network now reads."""
+        batch, count = self.shape[:2]
+        return self.between(self.past, self.past + count, device).expand(batch, -1)
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
@@ -337,6 +348,12 @@ def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict
         return named
     names = [name for name in signature(network.forward).parameters if name != "args"]
     return {"input_ids": positional[0], **dict(zip(names, positional, strict=False)), **named}
+
+
+def entering(arguments: Mapping[str, Any]) -> Tensor:
+    """The embeddings, or token ids, that a network is to read."""
+    embeddings: Tensor | None = arguments.get("inputs_embeds")
+    return arguments["input_ids"] if embeddings is None else embeddings
 
 
 def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:

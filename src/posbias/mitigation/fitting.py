@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,14 @@ from posbias.prompts.loading import load_prompts
 from posbias.tasks.language import Example
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Fitted:
     """A fitted method and how it came about."""
 
     method: Method
-    how: dict[str, Any]
+    how: dict[str, Any] = field(repr=False)
     """Options, calibration samples and what the fit saw of them, as plain values for a recipe or record; `samples` are
     `contents` of these, by which a run refuses to judge the recipe on them."""
-
-    def __repr__(self) -> str:
-        return f"Fitted({self.method!r}, {self.how.get('calibration_samples', 0)} samples)"
 
 
 def fit_of(spelling: str) -> Fit | None:

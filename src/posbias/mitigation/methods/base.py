@@ -19,6 +19,7 @@ from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
+from posbias.interventions.base import entering
 from posbias.interventions.keys import Begins
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
@@ -203,12 +204,10 @@ def question_begins(model: HuggingFaceModel, places: Places) -> Begins:
 
 def check_one_list(arguments: Mapping[str, Any], name: str, *, single: bool) -> None:
     """Refuse a call that reads prompts of several lengths, as one list of passages serves all; `single`: any batch."""
-    entering, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
-    read: Any = arguments.get("input_ids") if entering is None else entering
-    padded = False
+    mask, padded = arguments.get("attention_mask"), False
     if isinstance(mask, Tensor) and mask.ndim == 2:
         lengths = mask.sum(-1)
         padded = bool((lengths != (mask.shape[1] if single else lengths[0])).any())
-    if padded or (single and len(read) > 1):
+    if padded or (single and len(entering(arguments)) > 1):
         allowed = "one prompt at a time, without padding" if single else "prompts of one length"
         raise UsageError(f"{name}: passages= is one list for all prompts that are read; allowed: {allowed}")
