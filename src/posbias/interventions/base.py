@@ -10,12 +10,12 @@ grouped heads and windows go on as they are.
 """
 
 import copy
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -269,7 +269,7 @@ class Padding:
         self._known.clear()
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context, follow the network's calls; by methods, so that a copy of the network has its own."""
+        """Within the context, follow the network's calls."""
         first = network.register_forward_pre_hook(self.read, with_kwargs=True)
         return hooked([first, network.register_forward_hook(self.forget, with_kwargs=True, always_call=True)])
 
@@ -280,10 +280,9 @@ class Padding:
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
-        known = self._known.get((first, last))
-        if known is None:  # held here, too: the next pass, of another thread perhaps, forgets what this one keeps
-            known = self._known[first, last] = self.positions(torch.arange(first, last, device=device))
-        return known.to(device)
+        if (first, last) not in self._known:
+            self._known[first, last] = self.positions(torch.arange(first, last, device=device))
+        return self._known[first, last].to(device)
 
     def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
         """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
@@ -311,16 +310,8 @@ class PerCache(Generic[State]):
     ) -> None:
         self._read, self.latest = read, latest
         self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
-        self._now = threading.local()
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "PerCache[State]":
-        """Return the object itself, which holds nothing of any one network."""
-        return self
-
-    @property
-    def current(self) -> State | None:
-        """State of what this thread's network is reading; None if only a part of the network was called."""
-        return getattr(self._now, "state", None)
+        self.current: State | None = None
+        """State of what the network is reading; None if only a part of the network was called."""
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context, follow everything that the network reads."""
@@ -328,7 +319,7 @@ class PerCache(Generic[State]):
         def before(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             arguments = named_arguments(network, positional, named)
             state = self._kept.get(cache_of(arguments), self.latest) if cached_length(arguments) else None
-            state = self._now.state = self._read(network, arguments, state)
+            state = self.current = self._read(network, arguments, state)
             self.latest = self.latest if state is None else state
 
         def after(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -336,7 +327,7 @@ class PerCache(Generic[State]):
             cache = getattr(output, CACHES[0], None) if cache is None else cache
             if cache is not None and state is not None:
                 self._kept[cache] = state
-            self._now.state = None
+            self.current = None
 
         first = network.register_forward_pre_hook(before, with_kwargs=True)
         return hooked([first, network.register_forward_hook(after, with_kwargs=True)])
@@ -367,35 +358,6 @@ def cache_of(named: Mapping[str, Any]) -> Any:
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
-class _Placing(Padding):
-    """Hands calls over with the positions of their tokens, from what every layer had read before its current call."""
-
-    def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
-        self.before: dict[int, tuple[int, Tensor | None]] = {}
-
-    def read_layer(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook on an attention module, called before its cache is extended."""
-        layers: Any = getattr(cache_of(named), "layers", ())
-        layer: Any = module.layer_idx
-        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None
-        self.before[layer] = cached_length(named, layer), cached_keys
-
-    def __call__(self, call: KernelCall) -> Attended:
-        past, cached_keys = self.before[call.layer]
-        total, device = past + call.query.shape[2], call.query.device
-        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
-        placed = AttentionCall(
-            **vars(call),
-            query_positions=self.between(past, total, device),
-            key_positions=self.between(first, first + call.key.shape[2], device),
-            slots=total,
-            cached_keys=cached_keys,
-        )
-        return self.attend(placed)
-
-
 def has_sinks(model: HuggingFaceModel) -> bool:
     """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
     return any(getattr(module, "sinks", None) is not None for module in attention_modules(model.network).values())
@@ -420,10 +382,30 @@ def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> 
             f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
             "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    network, placing = model.network, _Placing(attend)
-    modules = attention_modules(network)
-    hooks = [(module, placing.read_layer) for module in modules.values()]
-    with placing.followed(network), before_calls(hooks), attention(network, dict.fromkeys(modules, placing)):
+    network, padding, modules = model.network, Padding(), attention_modules(model.network)
+    before: dict[int, tuple[int, Tensor | None]] = {}
+
+    def read_layer(layer: int, _module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Find what the layer had read before its current call extends its cache."""
+        layers: Any = getattr(cache_of(named), "layers", ())
+        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None
+        before[layer] = cached_length(named, layer), cached_keys
+
+    def placed(call: KernelCall) -> Attended:
+        past, cached_keys = before[call.layer]
+        total, device = past + call.query.shape[2], call.query.device
+        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
+        whole = AttentionCall(
+            **vars(call),
+            query_positions=padding.between(past, total, device),
+            key_positions=padding.between(first, first + call.key.shape[2], device),
+            slots=total,
+            cached_keys=cached_keys,
+        )
+        return attend(whole)
+
+    hooks = [(module, partial(read_layer, layer)) for layer, module in modules.items()]
+    with padding.followed(network), before_calls(hooks), attention(network, dict.fromkeys(modules, placed)):
         yield
 
 

@@ -1,6 +1,5 @@
 """Attention calibrated by passage: each document gets what its relevance asks for, not what its place does."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,9 +113,7 @@ class DummyPasses:
         if self.seen is not None:
             return None
         check_one_list(arguments, AttentionCalibration.name, single=True)
-        model = copy.copy(self.model)
-        model.network = network  # perhaps a copy
-        entering, past = arguments.get("inputs_embeds"), cached_length(arguments)
+        model, entering, past = self.model, arguments.get("inputs_embeds"), cached_length(arguments)
         new: Tensor = model.embed(arguments["input_ids"]) if entering is None else entering
         if past and (before is None or past > before.tokens.shape[1]):
             raise UsageError(

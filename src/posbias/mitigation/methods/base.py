@@ -5,7 +5,7 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import index
@@ -132,7 +132,14 @@ class PromptMitigation(Method):
 
     def around(self, responder: Responder) -> Responder:
         """A responder that asks the given one with changed requests, at strength 0 with the same."""
-        return _Rewritten(self, responder)
+        return Under(self, responder, self.replies)
+
+    def replies(self, inner: Responder, requests: Sequence[Request], **how: Any) -> list[Reply]:
+        """One reply to each request, combined from a responder's replies to its variants."""
+        variants = [self.asked(request) for request in requests]
+        replies = iter(inner.respond([request for several in variants for request in several], **how))
+        grouped = [[next(replies) for _ in several] for several in variants]
+        return [group[0] if len(group) == 1 else self.combined(group) for group in grouped]
 
     def asked(self, request: Request) -> list[Request]:
         """The request itself, or its rewritten ones if it is among the share that is changed."""
@@ -144,37 +151,31 @@ class PromptMitigation(Method):
         return self.rewritten(request)
 
 
-class Wrapped(Responder):
-    """A responder under a method, described and counted as the inner one."""
+class Under(Responder):
+    """A responder under a method, by which it has the replies of the inner one, described and counted as that."""
 
-    def __init__(self, method: Method, inner: Responder) -> None:
-        self.method: Any = method
-        self.inner = inner
+    def __init__(self, method: Method, inner: Any, replies: Callable[..., list[Reply]]) -> None:
+        self.method, self.inner, self._replies = method, inner, replies
         self.tokenizer, self.max_positions, self.renders = inner.tokenizer, inner.max_positions, inner.renders
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """The replies under the method, like those of `Responder.respond`."""
+        return self._replies(self.inner, requests, generate=generate, score=score)
 
     def describe(self) -> dict[str, Any]:
         """The description of the inner responder, with the method."""
         return {**self.inner.describe(), "method": str(self.method)}
 
     def learnt(self) -> dict[str, Any]:
-        """Facts that the inner responder has learnt."""
-        return self.inner.learnt()
+        """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
+        method = self.method
+        alone = isinstance(method, Mitigation) and method.needs_passages and not method.needs_question
+        return {**self.inner.learnt(), **({"together": "nothing"} if alone else {})}
 
     def counts(self) -> dict[str, float]:
         """Counts of the inner responder."""
-        return self.inner.counts()
-
-
-class _Rewritten(Wrapped):
-    """A responder that is asked with changed requests."""
-
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """One reply to each request, combined from the replies to its variants."""
-        variants = [self.method.asked(request) for request in requests]
-        flat = [request for several in variants for request in several]
-        replies = iter(self.inner.respond(flat, generate=generate, score=score))
-        grouped = [[next(replies) for _ in several] for several in variants]
-        return [group[0] if len(group) == 1 else self.method.combined(group) for group in grouped]
+        counts: dict[str, float] = self.inner.counts()
+        return counts
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
