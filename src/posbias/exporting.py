@@ -25,7 +25,6 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.page import measure_words
 from posbias.files import file_exists, follow_umask
-from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
@@ -70,7 +69,7 @@ def export(
     fitted: Fitted | Chosen | str | Path,
     directory: str | Path,
     *,
-    model: Any,
+    model: HuggingFaceModel,
     merged: bool = False,
     gguf: bool = False,
 ) -> Exported:
@@ -90,7 +89,7 @@ def export(
             from the question on if merged, or weights that are quantised or not all in memory.
         RunError: the files cannot be written.
     """
-    target, model = Path(directory), check_model(model)
+    target = Path(directory)
     if file_exists(target):
         raise UsageError(f"{str(target)!r} exists; a method is exported to a new directory only")
     if quantised(model.network):

@@ -74,7 +74,7 @@ class Intervention(ABC):
 
 @checked
 @contextmanager
-def intervened(model: Any, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
+def intervened(model: HuggingFaceModel, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
     """Context in which one ingredient of a model is replaced; measure it like any other model.
 
     The network is changed in place, by hooks: until the context ends, `model` computes with the change, too. No weight
@@ -91,15 +91,14 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
         UsageError: an unknown intervention, one the model does not allow, or a second one on the same network.
     """
     (resolved,) = resolve_interventions([intervention])
-    checked = check_model(model)
-    if checked.intervention is not None:  # a second mask would silently replace the first
+    if model.intervention is not None:  # a second mask would silently replace the first
         raise UsageError(f"{resolved}: the model is already intervened on; one intervention at a time is allowed")
     try:
-        with resolved.change(checked):
-            setattr(checked.network, INTERVENTION_MARK, str(resolved))
-            yield resolved.description(checked)
+        with resolved.change(model):
+            setattr(model.network, INTERVENTION_MARK, str(resolved))
+            yield resolved.description(model)
     finally:
-        vars(checked.network).pop(INTERVENTION_MARK, None)
+        vars(model.network).pop(INTERVENTION_MARK, None)
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
@@ -117,15 +116,6 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
         if spelled.count(name) > 1:
             raise UsageError(f"intervention {name!r} is given {spelled.count(name)} times; give each once")
     return resolved
-
-
-def check_model(model: Any) -> HuggingFaceModel:
-    """Return a Hugging Face model; refuse anything else. What reads its blocks refuses one without a layout."""
-    if not isinstance(model, HuggingFaceModel):
-        raise UsageError(
-            f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
-        )
-    return model
 
 
 def described(model: HuggingFaceModel, answers: Callable[[Layout], Mapping[str, Any]]) -> HuggingFaceModel:

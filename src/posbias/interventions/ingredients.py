@@ -1,9 +1,9 @@
 """The interventions on what a query sees, on what tells positions apart, and on the attention branch.
 
 Masks: each layer's own is replaced by an additive one, handed to its attention module in every forward pass. Rotary
-angles are changed inside the rotary module, or where an attention module gets them; changing the network's own
-`position_ids` would be a trap: equal ids are taken for packed sequences, and attention becomes diagonal. Branch and
-stream are caught where a block adds them (`models.attention.branches`).
+angles are changed inside the rotary module; changing the network's own `position_ids` would be a trap: equal ids are
+taken for packed sequences, and attention becomes diagonal. Branch and stream are caught where a block adds them
+(`models.attention.branches`).
 """
 
 from abc import abstractmethod
@@ -142,25 +142,16 @@ class NoRope(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Position 0 for the rotary modules, and no angle where an attention module is handed one of another pass."""
+        """Position 0 for the rotary modules."""
 
         def at_start(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             if "position_ids" in named:
                 return positional, {**named, "position_ids": torch.zeros_like(named["position_ids"])}
             return (positional[0], torch.zeros_like(positional[1]), *positional[2:]), named
 
-        def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-            angles = named.get("position_embeddings")
-            if isinstance(angles, Tensor):  # complex numbers
-                named = {**named, "position_embeddings": angles.abs().to(angles)}
-            elif angles is not None:
-                whole = torch.hypot(*angles)
-                named = {**named, "position_embeddings": (whole, torch.zeros_like(whole))}
-            return positional, named
-
         rotary = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-        attending = attention_modules(model.network).values()
         unused = getattr(model.config, "alibi", False) or getattr(model.config, "position_embedding_type", None)
+        attending = attention_modules(model.network).values()
         takes = (signature(type(module).forward).parameters for module in attending)
         if not rotary or unused not in (False, None, "rope") or not any("position_embeddings" in one for one in takes):
             raise UsageError(f"{self}: this {model.model_type} model has no rotary module to change")
@@ -170,7 +161,7 @@ class NoRope(Intervention):
                 f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
                 "default, linear, yarn and llama3 are allowed"
             )
-        with before_calls([*((module, at_start) for module in rotary), *((module, still) for module in attending)]):
+        with before_calls((module, at_start) for module in rotary):
             yield
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:

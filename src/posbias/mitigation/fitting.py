@@ -8,7 +8,6 @@ from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.interventions.base import check_model
 from posbias.mitigation.fits import FITS, Calibration, Fit, Windows
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Method
@@ -77,7 +76,7 @@ def contents(examples: Sequence[Example]) -> set[str]:
 @checked
 def fit(
     method: str,
-    model: Any,
+    model: HuggingFaceModel,
     calibration: Sequence[Example],
     *,
     text: Windows | None = None,
@@ -100,9 +99,9 @@ def fit(
     how = fit_of(method)
     if how is None:
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FITS)}")
-    loaded, options = check_model(model), options or FitOptions()
-    given = partial(fitting_text, loaded, seed=options.seed) if text is None else lambda: text
-    return run_fit(how, Calibration(loaded, calibration, given), options=options)
+    options = options or FitOptions()
+    given = partial(fitting_text, model, seed=options.seed) if text is None else lambda: text
+    return run_fit(how, Calibration(model, calibration, given), options=options)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import index
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any, ClassVar
@@ -182,14 +181,11 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
     """Passages in order, none empty; a token that two of them share is the first one's."""
     spans: list[tuple[int, int]] = []
     for span in passages:
-        try:
-            begin, end = map(index, span)
-        except (TypeError, ValueError):
-            begin = end = 0
+        begin, end = span
         before, last = spans[-1] if spans else (0, 0)
         if not before <= begin < end or end <= last:
             raise UsageError(
-                f"{name}: passages must be in order, each (first token, one past its last), got {span!r} behind {last}"
+                f"{name}: passages must be in order, each (first token, one past its last), got {span} behind {last}"
             )
         spans.append((max(begin, last), end))
     return tuple(spans)
