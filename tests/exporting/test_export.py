@@ -1,6 +1,5 @@
 """What is exported computes what the method does here, wherever it is loaded; what cannot be exported is refused."""
 
-import ast
 import contextlib
 import json
 import shlex
@@ -149,13 +148,7 @@ def test_commands_have_every_name_and_path_in_them():
         return serving(source, directory, rank, form=form, gguf=gguf)[1:-1]
 
     served = "vllm serve hub/model --enable-lora --max-lora-rank"
-    program = (
-        'from transformers import pipeline; print(pipeline("text-generation", "adapter")("Hello", max_new_tokens=20))'
-    )
-    assert lines("hub/model", "adapter", 16) == [
-        f"{served} 16 --lora-modules posbias=adapter",
-        f"python -c '{program}'  # transformers, with peft installed",
-    ]
+    assert lines("hub/model", "adapter", 16)[0] == f"{served} 16 --lora-modules posbias=adapter"
     assert lines("hub/model", "a b", 17)[0] == f"{served} 32 --lora-modules 'posbias=a b'"
     assert lines("demo", "adapter")[0].startswith("posbias models get demo --out demo ")
     assert lines("hub/model", "a b", form="merged") == ["vllm serve 'a b'", "transformers serve 'a b'"]
@@ -178,8 +171,7 @@ def test_the_printed_command_answers_as_the_method_does(long_llama, tmp_path, mo
     assert "transformers serve" not in printed, "which serves no adapter"
     program = shlex.split(line)[2].replace('"adapter"', repr(str(tmp_path / "adapter"))).replace("PROMPT", "Hello")
     exec(program.replace("max_new_tokens=20", "max_new_tokens=20, do_sample=False"), {})
-    told = capsys.readouterr().out
-    told = told.removesuffix("\n") if invocation else ast.literal_eval(told)[0]["generated_text"]
+    told = capsys.readouterr().out.removesuffix("\n")
     asked, answers = model.tokenizer("Hello", return_tensors="pt"), []
     passages = [method.known([], asked.input_ids[0].tolist())[-1]] if invocation else []
     for context in (contextlib.nullcontext(), pb.mitigated(model, method, passages=passages)):
