@@ -316,8 +316,10 @@ REFUSED = [
     ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", (), "scales must be a list, each a list"),
     ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", (), "has 3 layers of 4 heads"),
     ("llama", "positional_channel(channel=32)", SPANS, "channel must lie in 0 ... 31, got 32"),
-    ("phi3", "positional_channel(channel=5)", SPANS, "phi3 makes queries, keys and values in one map"),
-    ("olmo2", "positional_channel(channel=5)", SPANS, "olmo2 normalises queries and keys over all heads"),
+    *(
+        (family, "positional_channel(channel=5)", SPANS, f"{family} models takes no further heads; allowed are")
+        for family in ("phi3", "olmo2", "opt")
+    ),
     ("cohere-norms", "positional_channel(channel=5)", SPANS, "the layout of cohere models is not in the table"),
     ("bloom", "positional_channel(channel=5)", SPANS, "bloom models do not let attention be replaced"),
     ("llama", "attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),

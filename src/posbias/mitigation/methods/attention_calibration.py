@@ -65,7 +65,7 @@ class AttentionCalibration(Mitigation):
             members = _members(spans, call.key_positions, like=call.query)
             mass = call.run_on(_as_values(members, call))[0].transpose(1, 2).to(relevance)
             visible = mass >= UNSEEN
-            shares = (relevance / self.temperature).log_softmax(-1) + _lengths(spans, relevance).log()
+            shares = (relevance / self.temperature).log_softmax(-1) + passes.lengths.to(relevance).log()
             shares = shares.masked_fill(~visible, torch.finfo(shares.dtype).min).softmax(-1)
             target = mass.sum(-1, keepdim=True) * shares
             factor = 1 + self.strength * (target / mass.clamp(min=UNSEEN) - 1)
@@ -96,6 +96,7 @@ class DummyPasses:
 
     def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"]) -> None:
         self.model, self.spans, self.dummy = model, spans, dummy
+        self.lengths = torch.tensor(spans).diff(dim=1)[:, 0]
         self.of: PerCache[_Read] = PerCache(self._follow)
         self.seen: list[Tensor] | None = None
         """Attention to every document, per token, by layer, of a pass beside the prompt's own; None while none runs."""
@@ -105,7 +106,7 @@ class DummyPasses:
         members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
         output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
         mass = output[..., width:].to(members)
-        seen.append(mass.mean(2) / _lengths(self.spans, mass))
+        seen.append(mass.mean(2) / self.lengths.to(mass))
         return output[..., :width], weights
 
     def _follow(self, network: nn.Module, arguments: dict[str, Any], before: _Read | None) -> _Read | None:
@@ -172,11 +173,6 @@ def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -
     begins, ends = torch.tensor(spans, device=positions.device).unbind(1)
     inside = (positions[..., None] >= begins) & (positions[..., None] < ends)
     return inside.to(torch.promote_types(like.dtype, torch.float32))
-
-
-def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
-    """Tokens of every span."""
-    return torch.tensor([end - begin for begin, end in spans]).to(like)
 
 
 def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
