@@ -99,6 +99,7 @@ def mitigate(
     ) as run:
         task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
         options = options.following(task)  # wrong files are refused before a model is loaded
+        check_files(options.entries)
         plan = plan_trial(opened(model), task, options)
         record = finished_run(run.directory, lambda: plan.settings, resume=evaluation.resume)
         if record is None:
@@ -208,7 +209,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     if options.by == "logprob" and getattr(responder, "scores", None) is False:
         raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
     entries = options.entries
-    check_files(entries)
     task = task_for(responder, task)
     calibration, test = _split_samples(responder, task, options)
     recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
