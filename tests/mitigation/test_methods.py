@@ -417,11 +417,6 @@ def test_a_gpu_gives_what_the_cpu_gives(model):
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4, msg=lambda why, name=name: f"{name}: {why}")
 
 
-def test_question_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"question= left posbias after 0\.1\.0: .* give passages="):
-        mitigated(shaken_model("llama"), "context_bias(values=[[1.0]])", question="Question:")
-
-
 def test_a_method_runs_on_any_family_or_is_refused():
     refused = 0
     for name in ("bloom", "gpt_oss", "llama", "qwen3_next"):

@@ -49,13 +49,6 @@ class KeyBiased(Intervention):
         spelled = tuple(map(str, parsed))
         object.__setattr__(self, "biases", spelled[0] if isinstance(self.biases, str | KeyEncoding) else spelled)
 
-    def layers(self, depth: int) -> list[Any]:
-        """The bias of every layer."""
-        biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
-        if len(biases) != depth:
-            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
-        return [ENCODINGS.parse(item) for item in biases]
-
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Add the bias in every attention module."""
@@ -64,7 +57,11 @@ class KeyBiased(Intervention):
 
     def logits(self, model: HuggingFaceModel, strength: float = 1.0) -> "Logits":
         """The bias of every layer's keys, times a strength, from the layer and their number."""
-        heads, layers = model.sizes.get("heads", 0), self.layers(model.sizes.get("layers", 0))
+        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
+        biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
+        if len(biases) != depth:
+            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
+        layers: list[Any] = [ENCODINGS.parse(item) for item in biases]
         for bias in layers:
             bias.check_heads(heads)
         return lambda layer, n_positions: torch.tensor(strength * layers[layer].key_logits(n_positions, heads))

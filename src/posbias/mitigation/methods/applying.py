@@ -33,10 +33,6 @@ from posbias.prompts.tokens import locate
 
 INSTALLED = "_posbias_installed"
 """Attribute of a network that holds what was installed on it."""
-QUESTION_LEFT = (
-    "mitigated: question= left posbias after 0.1.0: the question begins behind the last passage of each prompt; give "
-    "passages=[all that stands before it], prompt=PROMPT, tokenizer="
-)
 
 
 @checked
@@ -52,7 +48,6 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         passages: The prompt's passages, for methods that need them: token spans, or their texts, in order. One list
             serves all prompts of a batch. A method that acts from the question on acts behind the last one.
         prompt: The prompt that contains these texts, as the tokenizer receives it.
-        question: Refused; version 0.1 had it.
         tokenizer: The tokenizer of a model of transformers.
 
     Raises:
@@ -68,11 +63,8 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         *,
         passages: Spans | Sequence[str] = (),
         prompt: str | None = None,
-        question: str | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if question is not None:
-            raise UsageError(QUESTION_LEFT)
         self._given = model
         self._model = model if isinstance(model, HuggingFaceModel) else _loaded(model, tokenizer)
         resolved = resolve_method(method, self._model, strength=strength)
