@@ -311,7 +311,7 @@ def test_bad_requests_are_refused(token_ids):
     for wrong, message in (([], "no intervention given"), (["no_rope", "no_rope"], "given 2 times")):
         with pytest.raises(UsageError, match=message):
             resolve_interventions(wrong)
-    with pytest.raises(UsageError, match="model must be a HuggingFaceModel"):
+    with pytest.raises(UsageError, match="model must be HuggingFaceModel"):
         intervened("llama", "no_rope").__enter__()
     model = shaken_model("llama")
     too_many = pytest.raises(UsageError, match="positions must be below the prompt's 12")
