@@ -127,11 +127,9 @@ def described(model: HuggingFaceModel, answers: Callable[[Layout], Mapping[str, 
     return model.described_by(changed)
 
 
-@contextmanager
-def before_calls(hooks: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+def before_calls(hooks: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> AbstractContextManager[None]:
     """Within the context, each hook(module, positional, named) stands before every call of its module."""
-    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
-        yield
+    return hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
 
 
 @contextmanager

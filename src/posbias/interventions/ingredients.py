@@ -7,8 +7,7 @@ taken for packed sequences, and attention becomes diagonal. Branch and stream ar
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Annotated, Any, ClassVar
@@ -52,8 +51,7 @@ class Visibility(Intervention):
     def visible(self, before: Pairs) -> Pairs:
         """What a layer shows under the change, from what it shows; refused if the prompt is too short."""
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Hand every attention module its new mask; refuse attention that takes no plain additive one."""
         kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
         modules = attention_modules(model.network).values()
@@ -77,8 +75,7 @@ class Visibility(Intervention):
             added = torch.zeros_like(hidden, dtype=read.dtype).masked_fill(hidden, HIDDEN_SCORE)
             return positional, {**named, "attention_mask": added[None]}
 
-        with before_calls((module, replaced) for module in modules):
-            yield
+        return before_calls((module, replaced) for module in modules)
 
 
 @INTERVENTIONS.register("bidirectional")
@@ -140,8 +137,7 @@ class NoRope(Intervention):
 
     ingredient: ClassVar[str] = "encoding"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Position 0 for the rotary modules."""
 
         def at_start(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
@@ -161,8 +157,7 @@ class NoRope(Intervention):
                 f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
                 "default, linear, yarn and llama3 are allowed"
             )
-        with before_calls((module, at_start) for module in rotary):
-            yield
+        return before_calls((module, at_start) for module in rotary)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """No layer turns anything."""
@@ -182,11 +177,9 @@ class AttentionScaled(Intervention):
     factor: NonNegative
     """At least 0; 0 takes attention out, 1 changes nothing."""
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Multiply what every branch adds."""
-        with changed_branches(model, self, branch=lambda branch: branch * self.factor):
-            yield
+        return changed_branches(model, self, branch=lambda branch: branch * self.factor)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
@@ -222,11 +215,9 @@ class NoResidual(Intervention):
 
     ingredient: ClassVar[str] = "residual strength"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Let nothing stand in the stream's place where a branch is added to it."""
-        with changed_branches(model, self, stream=torch.zeros_like):
-            yield
+        return changed_branches(model, self, stream=torch.zeros_like)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
@@ -244,8 +235,7 @@ class NoContent(Intervention):
 
     ingredient: ClassVar[str] = "content"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Let the scale of the logits vanish while the context is open."""
         modules = attention_modules(model.network)
         if not modules or not all(map(asks_interface, modules.values())):
@@ -256,12 +246,12 @@ class NoContent(Intervention):
         def vanish(call: KernelCall) -> Attended:
             return call.run(options={**call.options, "scaling": VANISHING})
 
-        with attention(model.network, dict.fromkeys(modules, vanish)):
-            yield
+        return attention(model.network, dict.fromkeys(modules, vanish))
 
 
-@contextmanager
-def changed_branches(model: HuggingFaceModel, intervention: Intervention, **changes: Any) -> Iterator[None]:
+def changed_branches(
+    model: HuggingFaceModel, intervention: Intervention, **changes: Any
+) -> AbstractContextManager[Any]:
     """Within the context, blocks add their branches with a change; one that adds none to its input is refused."""
 
     def check(layer: int, _stream: Tensor, branch: Tensor | None) -> None:
@@ -271,5 +261,4 @@ def changed_branches(model: HuggingFaceModel, intervention: Intervention, **chan
                 "its input; allowed are models whose every block does"
             )
 
-    with branches(model.network, check, **changes):
-        yield
+    return branches(model.network, check, **changes)

@@ -4,7 +4,7 @@ Grouped heads, windows, caches and batches with padding go on as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -49,11 +49,9 @@ class KeyBiased(Intervention):
         spelled = tuple(map(str, parsed))
         object.__setattr__(self, "biases", spelled[0] if isinstance(self.biases, str | KeyEncoding) else spelled)
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Add the bias in every attention module."""
-        with biased(model, self, self.logits(model)):
-            yield
+        return biased(model, self, self.logits(model))
 
     def logits(self, model: HuggingFaceModel, strength: float = 1.0) -> "Logits":
         """The bias of every layer's keys, times a strength, from the layer and their number."""

@@ -7,7 +7,7 @@ that its keys and values are those of the model as it is.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -105,12 +105,10 @@ class Adapter(Mitigation):
             updates[path] = torch.as_tensor(down).to(dtype), torch.as_tensor(self.strength * up).to(dtype)
         return updates
 
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> AbstractContextManager[None]:
         """Add B A x to what every projection makes of x."""
         first = question_begins(model, passages) if self.invocation else 0
-        with tuned(model.network, self.weight_updates(model), first):
-            yield
+        return tuned(model.network, self.weight_updates(model), first)
 
 
 @contextmanager
