@@ -31,7 +31,6 @@ from posbias.models.attention import Arguments as Arguments
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
-from posbias.models.layout import Layout
 from posbias.registry import Registry, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry(
@@ -66,7 +65,7 @@ class Intervention(ABC):
         def mask(_config: Any, _layer: int) -> Any:
             raise UsageError(f"no theory of masks and encodings speaks of {self}; power_rollout is allowed")
 
-        return described(model, lambda _: {"mask": mask})
+        return described(model, mask=mask)
 
     def __str__(self) -> str:
         return INTERVENTIONS.spell(self)
@@ -118,12 +117,12 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
     return resolved
 
 
-def described(model: HuggingFaceModel, answers: Callable[[Layout], Mapping[str, Any]]) -> HuggingFaceModel:
+def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
     """Describe the model, if its family is known, by one like it that answers some questions differently."""
     if not model.described:
         return model
     changed = copy.copy(model.family)
-    vars(changed).update(answers(model.family))  # an instance precedes its class
+    vars(changed).update(answers)  # an instance precedes its class
     return model.described_by(changed)
 
 

@@ -31,7 +31,7 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Layout, Linear, Norm, changing_kinds, scaled
+from posbias.models.layout import AttentionParts, Block, Linear, Norm, changing_kinds, scaled
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -161,7 +161,7 @@ class NoRope(Intervention):
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """No layer turns anything."""
-        return described(model, lambda _: {"rotates": lambda attention, config: False})
+        return described(model, rotates=lambda attention, config: False)
 
 
 @INTERVENTIONS.register("attention_scaled")
@@ -184,24 +184,19 @@ class AttentionScaled(Intervention):
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
 
-        def answers(family: Layout) -> dict[str, Any]:
-            after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
+        def parts(block: Block, config: Any) -> AttentionParts:
+            whole = model.family.attention_parts(block, config)
+            if block.attention_post_norm is not None:
+                return whole
+            return replace(whole, output=Linear(*(scaled(part, self.factor) for part in whole.output)))
 
-            def parts(block: Block, config: Any) -> AttentionParts:
-                whole = family.attention_parts(block, config)
-                if block.attention_post_norm is not None:
-                    return whole
-                return replace(whole, output=Linear(*(scaled(part, self.factor) for part in whole.output)))
+        def norm(module: nn.Module) -> Norm:
+            whole = model.family.norm(module)
+            if all(block.attention_post_norm is not module for block in model.family.blocks(model.network)):
+                return whole
+            return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias, self.factor))
 
-            def norm(module: nn.Module) -> Norm:
-                whole = family.norm(module)
-                if id(module) not in after:
-                    return whole
-                return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias, self.factor))
-
-            return {"attention_parts": parts, "norm": norm}
-
-        return described(model, answers)
+        return described(model, attention_parts=parts, norm=norm)
 
 
 @INTERVENTIONS.register("no_residual")
