@@ -103,11 +103,8 @@ def intervened(model: HuggingFaceModel, intervention: Intervention | str) -> Ite
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
     """Parse interventions from literal spellings, such as "no_rope,no_content", objects, or both; none twice."""
     given = split_literals(interventions) if isinstance(interventions, str) else interventions
-    requested = [given] if isinstance(given, Intervention) else list(given)
-    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in requested)
-    for item in resolved:
-        if not isinstance(item, Intervention):
-            raise UsageError(f"{item!r} is not an intervention; known: {', '.join(INTERVENTIONS)}")
+    listed = [given] if isinstance(given, Intervention) else given
+    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in listed)
     if not resolved:
         raise UsageError(f"no intervention given; known: {', '.join(INTERVENTIONS)}")
     spelled = [str(item) for item in resolved]
