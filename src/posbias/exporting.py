@@ -15,6 +15,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from posbias.files import file_exists, follow_umask
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
-from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
 from posbias.mitigation.page import reasons, seconds_each, text_change, words
 from posbias.mitigation.result import ArmResult, MitigationTrial
@@ -102,8 +102,7 @@ def export(
         recipe, judged = fitted if isinstance(fitted, Chosen) else choose(fitted)
         method, how = read_recipe(recipe, model), Recipe.read(recipe).fitted.model_dump()
     if not isinstance(method, Adapter):
-        inside = isinstance(method, Mitigation)
-        why = "it depends on the places of tokens, which no weight knows" if inside else "it changes prompts"
+        why = "no weight knows the places of tokens, and none changes a prompt"
         raise UsageError(f"{method.name} cannot be exported: {why}; allowed: adapter")
     if merged and method.invocation:
         raise UsageError("export: a merged weight acts on all tokens, this adapter from the question on: not merged")
@@ -115,13 +114,10 @@ def export(
             made.mkdir()
             if gguf:
                 write_gguf(model, updates, made / ADAPTER_GGUF, method.invocation)
-            if merged:
-                write_merged(model, updates, made)
-            else:
-                write_adapter(model, updates, made, method.invocation)
-            verdict = [NOT_JUDGED] if judged is None else _verdict_lines(*judged)
+            (write_merged if merged else partial(write_adapter, invocation=method.invocation))(model, updates, made)
             form = "merged" if merged else "activated" if method.invocation else "adapter"
             commands = serving(model.origin.source, target.name, method.rank, form=form, gguf=gguf)
+            verdict = _verdict_lines(*judged) if judged else [NOT_JUDGED]
             card = [*_card(method, model, how, merged=merged), *verdict, *commands]
             (made / "README.md").write_text("\n".join(card))
             follow_umask(made)

@@ -55,10 +55,8 @@ class Visibility(Intervention):
         """Hand every attention module its new mask; refuse attention that takes no plain additive one."""
         kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
         modules = attention_modules(model.network).values()
-        if not modules:
-            raise UsageError(f"{self}: {kind} models have no attention that posbias knows")
         biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
-        if kind in OWN_MASKS or biased or implementation not in WIRED:
+        if not modules or kind in OWN_MASKS or biased or implementation not in WIRED:
             raise UsageError(
                 f"{self}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no additive "
                 f"mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"

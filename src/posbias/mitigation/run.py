@@ -55,8 +55,6 @@ UNCHANGED = "unchanged"
 ARMS = "arms"
 """Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
 text is under a method, which another call may take over."""
-EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
-"""Settings of the evaluation that a record depends on."""
 RECIPE = "recipe.json"
 """Name of a fitted method's file, in its arm's directory."""
 OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
@@ -235,6 +233,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
                 f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
                 "others, by another --seed, or those that follow them in a file (--calibration)"
             )
+    evaluated = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
     plan.settings = {
         **{name: value for name, value in vars(options).items() if name != "evaluation"},
         "verb": "mitigate",
@@ -244,7 +243,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         "windows": None if plan.text is None else hashlib.sha256(plan.text.tobytes()).hexdigest(),
         "require": str(options.require),
         "fitting": vars(options.fitting),
-        **{name: getattr(options.evaluation, name) for name in EVALUATED},
+        **{name: getattr(options.evaluation, name) for name in evaluated},
         "samples": [sample.piece for sample in (*calibration, *test)],
         "responder": {name: value for name, value in responder.describe().items() if name in DECIDING},
         "made_by": made_by(),

@@ -29,8 +29,6 @@ GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
 SIDES = {"down": "lora_A", "up": "lora_B"}
 """A and B, as their numbers are named here and in peft."""
-NEVER = 1 << 62
-"""A token that no prompt reaches."""
 
 
 @MITIGATIONS.register("adapter")
@@ -74,7 +72,7 @@ class Adapter(Mitigation):
             return passages
         words = list(self.invocation)
         begins = (begin for begin in reversed(range(len(prompt))) if prompt[begin : begin + len(words)] == words)
-        return [(0, next(begins, NEVER))]
+        return [(0, next(begins, 1 << 62))]  # which no prompt reaches
 
     @property
     def roles(self) -> tuple[str, ...]:

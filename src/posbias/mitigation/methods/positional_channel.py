@@ -19,9 +19,6 @@ from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spa
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block
 
-COUNTED_HEADS = ("opt",)
-"""Families whose attention splits its projections' features by the configuration's number of heads."""
-
 
 @MITIGATIONS.register("positional_channel")
 @dataclass(frozen=True, repr=False)
@@ -94,7 +91,8 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
     family, attention = model.family, block.attention
     norms = [norm for norm in family.head_norms(attention) if norm is not None]
     by_head = all(norm.gain.shape == (vars(attention)["head_dim"],) for norm in norms)
-    if family.name in COUNTED_HEADS or len(family.query_key_value) != 3 or not by_head:
+    # OPT splits what its projections make by the configuration's number of heads.
+    if family.name == "opt" or len(family.query_key_value) != 3 or not by_head:
         raise UsageError(
             f"positional_channel: attention of {family.name} models takes no further heads; allowed are families that "
             "make queries and keys in separate maps and norm them head by head, such as llama, qwen2, qwen3 and gemma3"
