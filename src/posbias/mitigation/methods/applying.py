@@ -142,7 +142,7 @@ def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, stre
 def answering_under(method: Method, responder: Responder) -> Responder:
     """A responder that answers under a method; those inside a model need a local one."""
     if isinstance(method, PromptMitigation):
-        return method.around(responder)
+        return Under(method, responder, method.replies)
     if not isinstance(responder, LocalResponder):
         raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
     inside: Any = resolve_method(method, responder.model)

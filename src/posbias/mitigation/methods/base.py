@@ -129,10 +129,6 @@ class PromptMitigation(Method):
         """The reply that stands for those to the rewritten requests."""
         return replies[0]
 
-    def around(self, responder: Responder) -> Responder:
-        """A responder that asks the given one with changed requests, at strength 0 with the same."""
-        return Under(self, responder, self.replies)
-
     def replies(self, inner: Responder, requests: Sequence[Request], **how: Any) -> list[Reply]:
         """One reply to each request, combined from a responder's replies to its variants."""
         variants = [self.asked(request) for request in requests]
