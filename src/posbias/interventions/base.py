@@ -238,11 +238,8 @@ class Padding:
     def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on the whole network: take in its two-dimensional mask, if any."""
         arguments = named_arguments(network, positional, named)
-        mask, self.past, self.shape = (
-            arguments.get("attention_mask"),
-            cached_length(arguments),
-            entering(arguments).shape,
-        )
+        self.past, self.shape = cached_length(arguments), entering(arguments).shape
+        mask = arguments.get("attention_mask")
         padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
         self.slots = (mask.cumsum(-1) == 0).sum(-1) if padded and mask is not None else None
         self._known.clear()
@@ -263,16 +260,13 @@ class Padding:
         return self.between(self.past, self.past + count, device).expand(batch, -1)
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
-        """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
+        """Positions, in their prompts, of the slots first ... last - 1, found once for all layers of a pass."""
         if (first, last) not in self._known:
-            self._known[first, last] = self.positions(torch.arange(first, last, device=device))
+            slots = torch.arange(first, last, device=device)[None]
+            if self.slots is not None:  # padding counts as 0
+                slots = (slots - self.slots[:, None].to(slots)).clamp(min=0)
+            self._known[first, last] = slots
         return self._known[first, last].to(device)
-
-    def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
-        """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
-        if self.slots is None:
-            return slots[None]
-        return (slots - self.slots[:, None].to(slots)).clamp(min=0)
 
 
 State = TypeVar("State")

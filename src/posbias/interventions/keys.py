@@ -145,8 +145,8 @@ def _beside_alibi(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Ca
     def hook(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         alibi: Float[Tensor, "prompt_and_head one key"] = named["alibi"]
         keys = alibi.shape[-1]
-        position = padding.positions(torch.arange(keys, device=alibi.device))
-        added: Float[Tensor, "_ head key"] = bias(keys, alibi)[:, position].transpose(0, 1).to(alibi)
+        positions = padding.between(0, keys, alibi.device)
+        added: Float[Tensor, "_ head key"] = bias(keys, alibi)[:, positions].transpose(0, 1).to(alibi)
         whole = alibi.reshape(-1, added.shape[1], keys) + added
         return positional, {**named, "alibi": whole.reshape(alibi.shape)}
 
