@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
-from posbias import MitigateOptions, Record, UsageError, mitigate
+from posbias import MitigateOptions, Record, mitigate
 from posbias.checks import Count, checked_value
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.responders import PlantedResponder, Responder
+from posbias.evaluation.responders import PlantedResponder, Reply, Request, Responder
 from posbias.mitigation.judging import SMALLEST, ArmScores, Judgement, Verdict, judge
 from posbias.mitigation.methods.base import PromptMitigation
 from posbias.mitigation.page import reasons
@@ -109,9 +109,8 @@ class PlantedMethod(PromptMitigation):
     curve: tuple[float, ...] = (0.5, 0.5)
     """With the method at full strength: as many points as the responder's."""
 
-    def around(self, responder: Responder) -> Responder:
-        """The responder with its curve moved towards this one."""
-        if not isinstance(responder, PlantedResponder) or len(self.curve) != len(responder.curve):
-            raise UsageError(f"planted: a planted responder with {len(self.curve)} points is needed")
-        moved = (1 - self.strength) * np.array(responder.curve) + self.strength * np.array(self.curve)
-        return PlantedResponder(moved.tolist(), seed=responder.seed, method=str(self))
+    def replies(self, inner: Responder, requests: Sequence[Request], **how: bool) -> list[Reply]:
+        """Those of the responder with its curve moved towards this one."""
+        assert isinstance(inner, PlantedResponder)
+        moved = (1 - self.strength) * np.array(inner.curve) + self.strength * np.array(self.curve)
+        return PlantedResponder(moved.tolist(), seed=inner.seed).respond(requests, **how)

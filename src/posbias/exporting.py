@@ -15,6 +15,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +26,9 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.page import measure_words
 from posbias.files import file_exists, follow_umask
-from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import Fitted
 from posbias.mitigation.methods.adapter import SIDES, Adapter, lora_config
 from posbias.mitigation.methods.applying import resolve_method
-from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, Recipe, read_recipe
 from posbias.mitigation.page import reasons, seconds_each, text_change, words
 from posbias.mitigation.result import ArmResult, MitigationTrial
@@ -70,7 +69,7 @@ def export(
     fitted: Fitted | Chosen | str | Path,
     directory: str | Path,
     *,
-    model: Any,
+    model: HuggingFaceModel,
     merged: bool = False,
     gguf: bool = False,
 ) -> Exported:
@@ -90,7 +89,7 @@ def export(
             from the question on if merged, or weights that are quantised or not all in memory.
         RunError: the files cannot be written.
     """
-    target, model = Path(directory), check_model(model)
+    target = Path(directory)
     if file_exists(target):
         raise UsageError(f"{str(target)!r} exists; a method is exported to a new directory only")
     if quantised(model.network):
@@ -103,9 +102,10 @@ def export(
         recipe, judged = fitted if isinstance(fitted, Chosen) else choose(fitted)
         method, how = read_recipe(recipe, model), Recipe.read(recipe).fitted.model_dump()
     if not isinstance(method, Adapter):
-        inside = isinstance(method, Mitigation)
-        why = "it depends on the places of tokens, which no weight knows" if inside else "it changes prompts"
+        why = "no weight knows the places of tokens, and none changes a prompt"
         raise UsageError(f"{method.name} cannot be exported: {why}; allowed: adapter")
+    if merged and method.invocation:
+        raise UsageError("export: a merged weight acts on all tokens, this adapter from the question on: not merged")
     updates = method.weight_updates(model)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,10 +114,10 @@ def export(
             made.mkdir()
             if gguf:
                 write_gguf(model, updates, made / ADAPTER_GGUF, method.invocation)
-            (write_merged if merged else write_adapter)(model, updates, made, method.invocation)
-            verdict = [NOT_JUDGED] if judged is None else _verdict_lines(*judged)
+            (write_merged if merged else partial(write_adapter, invocation=method.invocation))(model, updates, made)
             form = "merged" if merged else "activated" if method.invocation else "adapter"
             commands = serving(model.origin.source, target.name, method.rank, form=form, gguf=gguf)
+            verdict = _verdict_lines(*judged) if judged else [NOT_JUDGED]
             card = [*_card(method, model, how, merged=merged), *verdict, *commands]
             (made / "README.md").write_text("\n".join(card))
             follow_umask(made)
@@ -173,7 +173,7 @@ Updates = Mapping[str, tuple[Tensor, Tensor]]
 """A and B by path of the projection, as `Adapter.weight_updates` gives them."""
 
 
-def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path, invocation: Sequence[int] = ()) -> None:
+def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path, invocation: Sequence[int]) -> None:
     """An adapter as PEFT saves it, but for the path of the base model, of which its name stays."""
     from safetensors.torch import save_file
 
@@ -197,14 +197,12 @@ def write_adapter(model: HuggingFaceModel, updates: Updates, directory: Path, in
     config.save_pretrained(directory)
 
 
-def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path, invocation: Sequence[int] = ()) -> None:
+def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path) -> None:
     """The model with the change in its weights, as transformers saves it, with its tokenizer.
 
     The sum is rounded once to the weights' own type, and no weight in memory changes; peft's `merge_and_unload` rounds
     the change before it is added, to weights that it overwrites.
     """
-    if invocation:
-        raise UsageError("export: a merged weight acts on all tokens, this adapter from the question on: not merged")
     network: Any = model.network
     weights = dict(network.state_dict())
     for path, (down, up) in updates.items():
@@ -218,7 +216,7 @@ def write_merged(model: HuggingFaceModel, updates: Updates, directory: Path, inv
             model.tokenizer.save_pretrained(directory)
 
 
-def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path, invocation: Sequence[int] = ()) -> None:
+def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path, invocation: Sequence[int]) -> None:
     """An adapter as llama.cpp reads it beside a GGUF file of the base model.
 
     Raises:
@@ -248,19 +246,14 @@ def write_gguf(model: HuggingFaceModel, updates: Updates, path: Path, invocation
             raise UsageError(f"export: GGUF has no name for {module} of a {model.model_type} model")
         role = name.removesuffix(".weight").rpartition(".")[2]
         down, up = (side.float().numpy() for side in sides)
-        if in_pairs and role in heads:
-            up = pairs_of_halves(up, heads[role])
+        if in_pairs and role in heads:  # of every head 0, d/2, 1, d/2 + 1, ...: what turns together stands together
+            up = up.reshape(heads[role], 2, -1, up.shape[1]).swapaxes(1, 2).reshape(up.shape)
         writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(down))
         writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(up))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def pairs_of_halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of every head in the order 0, d/2, 1, d/2 + 1, ..., so that what turns together stands together."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _card(method: Adapter, model: HuggingFaceModel, how: Mapping[str, Any], *, merged: bool) -> list[str]:
@@ -301,8 +294,8 @@ def serving(source: str, directory: str, rank: int, *, form: str, gguf: bool) ->
     """The end of the card: commands that serve what was written, or the answer to one text.
 
     `transformers serve` takes no adapter. A base model in a GGUF file is one for llama.cpp alone. An adapter that is
-    `activated` by the question is not for vLLM, which refuses it (0.32), nor for adapters in transformers itself, which
-    pass over its tokens.
+    `activated` by the question is not for vLLM, which refuses it, nor for adapters in transformers itself, which pass
+    over its tokens, as peft's own do not.
     """
     base, based_on_gguf = shlex.quote(source), source.endswith(".gguf")
     if form == "merged":
@@ -310,25 +303,17 @@ def serving(source: str, directory: str, rank: int, *, form: str, gguf: bool) ->
     elif based_on_gguf:
         instead = ": export it with --merged" if form == "adapter" else ""
         lines = [f"# vLLM and transformers take no adapter of {source}{instead}"]
-    elif form == "activated":
+    else:
+        larger = max(LARGEST_RANK, 1 << (rank - 1).bit_length())
+        named = shlex.quote(f"posbias={directory}")
+        served = f"vllm serve {base} --enable-lora --max-lora-rank {larger} --lora-modules {named}"
+        unserved = "# not for vLLM, which refuses activated LoRA (0.32 does), nor for SGLang"
         program = (
             "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; "
             f"m, t = M.from_pretrained({json.dumps(directory)}), T.from_pretrained({json.dumps(source)}); "
             'print(t.decode(m.generate(**t("PROMPT", return_tensors="pt"), max_new_tokens=20)[0]))'
         )
-        lines = [
-            "# not for vLLM, which refuses activated LoRA (0.32 does), nor for SGLang",
-            f"python -c {shlex.quote(program)}",
-        ]
-    else:
-        larger = max(LARGEST_RANK, 1 << (rank - 1).bit_length())
-        named = shlex.quote(f"posbias={directory}")
-        loaded = f'pipeline("text-generation", {json.dumps(directory)})'
-        program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
-        lines = [
-            f"vllm serve {base} --enable-lora --max-lora-rank {larger} --lora-modules {named}",
-            f"python -c {shlex.quote(program)}  # transformers, with peft installed",
-        ]
+        lines = [unserved if form == "activated" else served, f"python -c {shlex.quote(program)}"]
     if source == "demo" and form != "merged":
         lines.insert(0, "posbias models get demo --out demo  # where the adapter looks for its base")
     if gguf:

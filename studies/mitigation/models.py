@@ -35,7 +35,6 @@ from posbias.mitigation.judging import (
     STEADY,
     Judgement,
     Verdict,
-    corrected_together,
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
@@ -135,7 +134,7 @@ def correct_together(records: Iterable[Record]) -> None:
         together.setdefault(_cell_of(record), []).append(record)
     for group in together.values():
         found = [(record, _read(record)) for record in group]
-        decided, _ = settle(corrected_together([each for _, own in found for each in own]), SMALLEST)
+        decided, _ = settle([each for _, own in found for each in own], SMALLEST)
         left = iter(decided)
         for record, own in found:
             record.scalars["judgement"]["verdicts"] = [plain(asdict(next(left))) for _ in own]
@@ -158,7 +157,7 @@ def rejudge(*directories: str) -> None:
     for each in directories:
         record = read_record(each)
         judgement = record.scalars["judgement"]
-        verdicts, recommended = settle(corrected_together(_read(record)), SMALLEST)
+        verdicts, recommended = settle(_read(record), SMALLEST)
         judgement |= {"verdicts": plain([asdict(verdict) for verdict in verdicts]), "smallest": SMALLEST}
         judgement["recommended"] = recommended
         record.save(each)

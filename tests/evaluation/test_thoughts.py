@@ -11,13 +11,12 @@ import posbias as pb
 from conftest import refused
 from evaluation.replies import encoded, ending_of, generated
 from evaluation.serving import ONE_BY_ONE, Reply, chat, evaluated, stand_in
-from posbias import LocalResponder, RunError, ServerResponder, UsageError
+from posbias import FitOptions, LocalResponder, RunError, ServerResponder, UsageError
 from posbias.evaluation.correlate import encoded_prompt
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.base import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
-from posbias.mitigation.fits import answer_logprob
-from posbias.mitigation.methods.temperature import Temperature
+from posbias.mitigation.fits import Calibration, fit_temperature
 from posbias.mitigation.teaching import encoded_answers
 from posbias.results.page import html_of
 from posbias.results.result import report_of
@@ -157,7 +156,7 @@ def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_
     with refused("fit: the prompts end where the model's thoughts"):
         encoded_answers(thinking.model, [example])
     with refused("fit: the prompts end where the model's thoughts", error=RunError):
-        answer_logprob(thinking.model, Temperature(), [example])
+        fit_temperature(Calibration(thinking.model, [example], tuple), FitOptions())
     told = opening(template_options={"enable_thinking": False})
     assert told.describe()["template_options"] == {"enable_thinking": False}
     (reply,) = LocalResponder(told).respond([request], generate=True, score=True)

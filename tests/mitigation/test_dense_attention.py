@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import posbias as pb
-from posbias import LocalResponder, UsageError, mitigated
-from posbias.evaluation.responders import Request
-from posbias.mitigation.methods.applying import answering_under
-from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.tasks.language import KeyValue
+from posbias import UsageError, mitigated
 from tiny_families import VOCABULARY, shaken_model
 
 SPANS = [(2, 5), (6, 9), (9, 11)]
@@ -137,30 +132,6 @@ def test_queries_behind_the_passages_and_the_keys_they_see_have_the_channel_scal
     expected, _ = decoded(dense.network, entering(dense), weights)
     with mitigated(dense, "positional_channel(channel=5, factor=-1.0)", strength=0.4, passages=[(0, first)]):
         torch.testing.assert_close(logits(dense), expected, **TURNED)
-
-
-WITHOUT_SHARED_CACHE = [
-    "attention_calibration(temperature=0.001)",
-    "ms_poe(low=1.2, high=4.0, first_layer=0)",
-    "pine",
-]
-
-
-@pytest.mark.parametrize("method", WITHOUT_SHARED_CACHE)
-def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeypatch):
-    model = pb.load_model(str(long_llama), dtype="float64")
-    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5))[:2]
-    requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages, max_tokens=4) for one in examples]
-    responder = answering_under(MITIGATIONS.parse(method), LocalResponder(model))
-    replies = responder.respond(requests, generate=True, score=True)
-    assert responder.inner._at_once, "a cache that is cut back and continued proves right"
-    plain = LocalResponder(model).respond(requests, generate=True, score=True)
-    assert all(one.score.logprob != other.score.logprob for one, other in zip(replies, plain, strict=True))
-    monkeypatch.setattr(LocalResponder, "tried", lambda *_: 0)
-    uncached = answering_under(MITIGATIONS.parse(method), LocalResponder(model)).respond(requests, score=True)
-    for one, other in zip(replies, uncached, strict=True):
-        assert one.response.text == other.response.text
-        assert one.score.logprob == pytest.approx(other.score.logprob, rel=1e-6)
 
 
 def test_calibration_takes_a_prompt_from_its_first_token():

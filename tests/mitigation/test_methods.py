@@ -194,21 +194,15 @@ def test_prompts_may_take_turns_between_their_steps(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", RAGGED)
-def test_what_is_installed_stays_without_its_handle_and_a_copy_is_under_the_method_by_itself(name):
+def test_what_is_installed_stays_without_its_handle_and_is_not_copied(name):
     model = shaken_model("llama")
-    network = model.network
-    prompt, other = (torch.arange(first, first + POSITIONS)[None] for first in (3, 9))
+    network, prompt = model.network, torch.arange(3, 3 + POSITIONS)[None]
     before = network(prompt, logits_to_keep=1).logits
     mitigated(network, spelled(name, model), passages=SPANS).install()
     gc.collect()
-    expected = network(prompt, logits_to_keep=1).logits
-    assert not torch.equal(expected, before)
-    network(other)
-    copied = copy.deepcopy(network)
-    assert copied.config == network.config
-    assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
-    network(other)
-    assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
+    assert not torch.equal(network(prompt, logits_to_keep=1).logits, before)
+    with pytest.raises(UsageError, match=r": a model under a method is not copied; allowed: before it is, or after$"):
+        copy.deepcopy(network)
 
 
 @torch.no_grad()
@@ -322,8 +316,10 @@ REFUSED = [
     ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", (), "scales must be a list, each a list"),
     ("llama", "key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", (), "has 3 layers of 4 heads"),
     ("llama", "positional_channel(channel=32)", SPANS, "channel must lie in 0 ... 31, got 32"),
-    ("phi3", "positional_channel(channel=5)", SPANS, "phi3 makes queries, keys and values in one map"),
-    ("olmo2", "positional_channel(channel=5)", SPANS, "olmo2 normalises queries and keys over all heads"),
+    *(
+        (family, "positional_channel(channel=5)", SPANS, f"{family} models takes no further heads; allowed are")
+        for family in ("phi3", "olmo2", "opt")
+    ),
     ("cohere-norms", "positional_channel(channel=5)", SPANS, "the layout of cohere models is not in the table"),
     ("bloom", "positional_channel(channel=5)", SPANS, "bloom models do not let attention be replaced"),
     ("llama", "attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
@@ -419,11 +415,6 @@ def test_a_gpu_gives_what_the_cpu_gives(model):
                 made = each.network.generate(token_ids(each), max_new_tokens=6, output_logits=True, **GENERATED)
                 found.append(torch.stack([logits(each)[:, -1].cpu(), *(step.cpu() for step in made.logits)]))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4, msg=lambda why, name=name: f"{name}: {why}")
-
-
-def test_question_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"question= left posbias after 0\.1\.0: .* give passages="):
-        mitigated(shaken_model("llama"), "context_bias(values=[[1.0]])", question="Question:")
 
 
 def test_a_method_runs_on_any_family_or_is_refused():

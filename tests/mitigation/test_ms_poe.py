@@ -29,23 +29,6 @@ def under(model, method, strength=1.0):
     return mitigated(model, method, strength, passages=PASSAGES)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
-def test_one_ratio_for_all_heads_is_transformers_own_position_interpolation(name):
-    model, tokens = model_of(name), token_ids()
-    before = logits_of(model, tokens)
-    with under(model, "ms_poe(low=1.5, high=1.5, first_layer=0)"):
-        found = logits_of(model, tokens)
-    rotary = model.network.model.rotary_emb
-    own = rotary.inv_freq
-    rotary.inv_freq = own / 1.5
-    try:
-        wanted = logits_of(model, tokens)
-    finally:
-        rotary.inv_freq = own
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(wanted, before, atol=1e-2)
-
-
 def theta(config, layer):
     parameters = config.rope_parameters
     if config.model_type == "gemma3_text":

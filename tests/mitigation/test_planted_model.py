@@ -16,8 +16,7 @@ import posbias as pb
 from planted import trial_record
 from posbias import FitOptions, LocalResponder, MitigateOptions, fit
 from posbias.architecture import KeyBias
-from posbias.evaluation.levels import MEAN, WORST
-from posbias.mitigation.judging import APPLY, GAINS, HARM, NOTHING, ArmScores, judge
+from posbias.mitigation.judging import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents
 
 ITEMS, POSITIONS = 8, (0, 2, 4, 5, 7)
@@ -33,7 +32,6 @@ DEPTH = 6.0
 """Nats that the keys of the middle documents are planted below the others."""
 PLANTED = -DEPTH * np.interp(np.arange(64), [24, 27, 39, 42], [0, 1, 1, 0])
 """By token."""
-RUNS = 100
 
 
 def key_bias(values):
@@ -155,29 +153,19 @@ def scores_of(task, responder, *methods, count=24, **further):
     return trial_record(task, responder, MitigateOptions(methods=methods, evaluation=evaluation, **given))
 
 
-@pytest.fixture(scope="module")
-def many(task, biased):
-    """Scores of 60 samples, [sample, position]: unchanged, cured, half cured."""
-    record = scores_of(task, biased, CURE, HALF, count=60)
-    return [record.arrays[f"scores/logprob/{arm}"] for arm in range(3)]
-
-
 def verdicts(record):
     return [verdict["verdict"] for verdict in record.scalars["judgement"]["verdicts"]]
 
 
-def test_the_middle_is_lost_as_planted_and_the_opposite_bias_gives_it_back(task, sound, many):
-    plain, cured, half = many
-    middle = [POSITIONS.index(position) for position in MIDDLE]
-    assert scores_of(task, sound, IDLE).arrays["scores/logprob/0"].mean() > -0.1, "it finds every document"
-    assert (plain.mean(axis=0)[middle] < -1).all()
-    assert (np.delete(plain.mean(axis=0), middle) > -0.1).all(), "the ends are kept"
-    assert (cured.mean(axis=0) > -0.1).all()
-    assert (half.mean(axis=0)[middle] > plain.mean(axis=0)[middle] + 0.5).all()
-
-
 def test_the_verdicts_are_those_of_what_was_planted(task, biased, sound):
     on_biased, on_sound = (scores_of(task, model, CURE, HALF, AWAY, IDLE) for model in (biased, sound))
+    plain, cured, half = (on_biased.arrays[f"scores/logprob/{arm}"].mean(axis=0) for arm in range(3))
+    middle = [POSITIONS.index(position) for position in MIDDLE]
+    assert on_sound.arrays["scores/logprob/0"].mean() > -0.1, "it finds every document"
+    assert (plain[middle] < -1).all()
+    assert (np.delete(plain, middle) > -0.1).all(), "the ends are kept"
+    assert (cured > -0.1).all(), "the opposite bias gives the middle back"
+    assert (half[middle] > plain[middle] + 0.5).all()
     assert verdicts(on_biased) == [APPLY, APPLY, HARM, NOTHING]
     assert on_biased.scalars["judgement"]["recommended"] == CURE
     assert verdicts(on_sound)[0] == HARM, "the same bias makes a sound model heed its middle alone"
@@ -194,33 +182,3 @@ def test_a_fit_finds_the_bias_that_was_planted(task, biased):
     assert verdicts(record) == [APPLY]
     before, after = (record.arrays[f"scores/logprob/{arm}"].mean(axis=0) for arm in (0, 1))
     assert np.ptp(after) < np.ptp(before) / 2, "what both leave is nearly the same at every position"
-
-
-def test_a_gain_is_found_in_most_runs_and_its_interval_holds_the_true_one(many):
-    plain, cured, _ = many
-    generator = np.random.default_rng(0)
-    found = covered = 0
-    for _ in range(30):
-        rows = generator.choice(len(plain), size=24, replace=False)
-        (verdict,) = judge(plain[rows], [ArmScores("cure", cured[rows])], positions=POSITIONS).verdicts
-        change = verdict.changes[MEAN].value
-        found += verdict.verdict in GAINS
-        covered += change.low <= (cured - plain).mean() <= change.high
-    assert found >= 28
-    assert covered >= 27
-
-
-def test_no_gain_is_found_where_real_scores_have_none(many):
-    """Half of the samples, drawn anew for every run, have their two scores exchanged: on average nothing changes."""
-    plain, _, half = many
-    generator = np.random.default_rng(0)
-    found = []
-    for _ in range(RUNS):
-        rows = generator.choice(len(plain), size=24, replace=False)
-        swapped = generator.random((24, 1)) < 0.5
-        before, after = np.where(swapped, half[rows], plain[rows]), np.where(swapped, plain[rows], half[rows])
-        (verdict,) = judge(before, [ArmScores("none", after)], positions=POSITIONS).verdicts
-        found.append(verdict.verdict)
-    assert sum(each in GAINS for each in found) <= 0.05 * RUNS
-    assert found.count(HARM) <= 0.05 * RUNS
-    assert WORST in verdict.changes

@@ -2,9 +2,8 @@
 
 import copy
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from posbias.evaluation.responders import Response
 from posbias.mitigation import run as running
 from posbias.mitigation.fitting import FITTED_TEXT, JUDGED_TEXT
 from posbias.mitigation.judging import HARM, NOTHING, RAISES, WITHHELD
-from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.run import UNCHANGED
 from posbias.prompts.sources import default_corpus
 from posbias.results.page import html_of
@@ -242,99 +241,70 @@ SINGLE = 800
 """Characters that only a repeated prompt exceeds."""
 
 
-class Repeated(PlantedResponder):
-    """Answers every so many prompts that stand there twice otherwise."""
+class Spoilt(PlantedResponder):
+    """Responds otherwise to every so many prompts, of those that stand there twice or of those that do not."""
 
-    def __init__(self, curve, response, *, every=1):
+    def __init__(self, curve, response, *, twice=True, every=1):
         super().__init__(curve)
-        self.response, self.every = response, every
+        self.response, self.twice, self.every = response, twice, every
 
     def respond(self, requests, *, generate=True, score=False):
         found = super().respond(requests, generate=generate, score=score)
         return [
-            replace(reply, response=self.response) if len(request.text) > SINGLE and not number % self.every else reply
+            replace(reply, response=self.response)
+            if generate and (len(request.text) > SINGLE) == self.twice and not number % self.every
+            else reply
             for number, (request, reply) in enumerate(zip(requests, found, strict=True))
         ]
 
 
 def test_a_method_under_which_answers_are_empty_is_named():
-    record = trial_record(TASK, Repeated(CURVE, Response("", "stop")), options("repeat_prompt", HELPFUL))
+    record = trial_record(TASK, Spoilt(CURVE, Response("", "stop")), options("repeat_prompt", HELPFUL))
     empty = "120 of 120 answers cannot be judged, more than 10%: 120 empty"
     assert [caveat for caveat in report_of(record).caveats if "empty" in caveat] == [f"repeat_prompt: {empty}"]
     verdict = record.scalars["judgement"]["verdicts"][0]
     assert (verdict["verdict"], verdict["withheld"]) == (WITHHELD, f"with it, {empty}")
 
 
+CUT = Response("The value that belongs to the", "length")
+
+
 def test_no_verdict_rests_on_answers_that_a_method_cuts_off_more_often():
     """Less than a tenth, and yet what shows as harm."""
-    cut = Repeated((0.8, 0.8), Response("The value that", "length"), every=12)
+    cut = Spoilt((0.8, 0.8), CUT, every=12)
     (verdict,) = trial_record(TASK, cut, options("repeat_prompt", by="accuracy")).scalars["judgement"]["verdicts"]
     assert verdict["verdict"] == WITHHELD
     assert verdict["withheld"].startswith("0% of the answers were cut off without it, ")
 
 
-class Wordy(PlantedResponder):
-    """Answers in a sentence, of which few tokens show the beginning alone; with `terse`, in a word."""
-
-    def __init__(self, curve, *, terse=False, tokens=8):
-        super().__init__(curve)
-        self.terse, self.tokens = terse, tokens
-
-    def respond(self, requests, *, generate=True, score=False):
-        replies = super().respond(requests, generate=generate, score=score)
-        if self.terse or not generate or requests[0].max_tokens > self.tokens:
-            return replies
-        said = [
-            replace(reply.response, text="The value that belongs to the", finish="length")
-            if number % 2 or reply.response.text == "unknown"
-            else reply.response
-            for number, reply in enumerate(replies)
-        ]
-        return [replace(reply, response=response) for reply, response in zip(replies, said, strict=True)]
-
-
-@dataclass(frozen=True)
-class Terse(PromptMitigation):
-    """Answers in a word."""
-
-    name: ClassVar[str] = "terse"
-
-    def around(self, responder):
-        return Wordy(responder.curve, terse=True)
-
-
-def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
+def test_no_verdict_rests_on_answers_that_were_cut_off():
     """A first trial: with 8 tokens .17 to .50, 'Apply', with 32 tokens nothing."""
 
-    def tried(tokens, **how):
-        evaluation = pb.EvaluateOptions(count=24, positions=(0, 2, 4), max_tokens=tokens)
-        given = pb.MitigateOptions([Terse()], calibration=0, evaluation=evaluation, documents=0, short=False, **how)
-        return trial_record("key_value(pairs=5)", Wordy((0.6, 0.6)), given)
+    def tried(**how):
+        given = options("repeat_prompt", documents=0, short=False, **how)
+        return trial_record(TASK, Spoilt((0.6, 0.6), CUT, twice=False, every=2), given)
 
-    enough = tried(32).scalars
-    assert enough["judgement"]["measure"] == "accuracy"
-    assert enough["judgement"]["verdicts"][0]["verdict"] == NOTHING
-    cut = tried(8)
+    cut = tried()
     judgement = cut.scalars["judgement"]
     assert judgement["measure"] == "logprob"
     assert "answers cannot be judged" in cut.scalars["choice"]["undecided"]
     assert any(caveat.startswith("No verdict by answers: ") for caveat in report_of(cut).caveats)
     assert judgement["verdicts"][0]["verdict"] == NOTHING
-    unchanged, terse = (arm["reading"] for arm in cut.scalars["arms"])
-    assert unchanged["unjudged"]["cut_off"] > 0.5 * unchanged["answers"]
-    assert terse["unjudged"] == {}
-    by_answers = tried(8, by="accuracy")
+    unchanged, whole = (arm["reading"] for arm in cut.scalars["arms"])
+    assert unchanged["unjudged"]["cut_off"] == unchanged["answers"] / 2
+    assert whole["unjudged"] == {}
+    by_answers = tried(by="accuracy")
     (verdict,) = by_answers.scalars["judgement"]["verdicts"]
     assert verdict["verdict"] == WITHHELD
     assert verdict["gains"] == {}
     assert by_answers.scalars["judgement"]["recommended"] is None
     page = report_of(by_answers)
-    assert page.verdict[0] == "No verdict by answers for any method (terse)."
+    assert page.verdict[0] == "No verdict by answers for any method (repeat_prompt)."
     assert page.verdict[1].startswith("Without it, ")
     assert "cut off too early" in page.verdict[1]
     assert WITHHELD in html_of(page)
-    even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
+    even = tried(by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
     assert (even["met"], even["low"], even["high"]) == (False, None, None), "by the answers it would be met"
     assert "cut off" in even["withheld"]
     with pytest.raises(pb.UsageError, match=r"by must be .*accuracy.*logprob.*, got 'starts'"):
-        tried(32, by="starts")
+        options(by="starts")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from posbias.evaluation.levels import ALPHA
-from posbias.mitigation.judging import APPLY, EVENS, HARM, RAISES, Judgement, corrected_together, settle
+from posbias.mitigation.judging import APPLY, EVENS, HARM, RAISES, Judgement, settle
 from posbias.mitigation.page import words
 from posbias.results.records import read_record
 from posbias.results.result import from_stored
@@ -77,7 +77,7 @@ def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(mode
     found = []
     for directory in sorted((STUDY / "records").iterdir()):
         judgement = from_stored(Judgement, read_record(directory).scalars["judgement"])
-        decided, recommended = settle(corrected_together(judgement.verdicts), judgement.smallest)
+        decided, recommended = settle(judgement.verdicts, judgement.smallest)
         assert list(map(words, decided)) == list(map(words, judgement.verdicts)), directory.name
         assert recommended == judgement.recommended
         found += decided

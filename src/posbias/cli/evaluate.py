@@ -174,7 +174,6 @@ def mitigate(
     a pipeline, exit code 3 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the model:
     `--server URL --served-model NAME` · after an interruption the same command with `--resume`
     """
-    from posbias.mitigation.methods.recipe import check_files
     from posbias.mitigation.run import mitigate as try_methods
 
     check_summary(summary, settings.require)
@@ -182,7 +181,6 @@ def mitigate(
     asked = answerer.task(task, models, flags)
     if len(answerer.endpoints) > 1:
         raise UsageError(f"one server is asked here, got {len(answerer.endpoints)}; evaluate takes several")
-    check_files(settings.entries)  # before a model is loaded
     with running(flags) as run:
         (subject,) = answerer.subjects(models, flags.out)
         trial = try_methods(subject, asked, options=settings, directory=flags.out)

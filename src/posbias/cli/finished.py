@@ -156,7 +156,7 @@ def export(
     if to.exists():  # before a model is loaded
         raise UsageError(f"{str(to)!r} exists; a method is exported to a new directory only")
     chosen = choose(fitted, method=method)
-    loaded = loading.load(model or Recipe.read(chosen.recipe).model.source)
+    loaded: Any = loading.load(model or Recipe.read(chosen.recipe).model.source)
     exported = write(chosen, to, model=loaded, merged=merged, gguf=gguf)
     tell(flags, asdict(exported), f"{exported.form}: {to} ({', '.join(exported.files)})")
 

@@ -23,11 +23,11 @@ from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 from torch import nn
 
-from posbias.checks import checked
+from posbias.checks import checked, checked_value
 from posbias.comparison.metrics import STATISTICS
 from posbias.decomposition.options import DecomposeOptions
 from posbias.errors import RunError, UsageError
-from posbias.interventions import Intervention, check_model, intervened, resolve_interventions
+from posbias.interventions import Intervention, intervened, resolve_interventions
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts, measure_prompt
 from posbias.measurement.units import check_passes
@@ -231,7 +231,7 @@ def decompose(
     with run_directory(
         options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
-        subject = check_model(as_model(model))
+        subject = checked_value("decompose: model", as_model(model), HuggingFaceModel)
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
             raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")

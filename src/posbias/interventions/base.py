@@ -10,12 +10,12 @@ grouped heads and windows go on as they are.
 """
 
 import copy
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -31,7 +31,6 @@ from posbias.models.attention import Arguments as Arguments
 from posbias.models.attention import Attended as Attended
 from posbias.models.attention import KernelCall, asks_interface, attention, attention_modules
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
-from posbias.models.layout import Layout
 from posbias.registry import Registry, Spelled, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry(
@@ -65,12 +64,12 @@ class Intervention(Spelled, ABC):
         def mask(_config: Any, _layer: int) -> Any:
             raise UsageError(f"no theory of masks and encodings speaks of {self}; power_rollout is allowed")
 
-        return described(model, lambda _: {"mask": mask})
+        return described(model, mask=mask)
 
 
 @checked
 @contextmanager
-def intervened(model: Any, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
+def intervened(model: HuggingFaceModel, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
     """Context in which one ingredient of a model is replaced; measure it like any other model.
 
     The network is changed in place, by hooks: until the context ends, `model` computes with the change, too. No weight
@@ -87,25 +86,21 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
         UsageError: an unknown intervention, one the model does not allow, or a second one on the same network.
     """
     (resolved,) = resolve_interventions([intervention])
-    checked = check_model(model)
-    if checked.intervention is not None:  # a second mask would silently replace the first
+    if model.intervention is not None:  # a second mask would silently replace the first
         raise UsageError(f"{resolved}: the model is already intervened on; one intervention at a time is allowed")
     try:
-        with resolved.change(checked):
-            setattr(checked.network, INTERVENTION_MARK, str(resolved))
-            yield resolved.description(checked)
+        with resolved.change(model):
+            setattr(model.network, INTERVENTION_MARK, str(resolved))
+            yield resolved.description(model)
     finally:
-        vars(checked.network).pop(INTERVENTION_MARK, None)
+        vars(model.network).pop(INTERVENTION_MARK, None)
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
     """Parse interventions from literal spellings, such as "no_rope,no_content", objects, or both; none twice."""
     given = split_literals(interventions) if isinstance(interventions, str) else interventions
-    requested = [given] if isinstance(given, Intervention) else list(given)
-    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in requested)
-    for item in resolved:
-        if not isinstance(item, Intervention):
-            raise UsageError(f"{item!r} is not an intervention; known: {', '.join(INTERVENTIONS)}")
+    listed = [given] if isinstance(given, Intervention) else given
+    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in listed)
     if not resolved:
         raise UsageError(f"no intervention given; known: {', '.join(INTERVENTIONS)}")
     spelled = [str(item) for item in resolved]
@@ -115,29 +110,18 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
     return resolved
 
 
-def check_model(model: Any) -> HuggingFaceModel:
-    """Return a Hugging Face model; refuse anything else. What reads its blocks refuses one without a layout."""
-    if not isinstance(model, HuggingFaceModel):
-        raise UsageError(
-            f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
-        )
-    return model
-
-
-def described(model: HuggingFaceModel, answers: Callable[[Layout], Mapping[str, Any]]) -> HuggingFaceModel:
+def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
     """Describe the model, if its family is known, by one like it that answers some questions differently."""
     if not model.described:
         return model
     changed = copy.copy(model.family)
-    vars(changed).update(answers(model.family))  # an instance precedes its class
+    vars(changed).update(answers)  # an instance precedes its class
     return model.described_by(changed)
 
 
-@contextmanager
-def before_calls(hooks: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+def before_calls(hooks: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> AbstractContextManager[None]:
     """Within the context, each hook(module, positional, named) stands before every call of its module."""
-    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
-        yield
+    return hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
 
 
 @contextmanager
@@ -244,11 +228,14 @@ class Padding:
 
     def __init__(self) -> None:
         self.slots: Tensor | None = None
+        self.past, self.shape = 0, torch.Size()
         self._known: dict[tuple[int, int], Tensor] = {}
 
     def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on the whole network: take in its two-dimensional mask, if any."""
-        mask = named_arguments(network, positional, named).get("attention_mask")
+        arguments = named_arguments(network, positional, named)
+        self.past, self.shape = cached_length(arguments), entering(arguments).shape
+        mask = arguments.get("attention_mask")
         padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
         self.slots = (mask.cumsum(-1) == 0).sum(-1) if padded and mask is not None else None
         self._known.clear()
@@ -259,22 +246,23 @@ class Padding:
         self._known.clear()
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context, follow the network's calls; by methods, so that a copy of the network has its own."""
+        """Within the context, follow the network's calls."""
         first = network.register_forward_pre_hook(self.read, with_kwargs=True)
         return hooked([first, network.register_forward_hook(self.forget, with_kwargs=True, always_call=True)])
 
-    def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
-        """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
-        known = self._known.get((first, last))
-        if known is None:  # held here, too: the next pass, of another thread perhaps, forgets what this one keeps
-            known = self._known[first, last] = self.positions(torch.arange(first, last, device=device))
-        return known.to(device)
+    def reading(self, device: torch.device) -> Int[Tensor, "batch token"]:
+        """Positions of all tokens that the network now reads."""
+        batch, count = self.shape[:2]
+        return self.between(self.past, self.past + count, device).expand(batch, -1)
 
-    def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
-        """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
-        if self.slots is None:
-            return slots[None]
-        return (slots - self.slots[:, None].to(slots)).clamp(min=0)
+    def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
+        """Positions, in their prompts, of the slots first ... last - 1, found once for all layers of a pass."""
+        if (first, last) not in self._known:
+            slots = torch.arange(first, last, device=device)[None]
+            if self.slots is not None:  # padding counts as 0
+                slots = (slots - self.slots[:, None].to(slots)).clamp(min=0)
+            self._known[first, last] = slots
+        return self._known[first, last].to(device)
 
 
 State = TypeVar("State")
@@ -296,16 +284,8 @@ class PerCache(Generic[State]):
     ) -> None:
         self._read, self.latest = read, latest
         self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
-        self._now = threading.local()
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "PerCache[State]":
-        """Return the object itself, which holds nothing of any one network."""
-        return self
-
-    @property
-    def current(self) -> State | None:
-        """State of what this thread's network is reading; None if only a part of the network was called."""
-        return getattr(self._now, "state", None)
+        self.current: State | None = None
+        """State of what the network is reading; None if only a part of the network was called."""
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context, follow everything that the network reads."""
@@ -313,7 +293,7 @@ class PerCache(Generic[State]):
         def before(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             arguments = named_arguments(network, positional, named)
             state = self._kept.get(cache_of(arguments), self.latest) if cached_length(arguments) else None
-            state = self._now.state = self._read(network, arguments, state)
+            state = self.current = self._read(network, arguments, state)
             self.latest = self.latest if state is None else state
 
         def after(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -321,7 +301,7 @@ class PerCache(Generic[State]):
             cache = getattr(output, CACHES[0], None) if cache is None else cache
             if cache is not None and state is not None:
                 self._kept[cache] = state
-            self._now.state = None
+            self.current = None
 
         first = network.register_forward_pre_hook(before, with_kwargs=True)
         return hooked([first, network.register_forward_hook(after, with_kwargs=True)])
@@ -335,6 +315,12 @@ def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict
     return {"input_ids": positional[0], **dict(zip(names, positional, strict=False)), **named}
 
 
+def entering(arguments: Mapping[str, Any]) -> Tensor:
+    """The embeddings, or token ids, that a network is to read."""
+    embeddings: Tensor | None = arguments.get("inputs_embeds")
+    return arguments["input_ids"] if embeddings is None else embeddings
+
+
 def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:
     """Tokens, or slots of one layer, that are cached before those which a network or attention module is to read."""
     cache = cache_of(arguments)
@@ -344,35 +330,6 @@ def cached_length(arguments: dict[str, Any], layer: Any = 0) -> int:
 def cache_of(named: Mapping[str, Any]) -> Any:
     """The cache among the named arguments, or outputs, of a module or network; None if there is none."""
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
-
-
-class _Placing(Padding):
-    """Hands calls over with the positions of their tokens, from what every layer had read before its current call."""
-
-    def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
-        self.before: dict[int, tuple[int, Tensor | None]] = {}
-
-    def read_layer(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook on an attention module, called before its cache is extended."""
-        layers: Any = getattr(cache_of(named), "layers", ())
-        layer: Any = module.layer_idx
-        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None
-        self.before[layer] = cached_length(named, layer), cached_keys
-
-    def __call__(self, call: KernelCall) -> Attended:
-        past, cached_keys = self.before[call.layer]
-        total, device = past + call.query.shape[2], call.query.device
-        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
-        placed = AttentionCall(
-            **vars(call),
-            query_positions=self.between(past, total, device),
-            key_positions=self.between(first, first + call.key.shape[2], device),
-            slots=total,
-            cached_keys=cached_keys,
-        )
-        return self.attend(placed)
 
 
 def has_sinks(model: HuggingFaceModel) -> bool:
@@ -399,10 +356,30 @@ def attending(model: HuggingFaceModel, intervention: object, attend: Attend) -> 
             f"{intervention}: {model.model_type} models do not let attention be replaced; allowed are families whose "
             "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    network, placing = model.network, _Placing(attend)
-    modules = attention_modules(network)
-    hooks = [(module, placing.read_layer) for module in modules.values()]
-    with placing.followed(network), before_calls(hooks), attention(network, dict.fromkeys(modules, placing)):
+    network, padding, modules = model.network, Padding(), attention_modules(model.network)
+    before: dict[int, tuple[int, Tensor | None]] = {}
+
+    def read_layer(layer: int, _module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Find what the layer had read before its current call extends its cache."""
+        layers: Any = getattr(cache_of(named), "layers", ())
+        cached_keys = getattr(layers[layer], "keys", None) if layer < len(layers) else None
+        before[layer] = cached_length(named, layer), cached_keys
+
+    def placed(call: KernelCall) -> Attended:
+        past, cached_keys = before[call.layer]
+        total, device = past + call.query.shape[2], call.query.device
+        first = max(0, total - call.key.shape[2])  # a window's cache holds no others; a static one has room behind
+        whole = AttentionCall(
+            **vars(call),
+            query_positions=padding.between(past, total, device),
+            key_positions=padding.between(first, first + call.key.shape[2], device),
+            slots=total,
+            cached_keys=cached_keys,
+        )
+        return attend(whole)
+
+    hooks = [(module, partial(read_layer, layer)) for layer, module in modules.items()]
+    with padding.followed(network), before_calls(hooks), attention(network, dict.fromkeys(modules, placed)):
         yield
 
 

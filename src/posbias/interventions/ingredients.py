@@ -1,14 +1,13 @@
 """The interventions on what a query sees, on what tells positions apart, and on the attention branch.
 
 Masks: each layer's own is replaced by an additive one, handed to its attention module in every forward pass. Rotary
-angles are changed inside the rotary module, or where an attention module gets them; changing the network's own
-`position_ids` would be a trap: equal ids are taken for packed sequences, and attention becomes diagonal. Branch and
-stream are caught where a block adds them (`models.attention.branches`).
+angles are changed inside the rotary module; changing the network's own `position_ids` would be a trap: equal ids are
+taken for packed sequences, and attention becomes diagonal. Branch and stream are caught where a block adds them
+(`models.attention.branches`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Annotated, Any, ClassVar
@@ -32,7 +31,7 @@ from posbias.models.attention import (
 )
 from posbias.models.attention_blocks import HIDDEN_SCORE, VANISHING
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.layout import AttentionParts, Block, Layout, Linear, Norm, changing_kinds, scaled
+from posbias.models.layout import AttentionParts, Block, Linear, Norm, changing_kinds, scaled
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -52,15 +51,12 @@ class Visibility(Intervention):
     def visible(self, before: Pairs) -> Pairs:
         """What a layer shows under the change, from what it shows; refused if the prompt is too short."""
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Hand every attention module its new mask; refuse attention that takes no plain additive one."""
         kind, implementation = model.model_type, getattr(model.config, "_attn_implementation", None)
         modules = attention_modules(model.network).values()
-        if not modules:
-            raise UsageError(f"{self}: {kind} models have no attention that posbias knows")
         biased = kind == "falcon" and model.config.alibi  # the bias comes in the mask that is handed down
-        if kind in OWN_MASKS or biased or implementation not in WIRED:
+        if not modules or kind in OWN_MASKS or biased or implementation not in WIRED:
             raise UsageError(
                 f"{self}: {kind} with {implementation} attention{' and ALiBi' if biased else ''} takes no additive "
                 f"mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
@@ -77,8 +73,7 @@ class Visibility(Intervention):
             added = torch.zeros_like(hidden, dtype=read.dtype).masked_fill(hidden, HIDDEN_SCORE)
             return positional, {**named, "attention_mask": added[None]}
 
-        with before_calls((module, replaced) for module in modules):
-            yield
+        return before_calls((module, replaced) for module in modules)
 
 
 @INTERVENTIONS.register("bidirectional")
@@ -140,27 +135,17 @@ class NoRope(Intervention):
 
     ingredient: ClassVar[str] = "encoding"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Position 0 for the rotary modules, and no angle where an attention module is handed one of another pass."""
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """Position 0 for the rotary modules."""
 
         def at_start(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
             if "position_ids" in named:
                 return positional, {**named, "position_ids": torch.zeros_like(named["position_ids"])}
             return (positional[0], torch.zeros_like(positional[1]), *positional[2:]), named
 
-        def still(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-            angles = named.get("position_embeddings")
-            if isinstance(angles, Tensor):  # complex numbers
-                named = {**named, "position_embeddings": angles.abs().to(angles)}
-            elif angles is not None:
-                whole = torch.hypot(*angles)
-                named = {**named, "position_embeddings": (whole, torch.zeros_like(whole))}
-            return positional, named
-
         rotary = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-        attending = attention_modules(model.network).values()
         unused = getattr(model.config, "alibi", False) or getattr(model.config, "position_embedding_type", None)
+        attending = attention_modules(model.network).values()
         takes = (signature(type(module).forward).parameters for module in attending)
         if not rotary or unused not in (False, None, "rope") or not any("position_embeddings" in one for one in takes):
             raise UsageError(f"{self}: this {model.model_type} model has no rotary module to change")
@@ -170,12 +155,11 @@ class NoRope(Intervention):
                 f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
                 "default, linear, yarn and llama3 are allowed"
             )
-        with before_calls([*((module, at_start) for module in rotary), *((module, still) for module in attending)]):
-            yield
+        return before_calls((module, at_start) for module in rotary)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """No layer turns anything."""
-        return described(model, lambda _: {"rotates": lambda attention, config: False})
+        return described(model, rotates=lambda attention, config: False)
 
 
 @INTERVENTIONS.register("attention_scaled")
@@ -191,33 +175,26 @@ class AttentionScaled(Intervention):
     factor: NonNegative
     """At least 0; 0 takes attention out, 1 changes nothing."""
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Multiply what every branch adds."""
-        with changed_branches(model, self, branch=lambda branch: branch * self.factor):
-            yield
+        return changed_branches(model, self, branch=lambda branch: branch * self.factor)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Put the factor into the output projection, or into the norm after it."""
 
-        def answers(family: Layout) -> dict[str, Any]:
-            after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
+        def parts(block: Block, config: Any) -> AttentionParts:
+            whole = model.family.attention_parts(block, config)
+            if block.attention_post_norm is not None:
+                return whole
+            return replace(whole, output=Linear(*(scaled(part, self.factor) for part in whole.output)))
 
-            def parts(block: Block, config: Any) -> AttentionParts:
-                whole = family.attention_parts(block, config)
-                if block.attention_post_norm is not None:
-                    return whole
-                return replace(whole, output=Linear(*(scaled(part, self.factor) for part in whole.output)))
+        def norm(module: nn.Module) -> Norm:
+            whole = model.family.norm(module)
+            if all(block.attention_post_norm is not module for block in model.family.blocks(model.network)):
+                return whole
+            return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias, self.factor))
 
-            def norm(module: nn.Module) -> Norm:
-                whole = family.norm(module)
-                if id(module) not in after:
-                    return whole
-                return replace(whole, gain=whole.gain * self.factor, bias=scaled(whole.bias, self.factor))
-
-            return {"attention_parts": parts, "norm": norm}
-
-        return described(model, answers)
+        return described(model, attention_parts=parts, norm=norm)
 
 
 @INTERVENTIONS.register("no_residual")
@@ -231,11 +208,9 @@ class NoResidual(Intervention):
 
     ingredient: ClassVar[str] = "residual strength"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Let nothing stand in the stream's place where a branch is added to it."""
-        with changed_branches(model, self, stream=torch.zeros_like):
-            yield
+        return changed_branches(model, self, stream=torch.zeros_like)
 
     def description(self, model: HuggingFaceModel) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
@@ -253,8 +228,7 @@ class NoContent(Intervention):
 
     ingredient: ClassVar[str] = "content"
 
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Let the scale of the logits vanish while the context is open."""
         modules = attention_modules(model.network)
         if not modules or not all(map(asks_interface, modules.values())):
@@ -265,12 +239,12 @@ class NoContent(Intervention):
         def vanish(call: KernelCall) -> Attended:
             return call.run(options={**call.options, "scaling": VANISHING})
 
-        with attention(model.network, dict.fromkeys(modules, vanish)):
-            yield
+        return attention(model.network, dict.fromkeys(modules, vanish))
 
 
-@contextmanager
-def changed_branches(model: HuggingFaceModel, intervention: Intervention, **changes: Any) -> Iterator[None]:
+def changed_branches(
+    model: HuggingFaceModel, intervention: Intervention, **changes: Any
+) -> AbstractContextManager[Any]:
     """Within the context, blocks add their branches with a change; one that adds none to its input is refused."""
 
     def check(layer: int, _stream: Tensor, branch: Tensor | None) -> None:
@@ -280,5 +254,4 @@ def changed_branches(model: HuggingFaceModel, intervention: Intervention, **chan
                 "its input; allowed are models whose every block does"
             )
 
-    with branches(model.network, check, **changes):
-        yield
+    return branches(model.network, check, **changes)

@@ -4,7 +4,7 @@ Grouped heads, windows, caches and batches with padding go on as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -49,22 +49,17 @@ class KeyBiased(Intervention):
         spelled = tuple(map(str, parsed))
         object.__setattr__(self, "biases", spelled[0] if isinstance(self.biases, str | KeyEncoding) else spelled)
 
-    def layers(self, depth: int) -> list[Any]:
-        """The bias of every layer."""
-        biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
-        if len(biases) != depth:
-            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
-        return [ENCODINGS.parse(item) for item in biases]
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Add the bias in every attention module."""
-        with biased(model, self, self.logits(model)):
-            yield
+        return biased(model, self, self.logits(model))
 
     def logits(self, model: HuggingFaceModel, strength: float = 1.0) -> "Logits":
         """The bias of every layer's keys, times a strength, from the layer and their number."""
-        heads, layers = model.sizes.get("heads", 0), self.layers(model.sizes.get("layers", 0))
+        heads, depth = model.sizes.get("heads", 0), model.sizes.get("layers", 0)
+        biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
+        if len(biases) != depth:
+            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
+        layers: list[Any] = [ENCODINGS.parse(item) for item in biases]
         for bias in layers:
             bias.check_heads(heads)
         return lambda layer, n_positions: torch.tensor(strength * layers[layer].key_logits(n_positions, heads))
@@ -150,8 +145,8 @@ def _beside_alibi(bias: Callable[[int, Tensor], Tensor], padding: Padding) -> Ca
     def hook(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         alibi: Float[Tensor, "prompt_and_head one key"] = named["alibi"]
         keys = alibi.shape[-1]
-        position = padding.positions(torch.arange(keys, device=alibi.device))
-        added: Float[Tensor, "_ head key"] = bias(keys, alibi)[:, position].transpose(0, 1).to(alibi)
+        positions = padding.between(0, keys, alibi.device)
+        added: Float[Tensor, "_ head key"] = bias(keys, alibi)[:, positions].transpose(0, 1).to(alibi)
         whole = alibi.reshape(-1, added.shape[1], keys) + added
         return positional, {**named, "alibi": whole.reshape(alibi.shape)}
 

@@ -14,8 +14,8 @@ divergence, per token of that answer, of the changed model's distribution from t
 Each prompt of a batch is run by itself, so that its gradients alone have to fit into memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -80,8 +80,10 @@ class Calibration:
     text: Callable[[], Windows]
 
 
-Fit = Callable[..., tuple[Mitigation, dict[str, Any]]]
-"""From calibration and settings to the method at full strength, and how it was found, in plain values."""
+Found = tuple[Mitigation, dict[str, Any]]
+"""A method at full strength, and how it was found, in plain values."""
+Fit = Callable[..., Found]
+"""Finds it from calibration and settings."""
 
 
 @dataclass(frozen=True)
@@ -113,58 +115,53 @@ class Loss:
     """Of each prompt the one whose distributions over the same answer are to be met; none: the answer itself is."""
 
     def __post_init__(self) -> None:
-        self._kept: dict[int, Kept] = {}
-        self._taught: dict[EncodedRequest, Tensor] = {}
+        self._kept: dict[object, Any] = {}
         self._lengths = AngleLengths.of(self.model.config)
 
     def of_answers(self, indices: Sequence[int]) -> Losses:
         """Losses of prompts; if gradients are wanted, those of their mean are added."""
         found = []
         for index in indices:
-            beginning = self._beginning(index)  # which no numbers change
-            taught = self._distributions(self.teachers[index]) if self.teachers else None
-            with self.numbers.applied(self.model, self.begins[index]):
-                loss = self._of_answer(index, beginning, taught)
+            request, begin, beginning = self.encoded[index], self.begins[index], self._beginning(index)
+            taught = self._once(self._distributions, self.teachers[index]) if self.teachers else None
+            with self.numbers.applied(self.model, begin):
+                told = answer_logits(self.model, request, begin if beginning else 0, beginning).log_softmax(-1)
+                if taught is None:
+                    loss = nn.functional.nll_loss(told, torch.as_tensor(request.answer, device=told.device))
+                else:
+                    ((target,),) = taught
+                    loss = nn.functional.kl_div(told, target, reduction="batchmean", log_target=True)
                 if torch.is_grad_enabled():
                     (loss / len(indices)).backward()  # type: ignore[no-untyped-call]
             found.append(float(loss.detach()))
         return np.asarray(found)
 
-    def _beginning(self, index: int) -> Kept | None:
-        """Keys and values before the question of a prompt; as many as `KEPT_BYTES` hold are kept.
-
-        None of a prompt so long that its rotary angles are others.
-        """
-        request, begin = self.encoded[index], self.begins[index]
-        n_read = len(request.prompt) + len(request.answer) - 1
-        if index in self._kept or not begin or self._lengths.angles(begin) != self._lengths.angles(n_read):
-            return self._kept.get(index)
-        # Without the configuration: sliding layers would keep only a window.
-        cache, embeddings = DynamicCache(), self.model.embed(self.model.token_tensor([request.prompt[:begin].tolist()]))
+    def _once(self, find: Callable[[Any], Any], of: Any) -> Any:
+        """Tensors that no step changes, as the unchanged model has them; as many as `KEPT_BYTES` hold are kept."""
+        if of in self._kept:
+            return self._kept[of]
         with torch.no_grad():
-            self.model.outputs(embeddings, [begin - 1], cache=cache)
-        kept = [(layer.keys, layer.values) for layer in cache.layers]
-        if sum(part.nbytes for each in (*self._kept.values(), kept) for pair in each for part in pair) <= KEPT_BYTES:
-            self._kept[index] = kept
-        return kept
-
-    def _distributions(self, teacher: EncodedRequest) -> Float[Tensor, "token vocabulary"]:
-        """Log-probabilities under the unchanged model; as many as `KEPT_BYTES` hold are kept."""
-        found = self._taught.get(teacher)
-        if found is None:
-            with torch.no_grad():
-                found = answer_logits(self.model, teacher).log_softmax(-1)
-            if sum(kept.nbytes for kept in (*self._taught.values(), found)) <= KEPT_BYTES:
-                self._taught[teacher] = found
+            found = find(of)
+        if sum(part.nbytes for kept in (*self._kept.values(), found) for parts in kept for part in parts) <= KEPT_BYTES:
+            self._kept[of] = found
         return found
 
-    def _of_answer(self, index: int, beginning: Kept | None, taught: Tensor | None) -> Float[Tensor, ""]:
-        """Negative log-likelihood of an answer, or the divergence from its teacher's distributions, per token."""
-        request, first = self.encoded[index], 0 if beginning is None else self.begins[index]
-        logits = answer_logits(self.model, request, first, beginning)
-        if taught is not None:
-            return nn.functional.kl_div(logits.log_softmax(-1), taught, reduction="batchmean", log_target=True)
-        return nn.functional.cross_entropy(logits, torch.as_tensor(request.answer, device=logits.device))
+    def _beginning(self, index: int) -> Kept | None:
+        """Keys and values before the question of a prompt; None of one so long that its rotary angles are others."""
+        n_read = len(self.encoded[index].prompt) + len(self.encoded[index].answer) - 1
+        begin = self.begins[index]
+        shared = begin and self._lengths.angles(begin) == self._lengths.angles(n_read)
+        return self._once(self._read, index) if shared else None
+
+    def _read(self, index: int) -> Kept:
+        # Without the configuration: sliding layers would keep only a window.
+        cache, begin = DynamicCache(), self.begins[index]
+        embeddings = self.model.embed(self.model.token_tensor([self.encoded[index].prompt[:begin].tolist()]))
+        self.model.outputs(embeddings, [begin - 1], cache=cache)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _distributions(self, teacher: EncodedRequest) -> list[tuple[Float[Tensor, "token vocabulary"]]]:
+        return [(answer_logits(self.model, teacher).log_softmax(-1),)]
 
     def on_text(self, windows: Windows) -> float:
         """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
@@ -175,7 +172,7 @@ class Loss:
                 unchanged = model.outputs(embeddings, rows).logits[0].float().log_softmax(-1)
             with self.numbers.applied(model, 0):  # layers may be computed again in the backward pass
                 changed = model.outputs(embeddings, rows).logits[0].float().log_softmax(-1)
-                divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
+                divergence = nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
                 (self.penalty * divergence / len(windows)).backward()  # type: ignore[no-untyped-call]
             total += float(divergence.detach()) / len(windows)
         return total
@@ -238,22 +235,21 @@ def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[n
 
 def fit_by_gradient(
     made: Callable[[HuggingFaceModel, FitOptions], Numbers], calibration: Calibration, options: FitOptions
-) -> tuple[Mitigation, dict[str, Any]]:
+) -> Found:
     """Numbers with which a model gives the right answers, or its teacher's, wherever they stand.
 
     The record has the losses of every step's prompts and windows before it, in nats per token.
 
     Args:
         made: Makes the numbers at no change.
-        calibration: Samples and text.
         options: All of them set.
 
     Raises:
         UsageError: no text, or a family that does not allow it.
         RunError: the loss is not a finite number.
     """
-    model, text = calibration.model, calibration.text() if options.penalty > 0 else ()
-    lengths = sorted({len(window) for window in text})
+    model, windows = calibration.model, calibration.text() if options.penalty > 0 else ()
+    lengths = sorted({len(window) for window in windows})
     if options.penalty > 0 and len(lengths) != 1:
         got = f"{lengths[0]} to {lengths[-1]} tokens" if lengths else "none"
         raise UsageError(f"fit: a penalty above 0 needs windows of ordinary text, all of one length; got {got}")
@@ -265,8 +261,9 @@ def fit_by_gradient(
     teachers, facts = teachers_of(model, examples, options.teacher) if options.teacher else ([], {})
     encoded = encoded_answers(model, examples, teachers)
     lengths = [len(request.prompt) for request in encoded]
+    recomputed = options.checkpointing and not options.from_question
     # Behind the question few tokens have a backward pass.
-    check_passes(model, max(lengths), checkpointing=options.checkpointing or options.from_question)
+    check_passes(model, max(lengths), checkpointing=recomputed or options.from_question)
 
     numbers, begins = made(model, options), [0] * len(encoded)
     if options.from_question:
@@ -278,7 +275,8 @@ def fit_by_gradient(
                 f"fit: not all calibration prompts hold the tokens from which on {unfitted.name} is to act"
             )
     loss = Loss(model, encoded, begins, numbers, options.penalty, teachers)
-    losses, looks = halving(lambda _: descend(loss, text, options, held_out=held_out), 1)
+    with checkpointed(model.network, enabled=recomputed):
+        losses, looks = halving(lambda _: descend(loss, windows, options, held_out=held_out), 1)
     how = {
         **asdict(options),
         "numbers": numbers.count,
@@ -318,12 +316,6 @@ def adapter_numbers(template: Adapter, model: HuggingFaceModel, options: FitOpti
         up.register_hook(targets.mul)  # type: ignore[no-untyped-call] # other rows stay 0
         updates[projection.path] = down, up
 
-    @contextmanager
-    def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        recomputed = options.checkpointing and not options.from_question
-        with tuned(model.network, updates, begin), checkpointed(model.network, enabled=recomputed):
-            yield
-
     def method() -> Adapter:
         tensors = {
             f"{path}.{side}": np.ascontiguousarray(numbers.detach().float().cpu().numpy())
@@ -332,12 +324,11 @@ def adapter_numbers(template: Adapter, model: HuggingFaceModel, options: FitOpti
         }
         return replace(template, weights=tensors_hash(tensors), updates=tensors)
 
-    return Numbers([numbers for sides in updates.values() for numbers in sides], count, applied, method)
+    free = [numbers for sides in updates.values() for numbers in sides]
+    return Numbers(free, count, lambda model, begin: tuned(model.network, updates, begin), method)
 
 
-def fit_adapter(
-    calibration: Calibration, options: FitOptions, *, template: Adapter | None = None
-) -> tuple[Mitigation, dict[str, Any]]:
+def fit_adapter(calibration: Calibration, options: FitOptions, *, template: Adapter | None = None) -> Found:
     """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before.
 
     The template says rank, targets, strength and, if others than those that all prompts share, the tokens from which on
@@ -370,12 +361,9 @@ def bias_numbers(model: HuggingFaceModel, options: FitOptions) -> Numbers:
     def scales(layer: int) -> Float[Tensor, "heads"]:
         return (SCALE_RATE * table[layer][:, -1]).exp()
 
-    @contextmanager
-    def applied(model: HuggingFaceModel, begin: int) -> Iterator[None]:
-        also: dict[str, Any] = {"scales": scales if options.scales else None, "by_side": not knots}
-        recomputed = options.checkpointing and not options.from_question
-        with biased(model, "fit", logits, **also, first_query=begin), checkpointed(model.network, enabled=recomputed):
-            yield
+    def applied(model: HuggingFaceModel, begin: int) -> AbstractContextManager[None]:
+        factors = scales if options.scales else None
+        return biased(model, "fit", logits, scales=factors, by_side=not knots, first_query=begin)
 
     def method() -> Mitigation:
         factors = _rounded((SCALE_RATE * table[..., -1]).exp()) if options.scales else None
@@ -393,7 +381,7 @@ def _rounded(numbers: Tensor) -> Any:
     return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
-def fit_key_bias(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
+def fit_key_bias(calibration: Calibration, options: FitOptions) -> Found:
     """Splines over positions, for all queries, with a penalty, or from the question on, with scales."""
     if not options.knots:
         raise UsageError(f"fit: {KeyBiasMethod.name} needs knots; allowed without any is {ContextBias.name}")
@@ -401,43 +389,36 @@ def fit_key_bias(calibration: Calibration, options: FitOptions) -> tuple[Mitigat
     return fit_by_gradient(bias_numbers, calibration, options.settled(BIAS, **fixed))
 
 
-def fit_context_bias(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
+def fit_context_bias(calibration: Calibration, options: FitOptions) -> Found:
     """One number for every head and layer, for all keys before the question, and a scale."""
-    options = options.settled(BIAS, knots=(), from_question=True, penalty=0.0)
-    return fit_by_gradient(bias_numbers, calibration, options)
+    settled = options.settled(BIAS, knots=(), from_question=True, penalty=0.0)
+    return fit_by_gradient(bias_numbers, calibration, settled)
 
 
 SCALES = (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)
 """Scales that are tried."""
 
 
-def fit_temperature(calibration: Calibration, options: FitOptions) -> tuple[Mitigation, dict[str, Any]]:
-    """The scale under which the answers are most probable, the first of equals."""
-    candidates = {str(one): one for one in map(Temperature, SCALES)}
-    scores = {
-        name: answer_logprob(calibration.model, one, calibration.examples)
-        for name, one in track(list(candidates.items()), "candidates")
-    }
-    return candidates[max(scores, key=scores.__getitem__)], {"candidates": scores}
-
-
-def answer_logprob(model: HuggingFaceModel, method: Mitigation, examples: Sequence[Example]) -> float:
-    """Log-probability of the answers under a method, per token, mean over examples that fit into the model.
+def fit_temperature(calibration: Calibration, options: FitOptions) -> Found:
+    """The scale under which the answers are most probable per token, on average; the first of equals.
 
     Raises:
-        RunError: no example fits.
+        RunError: no example fits into the model.
     """
-    responder = answering_under(method, LocalResponder(model))
     requests = [
         Request(prompt=one.prompt, answer=one.target, passages=one.passages, own_control=one.own_control)
-        for one in examples
+        for one in calibration.examples
     ]
-    replies = responder.respond(requests, generate=False, score=True)
-    scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
-    if not scores:
-        why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
-        raise RunError(f"fit: {why}")
-    return float(np.mean(scores))
+    candidates, scores = {str(one): one for one in map(Temperature, SCALES)}, dict[str, float]()
+    for name, candidate in track(list(candidates.items()), "candidates"):
+        responder = answering_under(candidate, LocalResponder(calibration.model))
+        replies = responder.respond(requests, generate=False, score=True)
+        found = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
+        if not found:
+            why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
+            raise RunError(f"fit: {why}")
+        scores[name] = float(np.mean(found))
+    return candidates[max(scores, key=scores.__getitem__)], {"candidates": scores}
 
 
 FITS: Mapping[str, Fit] = {

@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.interventions.base import check_model
 from posbias.mitigation.fits import FITS, Calibration, Fit, Windows
 from posbias.mitigation.methods.adapter import Adapter
 from posbias.mitigation.methods.base import MITIGATIONS, Method
@@ -19,17 +18,14 @@ from posbias.prompts.loading import load_prompts
 from posbias.tasks.language import Example
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Fitted:
     """A fitted method and how it came about."""
 
     method: Method
-    how: dict[str, Any]
+    how: dict[str, Any] = field(repr=False)
     """Options, calibration samples and what the fit saw of them, as plain values for a recipe or record; `samples` are
     `contents` of these, by which a run refuses to judge the recipe on them."""
-
-    def __repr__(self) -> str:
-        return f"Fitted({self.method!r}, {self.how.get('calibration_samples', 0)} samples)"
 
 
 def fit_of(spelling: str) -> Fit | None:
@@ -80,7 +76,7 @@ def contents(examples: Sequence[Example]) -> set[str]:
 @checked
 def fit(
     method: str,
-    model: Any,
+    model: HuggingFaceModel,
     calibration: Sequence[Example],
     *,
     text: Windows | None = None,
@@ -103,9 +99,9 @@ def fit(
     how = fit_of(method)
     if how is None:
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(FITS)}")
-    loaded, options = check_model(model), options or FitOptions()
-    given = partial(fitting_text, loaded, seed=options.seed) if text is None else lambda: text
-    return run_fit(how, Calibration(loaded, calibration, given), options=options)
+    options = options or FitOptions()
+    given = partial(fitting_text, model, seed=options.seed) if text is None else lambda: text
+    return run_fit(how, Calibration(model, calibration, given), options=options)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:

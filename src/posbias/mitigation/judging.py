@@ -145,26 +145,6 @@ class Established(NamedTuple):
     """Rises that rare losses, which no sample showed, could undo."""
 
 
-def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts with p-values corrected over all methods: rises are one family, harms another, spreads a third.
-
-    If a method's answers decide nothing, only side effects that no answer tells are tested.
-    """
-    judged = [{} if verdict.withheld else verdict.changes for verdict in verdicts]
-    gains = holm_over([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
-    unseen = holm_over(
-        [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
-    )
-    harms = holm_over([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
-    spreads = holm_over(
-        [{SPREAD: of[SPREAD].p} if of and len(v.means) > 1 else {} for v, of in zip(verdicts, judged, strict=True)]
-    )
-    return [
-        replace(verdict, gains=up, harms=down, spread_p=spread.get(SPREAD, 1.0), unseen=rare)
-        for verdict, up, down, spread, rare in zip(verdicts, gains, harms, spreads, unseen, strict=True)
-    ]
-
-
 def _harms(verdict: Verdict, changes: Mapping[str, Change]) -> dict[str, float]:
     """p-values of falls and of side effects."""
     falls = (*JUDGED, FORMERLY_BEST) if len(verdict.means) > 1 else JUDGED
@@ -177,15 +157,29 @@ def _harms(verdict: Verdict, changes: Mapping[str, Change]) -> dict[str, float]:
 
 
 def settle(verdicts: Sequence[Verdict], smallest: float) -> tuple[tuple[Verdict, ...], str | None]:
-    """All methods decided, from `corrected_together`, and the name of the recommended one.
+    """All methods decided together, from their changes and side effects, and the name of the recommended one.
 
-    Recommended is the method whose worst position is best among those that gain; None: leave the model as it is.
+    p-values are corrected over all methods: rises are one family, harms another, spreads a third. If a method's answers
+    decide nothing, only side effects that no answer tells are tested. Recommended is the method whose worst position is
+    best among those that gain; None: leave the model as it is.
 
     Args:
-        verdicts: Methods with their corrected p-values.
+        verdicts: Methods with what does not depend on the others.
         smallest: Change of scores that matters, >= 0.
     """
-    decided = tuple(_decided(verdict, smallest) for verdict in verdicts)
+    judged = [{} if verdict.withheld else verdict.changes for verdict in verdicts]
+    gains = holm_over([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
+    unseen = holm_over(
+        [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
+    )
+    harms = holm_over([_harms(verdict, of) for verdict, of in zip(verdicts, judged, strict=True)])
+    spreads = holm_over(
+        [{SPREAD: of[SPREAD].p} if of and len(v.means) > 1 else {} for v, of in zip(verdicts, judged, strict=True)]
+    )
+    decided = tuple(
+        _decided(replace(verdict, gains=up, harms=down, spread_p=spread.get(SPREAD, 1.0), unseen=rare), smallest)
+        for verdict, up, down, spread, rare in zip(verdicts, gains, harms, spreads, unseen, strict=True)
+    )
     best = max(
         (verdict for verdict in decided if verdict.verdict in GAINS and verdict.after is not None),
         key=lambda verdict: (verdict.after.worst.value, verdict.after.mean.value),  # type: ignore[union-attr]
@@ -327,15 +321,15 @@ def judge(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    tested = corrected_together([_examined(before, arm, positions, smallest) for arm in methods])
-    tests = sum(len(verdict.gains) for verdict in tested)
-    for number, (arm, verdict) in enumerate(zip(methods, tested, strict=True)):
+    examined = [_examined(before, arm, positions, smallest) for arm in methods]
+    tests = len(JUDGED) * sum(bool(verdict.changes) and not verdict.withheld for verdict in examined)
+    for number, (arm, verdict) in enumerate(zip(methods, examined, strict=True)):
         if any(change != UNCHANGED for change in verdict.changes.values()):
             mean = verdict.changes[MEAN]
             rise = max(mean.value.value, DECIDING_RISE)
             needed = samples_for(*_complete(before, arm.after), rise, max(1, tests))
-            tested[number] = replace(verdict, changes={**verdict.changes, MEAN: replace(mean, needed=needed)})
-    decided, recommended = settle(tested, smallest)
+            examined[number] = replace(verdict, changes={**verdict.changes, MEAN: replace(mean, needed=needed)})
+    decided, recommended = settle(examined, smallest)
     return Judgement(measure, tuple(positions), position_means(before), decided, recommended, smallest)
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,6 @@ UNCHANGED = "unchanged"
 ARMS = "arms"
 """Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
 text is under a method, which another call may take over."""
-EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
-"""Settings of the evaluation that a record depends on."""
 RECIPE = "recipe.json"
 """Name of a fitted method's file, in its arm's directory."""
 OF_THE_WHOLE = ("methods", "recipes", "require", "by", "tolerance")
@@ -98,6 +96,7 @@ def mitigate(
     ) as run:
         task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
         options = options.following(task)  # wrong files are refused before a model is loaded
+        check_files(options.entries)
         plan = plan_trial(opened(model), task, options)
         record = finished_run(run.directory, lambda: plan.settings, resume=evaluation.resume)
         if record is None:
@@ -111,8 +110,8 @@ class Arm:
     """One arm of a trial, the unchanged model or the model under one method, and what is found of it."""
 
     name: str
-    plain: Responder
-    """The responder without a method."""
+    responder: Responder
+    """What answers, under the method once that is known; one for all that it is asked: a cache is tried once."""
     given: Any = None
     """The method's spelling, object, or path of a recipe, as it was given."""
     method: Method | None = None
@@ -134,11 +133,6 @@ class Arm:
     def slug(self) -> str:
         """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
         return slug_of(self.name, str(self.method) if is_recipe(self.given) else "") if self.given else UNCHANGED
-
-    @cached_property
-    def answering(self) -> Responder:
-        """The responder that answers in this arm, one for all that it is asked: caches and padding are tried once."""
-        return self.plain if self.method is None else answering_under(self.method, self.plain)
 
 
 def slug_of(name: str, distinction: str = "") -> str:
@@ -207,7 +201,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     if options.by == "logprob" and getattr(responder, "scores", None) is False:
         raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
     entries = options.entries
-    check_files(entries)
     task = task_for(responder, task)
     calibration, test = _split_samples(responder, task, options)
     recipes = {entry: Recipe.read(entry) for entry in filter(is_recipe, entries)}
@@ -234,6 +227,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
                 f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
                 "others, by another --seed, or those that follow them in a file (--calibration)"
             )
+    evaluated = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
     plan.settings = {
         **{name: value for name, value in vars(options).items() if name != "evaluation"},
         "verb": "mitigate",
@@ -243,7 +237,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         "windows": None if plan.text is None else hashlib.sha256(plan.text.tobytes()).hexdigest(),
         "require": str(options.require),
         "fitting": vars(options.fitting),
-        **{name: getattr(options.evaluation, name) for name in EVALUATED},
+        **{name: getattr(options.evaluation, name) for name in evaluated},
         "samples": [sample.piece for sample in (*calibration, *test)],
         "responder": {name: value for name, value in responder.describe().items() if name in DECIDING},
         "made_by": made_by(),
@@ -277,14 +271,15 @@ def _resolve(plan: TrialPlan, arm: Arm) -> None:
     """
     if arm.given is None:
         return
-    samples = len(plan.calibration)
     arm.fit = fit_of(arm.given) if isinstance(arm.given, str) and not is_recipe(arm.given) else None
     if arm.fit is None:
         arm.method = resolve_method(arm.given, plan.model)
     if plan.model is None and (arm.fit is not None or isinstance(arm.method, Mitigation)):
         raise UsageError(f"{arm.name} needs the model itself, not one behind a server")
-    if arm.fit is not None and samples < LEAST_SAMPLES:
-        raise UsageError(f"{arm.name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {samples}")
+    if arm.fit is not None and (got := len(plan.calibration)) < LEAST_SAMPLES:
+        raise UsageError(f"{arm.name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {got}")
+    if arm.method is not None:
+        arm.responder = answering_under(arm.method, arm.responder)
 
 
 def tried(plan: TrialPlan, directory: Path | None) -> Record:
@@ -300,7 +295,7 @@ def tried(plan: TrialPlan, directory: Path | None) -> Record:
         """Have a method that needs no fit answer one request; a server is asked for nothing that is not kept."""
         if arm.method is not None and plan.model is not None:
             one = replace(requests[0], max_tokens=1)
-            arm.answering.respond([one], generate=plan.asked.generate, score=plan.asked.score)
+            arm.responder.respond([one], generate=plan.asked.generate, score=plan.asked.score)
 
     plan.each(answers)
     plan.each(partial(fit_arm, plan, store))
@@ -329,6 +324,7 @@ def fit_arm(plan: TrialPlan, store: PartStore, arm: Arm) -> None:
     arm.fitted, arm.method = found["how"], MITIGATIONS.parse(found["method"])
     if isinstance(arm.method, Adapter):
         arm.method = replace(arm.method, updates=found["updates"])
+    arm.responder = answering_under(arm.method, arm.responder)
 
 
 def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
@@ -339,7 +335,7 @@ def answer(plan: TrialPlan, directory: Path | None, arm: Arm) -> None:
         arguments = {"task": str(task), "method": arm.name}
         # What the whole run may replace is checked once, for the directory of the whole.
         with run_directory(place, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as run:
-            evaluation = evaluate_responder(arm.answering, task, replace(options, directory=run.directory))
+            evaluation = evaluate_responder(arm.responder, task, replace(options, directory=run.directory))
             run.finish(evaluation.record)
         return evaluation
 

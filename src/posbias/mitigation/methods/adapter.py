@@ -7,7 +7,7 @@ that its keys and values are those of the model as it is.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbias.checks import Count, Natural
 from posbias.errors import UsageError
-from posbias.interventions.base import Padding, cached_length, hooked, named_arguments
+from posbias.interventions.base import Padding, hooked
 from posbias.interventions.keys import Begins
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
@@ -29,8 +29,6 @@ GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
 SIDES = {"down": "lora_A", "up": "lora_B"}
 """A and B, as their numbers are named here and in peft."""
-NEVER = 1 << 62
-"""A token that no prompt reaches."""
 
 
 @MITIGATIONS.register("adapter")
@@ -74,7 +72,7 @@ class Adapter(Mitigation):
             return passages
         words = list(self.invocation)
         begins = (begin for begin in reversed(range(len(prompt))) if prompt[begin : begin + len(words)] == words)
-        return [(0, next(begins, NEVER))]
+        return [(0, next(begins, 1 << 62))]  # which no prompt reaches
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -105,12 +103,10 @@ class Adapter(Mitigation):
             updates[path] = torch.as_tensor(down).to(dtype), torch.as_tensor(self.strength * up).to(dtype)
         return updates
 
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> AbstractContextManager[None]:
         """Add B A x to what every projection makes of x."""
         first = question_begins(model, passages) if self.invocation else 0
-        with tuned(model.network, self.weight_updates(model), first):
-            yield
+        return tuned(model.network, self.weight_updates(model), first)
 
 
 @contextmanager
@@ -121,6 +117,13 @@ def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]], firs
     act on the tokens of every prompt from `first` on.
     """
     from peft.tuners.lora import LoraModel
+
+    padding = Padding()
+
+    def silence(_module: nn.Module, _read: Any, made: Tensor) -> Tensor:
+        """Make 0 of all tokens before the first, which some networks hand to a linear map in one list."""
+        begin = first if isinstance(first, int) else first().to(made.device)
+        return made.masked_fill((padding.reading(made.device) < begin).reshape(*made.shape[:-1], 1), 0)
 
     # Apart from their network, of which peft would take other modules too, such as experts that are named alike.
     apart = nn.ModuleDict({str(number): network.get_submodule(path) for number, path in enumerate(updates)})
@@ -135,40 +138,17 @@ def tuned(network: nn.Module, updates: Mapping[str, tuple[Tensor, Tensor]], firs
                 weight = numbers if given else nn.Parameter(numbers.to(device), requires_grad=False)
                 getattr(layer, side)["default"].weight = weight
             network.set_submodule(path, layer)
-        ups: list[Any] = [layer.lora_B["default"] for layer in apart.values()]  # type: ignore[index]
-        if isinstance(first, int) and first == 0:
+        if not first:
             yield
             return
-        acting = Acting(first)
-        with acting.followed(network), hooked(up.register_forward_hook(acting.silence) for up in ups):
+        ups: list[Any] = [layer.lora_B["default"] for layer in apart.values()]  # type: ignore[index]
+        with padding.followed(network), hooked(up.register_forward_hook(silence) for up in ups):
             yield
     finally:
         for original, path in zip(originals, updates, strict=True):
             network.set_submodule(path, original)
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-class Acting(Padding):
-    """Follows which tokens, of those that a network reads, stand at a place of their prompt or behind it."""
-
-    def __init__(self, first: int | Begins) -> None:
-        super().__init__()
-        self.first, self.acting = first, torch.empty(0)
-
-    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Hook on the whole network: find them."""
-        super().read(network, positional, named)
-        arguments = named_arguments(network, positional, named)
-        embeddings, past = arguments.get("inputs_embeds"), cached_length(arguments)
-        entering = arguments["input_ids"] if embeddings is None else embeddings
-        positions = self.between(past, past + entering.shape[1], entering.device)
-        first = self.first if isinstance(self.first, int) else self.first().to(entering.device)
-        self.acting = (positions >= first).expand(entering.shape[:2])
-
-    def silence(self, _module: nn.Module, _read: Any, made: Tensor) -> Tensor:
-        """Hook on a linear map: it makes 0 of all other tokens, which some networks hand it in one list."""
-        return made.masked_fill(~self.acting.to(made.device).reshape(*made.shape[:-1], 1), 0)
 
 
 def lora_config(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from posbias.mitigation.methods.base import (
     Places,
     PromptMitigation,
     Spans,
-    Wrapped,
+    Under,
     check_one_list,
     check_spans,
 )
@@ -33,10 +33,6 @@ from posbias.prompts.tokens import locate
 
 INSTALLED = "_posbias_installed"
 """Attribute of a network that holds what was installed on it."""
-QUESTION_LEFT = (
-    "mitigated: question= left posbias after 0.1.0: the question begins behind the last passage of each prompt; give "
-    "passages=[all that stands before it], prompt=PROMPT, tokenizer="
-)
 
 
 @checked
@@ -52,7 +48,6 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         passages: The prompt's passages, for methods that need them: token spans, or their texts, in order. One list
             serves all prompts of a batch. A method that acts from the question on acts behind the last one.
         prompt: The prompt that contains these texts, as the tokenizer receives it.
-        question: Refused; version 0.1 had it.
         tokenizer: The tokenizer of a model of transformers.
 
     Raises:
@@ -68,11 +63,8 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         *,
         passages: Spans | Sequence[str] = (),
         prompt: str | None = None,
-        question: str | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if question is not None:
-            raise UsageError(QUESTION_LEFT)
         self._given = model
         self._model = model if isinstance(model, HuggingFaceModel) else _loaded(model, tokenizer)
         resolved = resolve_method(method, self._model, strength=strength)
@@ -108,8 +100,10 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         with ExitStack() as opened:
             opened.enter_context(method.apply(model, known))
             opened.enter_context(hooked([model.network.register_forward_pre_hook(refuse, with_kwargs=True)]))
-            setattr(model.network, INTERVENTION_MARK, str(method))
-            opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
+            # This object, too: if the caller keeps nothing of what is installed, it and its hooks would be collected.
+            for mark, value in ((INTERVENTION_MARK, str(method)), (INSTALLED, self)):
+                setattr(model.network, mark, value)
+                opened.callback(vars(model.network).pop, mark, None)
             self._open = opened.pop_all()
         if self._given is model and model.described:
             return model.described_by(model.family, misfit=f"no theory describes {method.name}")
@@ -118,20 +112,17 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "mitigated":
+        """Refuse: hooks of a copy would follow what the network itself reads."""
+        raise UsageError(f"{self._method.name}: a model under a method is not copied; allowed: before it is, or after")
+
     def install(self) -> "mitigated":
         """Leave the model under the method for good, or until `remove`."""
         self.__enter__()
-        # Held by the network: if the caller keeps nothing, this object and its hooks would be collected.
-        vars(self._model.network)[INSTALLED] = self
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "mitigated":
-        """This very object: it belongs to the network that it was installed on, not to a copy of that."""
         return self
 
     def remove(self) -> None:
         """Take an installed method off again."""
-        vars(self._model.network).pop(INSTALLED, None)
         self._open.close()
 
 
@@ -151,10 +142,11 @@ def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, stre
 def answering_under(method: Method, responder: Responder) -> Responder:
     """A responder that answers under a method; those inside a model need a local one."""
     if isinstance(method, PromptMitigation):
-        return method.around(responder)
+        return Under(method, responder, method.replies)
     if not isinstance(responder, LocalResponder):
         raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-    return _Mitigated(resolve_method(method, responder.model), LocalResponder(responder.model, responder.options))
+    inside: Any = resolve_method(method, responder.model)
+    return Under(inside, LocalResponder(responder.model, responder.options), partial(_replies, inside))
 
 
 def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:
@@ -193,42 +185,32 @@ def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     return model
 
 
-class _Mitigated(Wrapped):
-    """A local model that answers under a method.
+def _replies(method: Mitigation, inner: LocalResponder, requests: Sequence[Request], **how: Any) -> list[Reply]:
+    """The replies of a local model under a method.
 
     Prompts are read together, each with its own place at which the question begins. A method that has to know more of
     the passages than that takes one list of them, and so one prompt at a time.
     """
-
-    inner: LocalResponder
-
-    def learnt(self) -> dict[str, Any]:
-        """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
-        alone = self.method.needs_passages and not self.method.needs_question
-        return {**self.inner.learnt(), **({"together": "nothing"} if alone else {})}
-
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """The replies of the model under the method, like those of `Responder.respond`."""
-        model, method = self.inner.model, self.method
-        if not method.needs_passages:
-            with mitigated(model, method):
-                return self.inner.respond(requests, generate=generate, score=score)
-        prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
-        known: list[Spans] = []
-        for request, prompt in zip(requests, prompts, strict=True):
-            located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
-            known.append(method.known(located or (), prompt.tolist()))
-            method.check(model, known[-1])
-        if method.needs_question:
-            begins = [passages[-1][1] for passages in known]
-            first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=model.device))
-            entering = mitigated(model, method)
-            entering.places = lambda: first(tuple(self.inner.reading) or (0,))  # it knows which ones it reads
-            with entering:
-                return self.inner.respond(requests, generate=generate, score=score, alike=begins)
-        replies: list[Reply] = []
-        for request, prompt, passages in zip(requests, prompts, known, strict=True):
-            self.inner.tried(prompt)  # without it: a trial cuts prompts where no prompt of its is cut
-            with mitigated(model, method, passages=passages):
-                replies += self.inner.respond([request], generate=generate, score=score)
-        return replies
+    model = inner.model
+    if not method.needs_passages:
+        with mitigated(model, method):
+            return inner.respond(requests, **how)
+    prompts = [encoded.prompt for encoded in encode_requests(inner.tokenizer, requests)]
+    known: list[Spans] = []
+    for request, prompt in zip(requests, prompts, strict=True):
+        located, _ = locate(request.prompt, request.passages, inner.tokenizer, own_control=request.own_control)
+        known.append(method.known(located or (), prompt.tolist()))
+        method.check(model, known[-1])
+    if method.needs_question:
+        begins = [passages[-1][1] for passages in known]
+        first = cache(lambda rows: torch.tensor([[begins[row]] for row in rows], device=model.device))
+        entering = mitigated(model, method)
+        entering.places = lambda: first(tuple(inner.reading) or (0,))  # it knows which ones it reads
+        with entering:
+            return inner.respond(requests, alike=begins, **how)
+    replies: list[Reply] = []
+    for request, prompt, passages in zip(requests, prompts, known, strict=True):
+        inner.tried(prompt)  # without it: a trial cuts prompts where no prompt of its is cut
+        with mitigated(model, method, passages=passages):
+            replies += inner.respond([request], **how)
+    return replies

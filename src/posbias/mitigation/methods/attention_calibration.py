@@ -1,6 +1,5 @@
 """Attention calibrated by passage: each document gets what its relevance asks for, not what its place does."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from annotated_types import Lt
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from posbias.checks import Natural, Positive, checked_value
 from posbias.errors import UsageError
@@ -63,10 +63,10 @@ class AttentionCalibration(Mitigation):
             relevance = None if passes.of.current is None else passes.of.current.relevance
             if call.layer < first or relevance is None or len(spans) == 1:
                 return call.run()
-            members = _members(spans, call.key_positions, like=call.query)
-            mass = call.run_on(_as_values(members, call))[0].transpose(1, 2).to(relevance)
+            members, values = _members(spans, call)
+            mass = call.run_on(values)[0].transpose(1, 2).to(relevance)
             visible = mass >= UNSEEN
-            shares = (relevance / self.temperature).log_softmax(-1) + _lengths(spans, relevance).log()
+            shares = (relevance / self.temperature).log_softmax(-1) + passes.lengths.to(relevance).log()
             shares = shares.masked_fill(~visible, torch.finfo(shares.dtype).min).softmax(-1)
             target = mass.sum(-1, keepdim=True) * shares
             factor = 1 + self.strength * (target / mass.clamp(min=UNSEEN) - 1)
@@ -97,16 +97,17 @@ class DummyPasses:
 
     def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"]) -> None:
         self.model, self.spans, self.dummy = model, spans, dummy
+        self.lengths = torch.tensor(spans).diff(dim=1)[:, 0]
         self.of: PerCache[_Read] = PerCache(self._follow)
         self.seen: list[Tensor] | None = None
         """Attention to every document, per token, by layer, of a pass beside the prompt's own; None while none runs."""
 
     def watch(self, call: AttentionCall, seen: list[Tensor]) -> Attended:
         """The output of one layer; attention to every document, per token, is kept."""
-        members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
-        output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
-        mass = output[..., width:].to(members)
-        seen.append(mass.mean(2) / _lengths(self.spans, mass))
+        width, (_, values) = call.value.shape[-1], _members(self.spans, call)
+        output, weights = call.run_on(torch.cat([call.value, values], -1))
+        mass = output[..., width:].to(torch.promote_types(call.query.dtype, torch.float32))
+        seen.append(mass.mean(2) / self.lengths.to(mass))
         return output[..., :width], weights
 
     def _follow(self, network: nn.Module, arguments: dict[str, Any], before: _Read | None) -> _Read | None:
@@ -114,10 +115,8 @@ class DummyPasses:
         if self.seen is not None:
             return None
         check_one_list(arguments, AttentionCalibration.name, single=True)
-        model = copy.copy(self.model)
-        model.network = network  # perhaps a copy
         entering, past = arguments.get("inputs_embeds"), cached_length(arguments)
-        new: Tensor = model.embed(arguments["input_ids"]) if entering is None else entering
+        new: Tensor = self.model.embed(arguments["input_ids"]) if entering is None else entering
         if past and (before is None or past > before.tokens.shape[1]):
             raise UsageError(
                 f"attention_calibration: {past} tokens were cached without it; use a cache that was filled under it"
@@ -129,14 +128,14 @@ class DummyPasses:
             if state.caches:
                 n_passes, _, first, _ = state.caches[0][0].shape
                 behind = state.tokens[:, first:].expand(n_passes, -1, -1)
-                (own, *others), state.caches = self._pass(model, behind, state.caches)
+                (own, *others), state.caches = self._pass(behind, state.caches)
             else:
-                own, *others = self._begin(model, state)
+                own, *others = self._begin(state)
             dummies = torch.stack(others).diagonal(dim1=0, dim2=2)
             state.relevance = (own - dummies)[None, None, -new.shape[1] :]
         return state
 
-    def _begin(self, model: HuggingFaceModel, state: _Read) -> Float[Tensor, "pass token document"]:
+    def _begin(self, state: _Read) -> Float[Tensor, "pass token document"]:
         """Run each pass from its first difference to the prompt's own, which is run first."""
         attention: list[Tensor] = []
         caches: list[Caches] = []
@@ -144,9 +143,9 @@ class DummyPasses:
             entering = state.tokens.clone()
             if end:
                 tokens = self.dummy[torch.arange(end - start, device=entering.device) % len(self.dummy)]
-                entering[:, start:end] = model.embed(tokens[None]).to(entering)
+                entering[:, start:end] = self.model.embed(tokens[None]).to(entering)
             own = [(keys[:, :, :start], values[:, :, :start]) for keys, values in caches[0]] if start else []
-            found, cache = self._pass(model, entering[:, start:], own)
+            found, cache = self._pass(entering[:, start:], own)
             attention.append(torch.nn.functional.pad(found, (0, 0, start, 0)))
             caches.append(cache)
         for layer in zip(*caches, strict=True):
@@ -155,36 +154,25 @@ class DummyPasses:
         return torch.cat(attention)
 
     def _pass(
-        self, model: HuggingFaceModel, entering: Float[Tensor, "pass new feature"], caches: Caches
+        self, entering: Float[Tensor, "pass new feature"], caches: Caches
     ) -> tuple[Float[Tensor, "pass new document"], Caches]:
         """Attention to every document per token, mean over layers and heads, and keys and values from then on."""
-        from transformers import DynamicCache
-
         cache, seen = DynamicCache(caches or None), list[Tensor]()
         self.seen = seen
         try:
-            model.outputs(entering, [entering.shape[1] - 1], cache=cache)
+            self.model.outputs(entering, [entering.shape[1] - 1], cache=cache)
         finally:
             self.seen = None
         layers: Any = cache.layers
         return torch.stack(seen).mean(0), [(layer.keys, layer.values) for layer in layers]
 
 
-def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:
-    """1 if a token lies in a span, else 0; in float32 at least."""
-    begins, ends = torch.tensor(spans, device=positions.device).unbind(1)
-    inside = (positions[..., None] >= begins) & (positions[..., None] < ends)
-    return inside.to(torch.promote_types(like.dtype, torch.float32))
-
-
-def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
-    """Tokens of every span."""
-    return torch.tensor([end - begin for begin, end in spans]).to(like)
-
-
-def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
-    """Membership as values, so that an attention's output is its weight on each group."""
-    return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
+def _members(spans: Spans, call: AttentionCall) -> tuple[Float[Tensor, "_ key span"], Tensor]:
+    """1 if a key lies in a span, else 0; and that as values, by which an attention's output is its weight on each."""
+    begins, ends = torch.tensor(spans, device=call.key_positions.device).unbind(1)
+    places = call.key_positions[..., None]
+    members = ((places >= begins) & (places < ends)).to(call.value)
+    return members, members[:, None].expand(*call.value.shape[:3], -1)
 
 
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:

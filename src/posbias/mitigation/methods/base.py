@@ -5,10 +5,9 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import index
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any, ClassVar
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
+from posbias.interventions.base import entering
 from posbias.interventions.keys import Begins
 from posbias.models.attention import beyond_attention
 from posbias.models.hugging_face import HuggingFaceModel
@@ -125,9 +125,12 @@ class PromptMitigation(Method):
         """The reply that stands for those to the rewritten requests."""
         return replies[0]
 
-    def around(self, responder: Responder) -> Responder:
-        """A responder that asks the given one with changed requests, at strength 0 with the same."""
-        return _Rewritten(self, responder)
+    def replies(self, inner: Responder, requests: Sequence[Request], **how: Any) -> list[Reply]:
+        """One reply to each request, combined from a responder's replies to its variants."""
+        variants = [self.asked(request) for request in requests]
+        replies = iter(inner.respond([request for several in variants for request in several], **how))
+        grouped = [[next(replies) for _ in several] for several in variants]
+        return [group[0] if len(group) == 1 else self.combined(group) for group in grouped]
 
     def asked(self, request: Request) -> list[Request]:
         """The request itself, or its rewritten ones if it is among the share that is changed."""
@@ -139,51 +142,42 @@ class PromptMitigation(Method):
         return self.rewritten(request)
 
 
-class Wrapped(Responder):
-    """A responder under a method, described and counted as the inner one."""
+class Under(Responder):
+    """A responder under a method, by which it has the replies of the inner one, described and counted as that."""
 
-    def __init__(self, method: Method, inner: Responder) -> None:
-        self.method: Any = method
-        self.inner = inner
+    def __init__(self, method: Method, inner: Any, replies: Callable[..., list[Reply]]) -> None:
+        self.method, self.inner, self._replies = method, inner, replies
         self.tokenizer, self.max_positions, self.renders = inner.tokenizer, inner.max_positions, inner.renders
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """The replies under the method, like those of `Responder.respond`."""
+        return self._replies(self.inner, requests, generate=generate, score=score)
 
     def describe(self) -> dict[str, Any]:
         """The description of the inner responder, with the method."""
         return {**self.inner.describe(), "method": str(self.method)}
 
     def learnt(self) -> dict[str, Any]:
-        """Facts that the inner responder has learnt."""
-        return self.inner.learnt()
+        """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
+        method = self.method
+        alone = isinstance(method, Mitigation) and method.needs_passages and not method.needs_question
+        return {**self.inner.learnt(), **({"together": "nothing"} if alone else {})}
 
     def counts(self) -> dict[str, float]:
         """Counts of the inner responder."""
-        return self.inner.counts()
-
-
-class _Rewritten(Wrapped):
-    """A responder that is asked with changed requests."""
-
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """One reply to each request, combined from the replies to its variants."""
-        variants = [self.method.asked(request) for request in requests]
-        flat = [request for several in variants for request in several]
-        replies = iter(self.inner.respond(flat, generate=generate, score=score))
-        grouped = [[next(replies) for _ in several] for several in variants]
-        return [group[0] if len(group) == 1 else self.method.combined(group) for group in grouped]
+        counts: dict[str, float] = self.inner.counts()
+        return counts
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
     """Passages in order, none empty; a token that two of them share is the first one's."""
     spans: list[tuple[int, int]] = []
     for span in passages:
-        try:
-            begin, end = map(index, span)
-        except (TypeError, ValueError):
-            begin = end = 0
+        begin, end = span
         before, last = spans[-1] if spans else (0, 0)
         if not before <= begin < end or end <= last:
             raise UsageError(
-                f"{name}: passages must be in order, each (first token, one past its last), got {span!r} behind {last}"
+                f"{name}: passages must be in order, each (first token, one past its last), got {span} behind {last}"
             )
         spans.append((max(begin, last), end))
     return tuple(spans)
@@ -199,12 +193,10 @@ def question_begins(model: HuggingFaceModel, places: Places) -> Begins:
 
 def check_one_list(arguments: Mapping[str, Any], name: str, *, single: bool) -> None:
     """Refuse a call that reads prompts of several lengths, as one list of passages serves all; `single`: any batch."""
-    entering, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
-    read: Any = arguments.get("input_ids") if entering is None else entering
-    padded = False
+    mask, padded = arguments.get("attention_mask"), False
     if isinstance(mask, Tensor) and mask.ndim == 2:
         lengths = mask.sum(-1)
         padded = bool((lengths != (mask.shape[1] if single else lengths[0])).any())
-    if padded or (single and len(read) > 1):
+    if padded or (single and len(entering(arguments)) > 1):
         allowed = "one prompt at a time, without padding" if single else "prompts of one length"
         raise UsageError(f"{name}: passages= is one list for all prompts that are read; allowed: {allowed}")

@@ -1,7 +1,6 @@
 """A bias of the context: one number per head for all keys before the question."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,12 +29,10 @@ class ContextBias(Mitigation):
     scales: Scales | None = None
     """Factors of each head's logits, like those of `key_bias`, for queries from the question on."""
 
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> AbstractContextManager[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
         check_shape(self.name, self.values, model)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
         scales = factors(self, self.scales, model)
         begins = question_begins(model, passages)
-        with biased(model, str(self), lambda layer, _: table[layer], scales=scales, by_side=True, first_query=begins):
-            yield
+        return biased(model, str(self), lambda layer, _: table[layer], scales=scales, by_side=True, first_query=begins)

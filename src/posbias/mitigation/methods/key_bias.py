@@ -1,7 +1,7 @@
 """A key bias against position bias: from a formula, from a design, or fitted to what a model should retrieve."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,11 +67,9 @@ class KeyBiasMethod(Mitigation):
         """To know where the question begins."""
         return self.from_question
 
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> AbstractContextManager[None]:
         """Add s b_j in every attention module."""
         logits = KeyBiased(self.biases).logits(model, self.strength)
         scales = factors(self, self.scales, model)
         first = question_begins(model, passages) if self.from_question else 0
-        with biased(model, str(self), logits, scales=scales, first_query=first):
-            yield
+        return biased(model, str(self), logits, scales=scales, first_query=first)

@@ -23,8 +23,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import changing_kinds, turned_by
 
 Frequencies = Float[Tensor, "pair"] | None
-AWARE = 3.0
-"""A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 
 
 def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
@@ -134,5 +132,5 @@ def _ranks(call: AttentionCall, ranking_at: int) -> Int[Tensor, "one head"]:
     logits = (grouped @ call.key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
     visible = shown_keys(call, slice(row, row + 1))[:, :, 0]
     weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
-    aware = (weights > AWARE / visible.sum(-1, keepdim=True)).sum(-1)
+    aware = (weights > 3.0 / visible.sum(-1, keepdim=True)).sum(-1)
     return aware.argsort(stable=True, dim=-1, descending=True).argsort(-1)

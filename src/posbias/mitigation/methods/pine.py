@@ -1,7 +1,7 @@
 """Documents in no order (PINE): they see each other both ways, and every query has the most important ones nearest."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -19,7 +19,7 @@ from posbias.models.hugging_face import LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.layout import turned_by
 
 BLOCK = 128
-"""Queries that attend at once."""
+"""Queries outside of documents that attend at once."""
 OUTSIDE = -1
 """Stands for the document of a token that is in none."""
 
@@ -37,8 +37,8 @@ class Pine(Mitigation):
     prompt, order matters again: it hides by original places, later documents beyond its reach, too.
 
     One prompt at a time, without padding, and all passages in one call. With a strength s, positions p become
-    p + s (p' - p), and ln s is added to the logits of documents that stand behind a query. Logits are formed in blocks
-    of queries, without dropout; gradients hold the order fixed.
+    p + s (p' - p), and ln s is added to the logits of documents that stand behind a query. Logits are formed for a
+    document's queries at once, without dropout; gradients hold the order fixed.
 
     Source: PINE, arXiv 2407.01100, and its released code, wzq016/PINE (pine/models/llama/modeling_llama.py), which
     takes one prompt at a time, ranks in the model's dtype (here in float32 at least), and has no text between
@@ -100,14 +100,12 @@ class Documents:
         if 0 < n_read < n_wanted:
             raise UsageError(f"pine: the {n_wanted} tokens of all passages must be read in one call, got {n_read}")
         precise = replace(call, query=_precise(call.query), key=_precise(call.key), value=_precise(call.value))
-        asking = self.turned_back(call.query, call.query_positions)
-        found, first, (runs, counts) = [], 0, torch.unique_consecutive(owners, return_counts=True)
-        for document, count in zip(runs.tolist(), counts.tolist(), strict=True):
-            blocks = [slice(begin, min(begin + BLOCK, first + count)) for begin in range(first, first + count, BLOCK)]
-            first += count
-            for several in [blocks] if document != OUTSIDE else [[block] for block in blocks]:  # of one order
-                moved = self._moved(precise, several, document, keys, (asking, plain))
-                found += [self._block(precise, rows, document, keys, moved) for rows in several]
+        bare = replace(call, query=self.turned_back(call.query, call.query_positions), key=plain)
+        found, (runs, counts) = [], torch.unique_consecutive(owners, return_counts=True)
+        for document, count, end in zip(runs.tolist(), counts.tolist(), counts.cumsum(0).tolist(), strict=True):
+            size = BLOCK if document == OUTSIDE else count  # the queries of a document have one order
+            blocks = [slice(begin, min(begin + size, end)) for begin in range(end - count, end, size)]
+            found += [self._block(precise, bare, rows, document, keys) for rows in blocks]
         return torch.cat(found, 1).to(call.query.dtype), None
 
     def turned_back(self, values: Tensor, positions: Int[Tensor, "_ token"]) -> Tensor:
@@ -127,14 +125,32 @@ class Documents:
         inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
         return torch.where(inside.any(1), inside.int().argmax(1), OUTSIDE)
 
+    def _block(
+        self, call: AttentionCall, bare: AttentionCall, rows: slice, document: int, keys: Int[Tensor, "key"]
+    ) -> Tensor:
+        """The output of some queries of one document, or outside; `bare` is the call without positions."""
+        at, places = call.query_positions[0, rows, None], call.key_positions[0]
+        later = (places > at) & (keys != OUTSIDE) & (keys != document) & (document != OUTSIDE)
+        later &= places - at <= self.mask.keys_before(places, call.slots)
+        visible = shown_keys(call, rows) | later
+        moved, query = self._moved(bare, rows, document, keys, visible), call.query[:, :, rows]
+        logits = query.new_empty(*query.shape[:3], len(keys))
+        for other in range(OUTSIDE, len(self.windows)):
+            of_other = (keys == other).nonzero().squeeze(1)
+            away = self._further(query, self.strength * (moved[..., document] - moved[..., other]))
+            logits[..., of_other] = _products(away, call.key[:, :, of_other], call.group)
+        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), visible)
+        shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
+        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2)
+
     @torch.no_grad()
     def _moved(
         self,
-        call: AttentionCall,
-        blocks: Sequence[slice],
+        bare: AttentionCall,
+        rows: slice,
         document: int,
         keys: Int[Tensor, "key"],
-        unturned: tuple[Tensor, Tensor],
+        visible: Bool[Tensor, "_ 1 query key"],
     ) -> Float[Tensor, "batch head _ document"]:
         """The positions by which every document moves for queries of one, or outside; last, 0 for what is in none.
 
@@ -142,51 +158,18 @@ class Documents:
         all but their own.
         """
         begins, ends = torch.tensor(self.windows, device=keys.device).unbind(1)
-        lengths, asking, there = ends - begins, unturned[0], keys >= 0
-        if self.frequencies is None or call.query_positions[0, blocks[0].start] < begins[0]:
-            return asking.new_zeros(*asking.shape[:2], 1, len(lengths) + 1)
-        members = torch.nn.functional.one_hot(keys[there], len(lengths)).to(asking)
-        importance = []
-        for rows in blocks:
-            logits = _products(asking[:, :, rows], unturned[1][:, :, there], call.group) * call.scaling
-            foreign = self._seen(call, rows, document, keys)[0][..., there] & (keys[there] != document)
-            importance.append(_softmax(logits, foreign) @ members / lengths)
-        ranked = torch.cat(importance, 2)
+        lengths, there = ends - begins, keys >= 0
+        if self.frequencies is None or bare.query_positions[0, rows.start] < begins[0]:
+            return bare.query.new_zeros(*bare.query.shape[:2], 1, len(lengths) + 1)
+        logits = _products(bare.query[:, :, rows], bare.key[:, :, there], bare.group) * bare.scaling
+        shares = _softmax(logits, visible[..., there] & (keys[there] != document))
+        ranked = shares @ torch.nn.functional.one_hot(keys[there], len(lengths)).to(shares) / lengths
         if document != OUTSIDE:
             ranked = ranked.sum(2, keepdim=True)
             ranked[..., document] = math.inf
         order = ranked.argsort(dim=-1, descending=True, stable=True)
         behind = lengths[order].cumsum(-1).gather(-1, order.argsort(dim=-1))  # tokens from its begin to the end of all
         return torch.nn.functional.pad((ends[-1] - behind - begins).to(ranked), (0, 1))
-
-    def _block(
-        self,
-        call: AttentionCall,
-        rows: slice,
-        document: int,
-        keys: Int[Tensor, "key"],
-        moved: Float[Tensor, "batch head _ document"],
-    ) -> Tensor:
-        """The output of some queries of one document, or outside."""
-        query = call.query[:, :, rows]
-        logits = query.new_empty(*query.shape[:3], len(keys))
-        for other in range(OUTSIDE, len(self.windows)):
-            places = (keys == other).nonzero().squeeze(1)
-            away = self._further(query, self.strength * (moved[..., document] - moved[..., other]))
-            logits[..., places] = _products(away, call.key[:, :, places], call.group)
-        visible, later = self._seen(call, rows, document, keys)
-        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), visible)
-        shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
-        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2)
-
-    def _seen(
-        self, call: AttentionCall, rows: slice, document: int, keys: Int[Tensor, "key"]
-    ) -> tuple[Bool[Tensor, "_ 1 query key"], Bool[Tensor, "query key"]]:
-        """The keys that some queries see, and those of them that stand behind these queries."""
-        at, places = call.query_positions[0, rows, None], call.key_positions[0]
-        later = (places > at) & (keys != OUTSIDE) & (keys != document) & (document != OUTSIDE)
-        later &= places - at <= self.mask.keys_before(places, call.slots)
-        return shown_keys(call, rows) | later, later
 
 
 def _precise(values: Tensor) -> Tensor:

@@ -4,13 +4,12 @@ A changed layer makes its queries and keys twice, as further heads that are norm
 others; so earlier tokens' changed keys are there when a later query asks, whatever is done with the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.checks import Natural
@@ -19,9 +18,6 @@ from posbias.interventions.base import Attended, AttentionCall, attending, hooke
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans, question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.layout import Block
-
-COUNTED_HEADS = ("opt",)
-"""Families whose attention splits its projections' features by the configuration's number of heads."""
 
 
 @MITIGATIONS.register("positional_channel")
@@ -77,42 +73,29 @@ class PositionalChannel(Mitigation):
             output, weights = call.run(query=query, key=key)
             return output if changed is None else torch.where(rows[:, :, None, None], changed[0], output), weights
 
-        begins, twice = question_begins(model, passages), _twice(self.channel, factor)
+        def twice(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            """Add to what a projection makes of its input what it makes of the changed one."""
+            scale = torch.ones_like(inputs[0][0, 0])
+            scale[self.channel] = factor
+            return torch.cat([output, module.forward(inputs[0] * scale)], -1)
+
+        begins = question_begins(model, passages)
         with attending(model, str(self), attend):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
 
 
-def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-    """A hook on a projection: what it makes of its input, and what it makes of the changed one."""
-
-    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        entering: Float[Tensor, "batch token feature"] = inputs[0]
-        scale = torch.ones(entering.shape[-1], dtype=entering.dtype, device=entering.device)
-        scale[channel] = factor
-        return torch.cat([output, module.forward(entering * scale)], -1)
-
-    return hook
-
-
 def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.Module]:
     """The projections of queries and of keys; refused if more heads of either are not normalised and turned alike."""
     family, attention = model.family, block.attention
-    if family.name in COUNTED_HEADS:
+    norms = [norm for norm in family.head_norms(attention) if norm is not None]
+    by_head = all(norm.gain.shape == (vars(attention)["head_dim"],) for norm in norms)
+    # OPT splits what its projections make by the configuration's number of heads.
+    if family.name == "opt" or len(family.query_key_value) != 3 or not by_head:
         raise UsageError(
-            f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
-            "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
+            f"positional_channel: attention of {family.name} models takes no further heads; allowed are families that "
+            "make queries and keys in separate maps and norm them head by head, such as llama, qwen2, qwen3 and gemma3"
         )
-    if len(family.query_key_value) != 3:
-        raise UsageError(
-            f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
-        )
-    for norm in family.head_norms(attention):
-        if norm is not None and norm.gain.shape != (vars(attention)["head_dim"],):
-            raise UsageError(
-                f"positional_channel: {family.name} normalises queries and keys over all heads together; allowed are "
-                "no norm and one for each head"
-            )
     query, key, _ = (attention.get_submodule(name) for name in family.query_key_value)
     return query, key

@@ -1,7 +1,6 @@
 """Attention that does not fade with the length of the prompt."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,8 +24,7 @@ class Temperature(Mitigation):
     scale: Annotated[float, Interval(gt=0, lt=100)] = 0.15
     """Per head's logits, in 1 / ln(tokens), > 0; 1 / ln 800 leaves the query at 800 as it is."""
 
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
         """Multiply every query."""
 
         def attend(call: AttentionCall) -> Attended:
@@ -34,5 +32,4 @@ class Temperature(Mitigation):
             factor = 1 + self.strength * (factor - 1)
             return call.run(query=call.query * factor.to(call.query)[:, None, :, None])
 
-        with attending(model, str(self), attend):
-            yield
+        return attending(model, str(self), attend)
