@@ -62,15 +62,17 @@ def available_bytes() -> int:
     bounds = [int(psutil.virtual_memory().available)]
     lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers not in FILES:
+        kind = "memory" if "memory" in controllers.split(",") else controllers  # version 1 may mount several as one
+        if kind not in FILES:
             continue
-        limit, used, dropped = FILES[controllers]
-        group = CGROUPS / controllers / path.strip("/")
+        limit, used, dropped = FILES[kind]
+        group = CGROUPS / kind / path.strip("/")
         for folder in (group, *group.parents):  # inside a container the path may be the host's: only some are there
             with suppress(OSError, ValueError):  # a limit may be "max"
-                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 allowed, in_use = (int((folder / name).read_text()) for name in (limit, used))
-                bounds.append(allowed - in_use + int(statistics.get(dropped, 0)))
+                bounds.append(allowed - in_use)  # of a group without statistics, too
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                bounds[-1] += int(statistics.get(dropped, 0))
     return max(min(bounds), 0)
 
 

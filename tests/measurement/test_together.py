@@ -167,7 +167,9 @@ def test_what_a_processor_cannot_hold_is_refused_before_it_starts(monkeypatch):
         measure(shaken_model("llama"), PROMPTS, kinds="probability")
 
 
-@pytest.mark.parametrize("own", ["0::/", "0::/job/step", "4:memory:/", "1:cpu:/a\n4:memory:/job/step\n0::/"])
+@pytest.mark.parametrize(
+    "own", ["0::/", "0::/job/step", "4:memory:/", "1:cpu:/a\n4:memory:/job/step\n0::/", "2:cpu,memory:/"]
+)
 def test_the_limits_of_control_groups_bind(tmp_path, monkeypatch, own):
     """Those of the process's own and of all above it, in both versions of Linux's."""
     for folder, limit, used, files in (
@@ -182,3 +184,6 @@ def test_the_limits_of_control_groups_bind(tmp_path, monkeypatch, own):
     monkeypatch.setattr("posbias.memory.CGROUPS", tmp_path)
     monkeypatch.setattr("posbias.memory.OWN_GROUPS", tmp_path / "own")
     assert available_bytes() == 1300
+    for statistics in tmp_path.rglob("memory.stat"):
+        statistics.unlink()
+    assert available_bytes() == 1000

@@ -142,3 +142,5 @@ def test_other_encodings_are_refused() -> None:
         config("alibi")
     with pytest.raises(UsageError, match="reference weights"):
         config(trained=10**12)
+    with pytest.raises(UsageError, match="reference weights"):
+        ReferenceConfig(Architecture(depth=1), readout="mlp", readout_layers=10**9)

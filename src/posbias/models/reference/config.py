@@ -77,6 +77,8 @@ class ReferenceConfig:
     def __post_init__(self) -> None:
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
+        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
+        check_most("reference weights", readout, CELLS)  # before every layer of a file's number is listed
         check_most("reference weights", sum(math.prod(shape) for _, _, shape, _ in draws(self)), CELLS)
         heads = self.architecture.heads
         sinks = self.architecture.layer_sinks
