@@ -46,6 +46,13 @@ def test_conversations_that_do_not_fit_are_refused(tokenizer, conversation, word
         rendered(conversation, tokenizer)
 
 
+def test_a_template_that_goes_on_for_ever_is_ended(tokenizer, monkeypatch):
+    monkeypatch.setattr("posbias.prompts.tokens.TEMPLATE_SECONDS", 0.3)
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x"
+    with refused("conversation 0: the chat template refuses it (takes longer than 0.3 s)"):
+        rendered([{"role": "user", "content": "x"}], tokenizer)
+
+
 def test_conversations_are_no_source_of_prompts(bos_model):
     with refused("chat: left posbias after 0.1.0: put what apply_chat_template returns into"):
         load_prompts("chat:talk.jsonl", bos_model, n_positions=8, count=1)

@@ -15,7 +15,10 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -45,6 +48,8 @@ USUAL = re.compile(
 """The usual spellings of control tokens, for a model on a server, whose tokenizer is not known."""
 LEAD = "\n"
 """Put before a piece of a text while it is tokenised: some tokenizers put a space before the first word."""
+TEMPLATE_SECONDS = 10.0
+"""Longest rendering of one conversation: a template is a program of the model's makers, which may go on for ever."""
 PRIVATE = range(0xE000, 0xF900)
 """Characters that mean nothing to anyone: two of them mark in a message what it spells, until it is rendered."""
 
@@ -327,7 +332,8 @@ def _by_template(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> s
         )
     options = {**({"tools": tools} if tools else {}), **getattr(tokenizer, TEMPLATE_OPTIONS, {})}
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+        with _ended_after(TEMPLATE_SECONDS):
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
         said = " ".join(str(error).split())
         called = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
@@ -338,6 +344,25 @@ def _by_template(tokenizer: Any, messages: list[dict[str, Any]], name: str) -> s
     check_most(f"{name}, rendered by the chat template", len(text), READ_BYTES, "bytes")
     check_text(str(text), name)
     return str(text)
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End what takes longer with TimeoutError; other threads than the main one have no alarm, and wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def text_of(prompt: str | Sequence[Message]) -> str:
