@@ -35,7 +35,7 @@ PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two if it has a band."""
-FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range")
+FIGURE_PARTS = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
 
 Rows = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, Callable[[Any], str]]
@@ -122,6 +122,7 @@ def _stored_figure(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         curves=tuple(curves),
         log_range=stored["log_range"] and tuple(stored["log_range"]),
         linear_range=stored["linear_range"] and tuple(stored["linear_range"]),
+        rows=tuple(stored.get("rows", ())),  # findings on influence and learning, of before
     )
 
 

@@ -23,7 +23,8 @@ def test_probes_are_unbiased_with_errors_of_the_size_claimed_and_infinite_for_on
     # Standard normal up to the sampling of 60 draws per position (positions are dependent): sd of the mean is 0.13.
     assert np.all(np.abs(np.mean(scores, axis=0)) < 0.6)
     assert 0.75 < np.std(scores) < 1.3
-    assert np.all(np.isinf(measured(gpt2_64, "jacobian(probes=1)")[1]))
+    for output in ("last", "at(position=4)"):  # which has no influence behind it
+        assert np.all(np.isinf(measured(gpt2_64, "jacobian(probes=1)", output)[1]))
 
 
 def test_a_sure_prediction_keeps_its_digits():

@@ -46,7 +46,7 @@ def test_the_records_were_made_with_the_shipped_studies(records, run):
     for study in PAPERS[RUNS[run]]().studies(StudySettings("small")).values():
         assert study.schedule.steps == record.resolved["steps"]
     run = Reproduction.from_record(record)
-    assert run.figures
+    assert [figure.rows for figure in run.figures] == [tuple(stored["rows"]) for stored in record.scalars["figures"]]
     assert run.statements
     assert run.tables
 

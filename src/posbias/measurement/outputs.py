@@ -198,12 +198,12 @@ class Influence:
 def over_draws(values: Float64[np.ndarray, "draws n_positions"], *, root: bool) -> Influence:
     """The mean over random draws, or its root, with the standard error (of the root by the delta method)."""
     mean, spread = values.mean(axis=0), np.full(values.shape[1], np.inf)
-    if len(values) > 1:
-        spread = values.std(axis=0, ddof=1) / np.sqrt(len(values))
     if root:
         mean = np.sqrt(mean)
-        # d sqrt(s) = ds / (2 sqrt(s)); a position without any influence has no spread either.
-        spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        if root:  # d sqrt(s) = ds / (2 sqrt(s)); a position without any influence has no spread either
+            spread = np.divide(spread, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
     return Influence(mean, spread)
 
 

@@ -187,10 +187,13 @@ def _drawn(figure: Figure | HeatMap, scale: str) -> "Canvas":
     width, height = (ROW_WIDTH, INCHES_PER_ROW * lines * len(rows)) if rows else (WIDTH, HEIGHT)
     panel = canvas.add_axes(_placed(canvas, width, height, below=1.0 + INCHES_PER_LINE * "\n".join(names).count("\n")))
     if rows:
-        for curve in figure.curves:
+        beside = np.linspace(-0.35, 0.35, len(figure.curves)) if len(figure.curves) > 1 else [0.0]  # within a row
+        for offset, curve in zip(beside, figure.curves, strict=True):
             low, high = curve.ends
             look: dict[str, Any] = {"fmt": "o", "color": curve.stroke.colour, "elinewidth": 0.9, "markersize": 3.5}
-            panel.errorbar(curve.y, curve.x, xerr=[curve.y - low, high - curve.y], label=_literal(curve.name), **look)
+            look |= {"markerfacecolor": "white"} if curve.stroke.dash == "dot" else {}
+            xerr = [curve.y - low, high - curve.y]
+            panel.errorbar(curve.y, curve.x + offset, xerr=xerr, label=_literal(curve.name), **look)
         panel.axvline(0, color=INK, linewidth=0.8)
         panel.set_yticks(range(1, len(rows) + 1), list(map(_literal, rows)))
         panel.set_ylim(len(rows) + 0.6, 0.4)

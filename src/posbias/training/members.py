@@ -179,7 +179,7 @@ class Member:
 
     def generator(self) -> torch.Generator:
         """The generator of its initial parameters; on the CPU, so that they are the same on every device."""
-        state = np.random.SeedSequence([0, self.seed]).generate_state(1, np.uint64)[0]  # 0: no other draw of the seed
+        state = np.random.SeedSequence([0, self.seed]).generate_state(1, np.uint64)[0]  # apart from its other draws
         return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
     def describe(self) -> dict[str, Any]:
