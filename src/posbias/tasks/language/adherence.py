@@ -183,6 +183,7 @@ class RulesAtTurns(LanguageTask):
     first_position: ClassVar[int] = 1
     sampled: ClassVar[str] = "conversations"
     stands_alone: ClassVar[bool] = False
+    by_template: ClassVar[bool] = True
     wording: ClassVar[tuple[str, ...]] = ("placements",)
 
     def __post_init__(self) -> None:
@@ -242,11 +243,6 @@ class RulesAtTurns(LanguageTask):
         return len(self.told) * len(self.rules)
 
     @property
-    def by_template(self) -> bool:
-        """True: conversations are rendered."""
-        return True
-
-    @property
     def own_code(self) -> str | None:
         """The first check that is code of one's own."""
         return next((check.function for _, check in self.rules if check.function), None)
@@ -275,13 +271,12 @@ class RulesAtTurns(LanguageTask):
                 "asked; a lower count, or more conversations"
             )
         order = random.Random(f"rules {seed}").sample(range(len(rules)), len(rules))
-
-        def sample(number: int) -> Told:
+        samples = []
+        for number in range(count):
             (name, messages), around = told[number % len(told)], number // len(told) + number
             rule = rules[order[around % len(rules)]]
-            return Told(name, rule.say, rule.check, messages)
-
-        return map(sample, range(count))
+            samples.append(Told(name, rule.say, rule.check, messages))
+        return iter(samples)
 
     def draft(self, sample: Told, position: int) -> Draft:
         """The conversation up to a turn, the rule at the first placement."""
