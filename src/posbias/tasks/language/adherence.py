@@ -228,14 +228,9 @@ class RulesAtTurns(LanguageTask):
         return told
 
     @cached_property
-    def turns(self) -> int:
-        """Turns that every conversation has."""
-        return min(len(_questions(messages)) for _, messages in self.told)
-
-    @property
     def n_items(self) -> int:
-        """One more than the turns, which are counted from 1."""
-        return self.turns + 1
+        """One more than the turns that every conversation has, which are counted from 1."""
+        return 1 + min(len(_questions(messages)) for _, messages in self.told)
 
     @property
     def samples_there(self) -> int:
