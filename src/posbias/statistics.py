@@ -393,11 +393,8 @@ def _low_end(units: Float64[np.ndarray, "n"], alpha: float) -> float:
     def excess(end: float) -> float:
         """How far the chance of a mean below the end lies above alpha."""
         gaps = values - end
-
-        def slope(point: float) -> float:
-            return float((gaps / (1 - gaps * point)).sum())
-
-        point = brentq(slope, (1 - NUDGE) / gaps.min(), (1 - NUDGE) / gaps.max(), rtol=1e-9)
+        limits = (1 - NUDGE) / gaps.min(), (1 - NUDGE) / gaps.max()
+        point = brentq(lambda at: float((gaps / (1 - gaps * at)).sum()), *limits, rtol=1e-9)
         root = np.sign(point) * np.sqrt(max(0.0, 2 * np.log1p(-gaps * point).sum()))
         scaled = point * np.sqrt(np.square(gaps / (1 - gaps * point)).sum())
         if abs(root) < LEAST_SKEWNESS:

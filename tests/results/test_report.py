@@ -18,7 +18,7 @@ from posbias.comparison.stored import ProfileRun
 from posbias.comparison.tables import detailed_tables, overview_tables
 from posbias.results.drawing import image_of
 from posbias.results.figures import Figure
-from posbias.results.page import Report, figures_of, html_of, show_report, tables_of
+from posbias.results.page import Report, html_of, show_report, tables_of
 from posbias.results.result import report_of, write_paper
 from posbias.results.tables import Table, condensed, latex_table
 
@@ -146,7 +146,8 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
         "Between halves of the texts",
     ):
         assert needed in shown
-    assert sorted(figures_of(report_of(record))) == [
+    report = report_of(record)
+    assert sorted(figure.slug for figure in (*report.picture, *report.figures)) == [
         "initialised-jacobian",
         "initialised-jacobian-best",
         "mixing",
@@ -250,7 +251,8 @@ def test_figures_and_tables_are_written_by_the_command_which_draws_no_page(posbi
     record.save(tmp_path / "run")
     assert posbias("report", tmp_path / "run", "--paper", out).returncode == 0
     assert not (tmp_path / "run/report.html").exists()
-    ((name, figure),) = figures_of(report_of(record)).items()
+    (figure,) = report_of(record).picture
+    name = figure.slug
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.pdf", f"{name}.svg", "tables.tex"]
     assert (out / f"{name}.pdf").read_bytes() == image_of(figure, "pdf", about=record.command)
     assert "posbias.predict(theory=" in (out / f"{name}.svg").read_text()

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
@@ -93,17 +94,13 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
         hints = get_type_hints(variant, include_extras=True)
         parameters |= {each: {"meaning": described(hints[each])} for each in inspect.signature(variant).parameters}
     found["description"] = inspect.getdoc(variant) or ""
-    return {**found, "sample": _sample(variant)} if sort == "tasks" else found
-
-
-def _sample(task: Any) -> str:
-    """A prompt of a few items with its answer; empty if it takes a file or a tokenizer."""
-    try:
-        made = task()
-        example = next(made.with_items(min(made.n_items, 3)).examples(None, count=1, positions=[1]))
-    except (UsageError, TypeError):
-        return ""
-    return f"{example.text}[{example.target}]"
+    if sort == "tasks":  # a prompt of a few items with its answer; empty if it takes a file or a tokenizer
+        found["sample"] = ""
+        with suppress(UsageError, TypeError):
+            made = variant()
+            example = next(made.with_items(min(made.n_items, 3)).examples(None, count=1, positions=[1]))
+            found["sample"] = f"{example.text}[{example.target}]"
+    return found
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:

@@ -70,11 +70,6 @@ class ArchitectureFlags:
             varied = ", ".join(f"--{name} {len(choices)}" for name, choices in values.items() if len(choices) > 1)
             raise UsageError(f"{count} curves ({varied} values) do not fit one page; at most {MOST_CURVES} do")
 
-    def combinations(self) -> list[dict[str, Any]]:
-        """The settings of every combination of the values."""
-        values = {"theory": self.theory, **vars(self)}
-        return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
-
 
 def _of_architecture(settings: dict[str, Any], n_positions: int, flags: options.RunFlags) -> "Prediction":
     """Predict an architecture; a theory that ignores an option that was given is refused."""
@@ -121,8 +116,10 @@ def predict(
     of_prompts = options.names_of(options.PromptFlags, without=["length", "seed"])
     if model is None:
         flags.refuse([*of_prompts, *options.names_of(Loading)], "is read with --model only")
+        values = {"theory": architecture.theory, **vars(architecture)}  # theories vary slowest
+        settings = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
         with running(flags) as run:
-            found = [_of_architecture(each, prompts.length, flags) for each in architecture.combinations()]
+            found = [_of_architecture(each, prompts.length, flags) for each in settings]
             run.finish(found[0].record if len(found) == 1 else predictions_record(found))
         return
     if len(architecture.theory) > 1:

@@ -201,7 +201,7 @@ def _at_turns(responder: Responder, task: RulesAtTurns, options: EvaluateOptions
         return evaluate_responder(responder, asked, chosen, samples=kept)
 
     # Not the first question, by which the rules are judged, too: rules that are kept there by chance would be chosen.
-    just_told = placed("last", JUST_TOLD, (min(2, task.turns),))
+    just_told = placed("last", JUST_TOLD, (min(2, task.n_items - 1),))
     left_out = broken_when_told(_concluded(just_told, None, run, below=JUST_TOLD), told)
     task = replace(task, histories=_rolled_out(responder, task, told, options))
     found, names = {}, directory_names(task.placements)

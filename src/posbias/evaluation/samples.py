@@ -69,7 +69,7 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
 
 
 def stripped_samples(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
-    """Every sample with two prompts, of the moved item alone and without it (`LanguageTask.stripped`)."""
+    """Every sample with two prompts, of the moved item alone and without it (`LanguageTask.stripped_examples`)."""
     count = options.skip + options.count_of(task)
     pairs = task.stripped_examples(tokenizer, count=count, seed=options.seed)
     for alone, bare in itertools.islice(pairs, options.skip, None):

@@ -30,7 +30,7 @@ from posbias.prompts.prompts import (
     shuffled,
     synthetic_prompts,
 )
-from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
+from posbias.prompts.sources import Group, default_corpus, record_file, text_file
 from posbias.prompts.tokens import opening, tokenised
 
 Item = TypeVar("Item")
@@ -173,7 +173,7 @@ class WindowDrawer:
 
     def draw(self) -> Iterator[Window]:
         """Windows until every distinct one has been drawn."""
-        order = self._generator(0).permutation(len(self.groups)).tolist()
+        order = np.random.default_rng([self.seed, 0]).permutation(len(self.groups)).tolist()
         tokenizer, digests = self.model.tokenizer, set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
             text = "" if tokenizer is None else tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
@@ -183,26 +183,18 @@ class WindowDrawer:
                 digests.add(digest)
                 yield window
 
-    def _token_ids(self, documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
-        found = []
-        for document in documents:
-            ready = tokenised(document, self.model.tokenizer).token_ids if isinstance(document, str) else document
-            found.append(np.asarray(ready, dtype=np.int64))
-            check_vocabulary(found[-1], self.model, name)
-        return found
-
-    def _generator(self, *path: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *path])
-
     def _disjoint(self, group: int) -> Iterator[Window]:
         """Non-overlapping windows of one group, its segments in random order."""
-        order = self._generator(1, group).permutation(len(self.groups[group].segments)).tolist()
+        order = np.random.default_rng([self.seed, 1, group]).permutation(len(self.groups[group].segments)).tolist()
         return take_turns((self._segment(group, segment) for segment in order), OPEN_SEGMENTS)
 
     def _segment(self, group: int, segment: int) -> Iterator[Window]:
         """Non-overlapping windows of one segment, tokenised when the first is asked for."""
-        generator = self._generator(2, group, segment)
-        documents = self._token_ids(self.groups[group].segments[segment], self.groups[group].name)
+        generator, documents = np.random.default_rng([self.seed, 2, group, segment]), []
+        for document in self.groups[group].segments[segment]:
+            ready = tokenised(document, self.model.tokenizer).token_ids if isinstance(document, str) else document
+            documents.append(np.asarray(ready, dtype=np.int64))
+            check_vocabulary(documents[-1], self.model, self.groups[group].name)
         self.longest = max([self.longest, *map(len, documents)])
         long = [
             (token_ids, int(generator.integers(len(token_ids) % self.length + 1)))
@@ -218,7 +210,8 @@ class WindowDrawer:
         """The windows `_disjoint` left out, in random order within each document."""
 
         def windows(number: int, token_ids: Int64[np.ndarray, "_"], begin: int) -> Iterator[Window]:
-            every = self._generator(3, group, number).permutation(len(token_ids) - self.length + 1)
+            generator = np.random.default_rng([self.seed, 3, group, number])
+            every = generator.permutation(len(token_ids) - self.length + 1)
             steps, offsets = np.divmod(every - begin, self.length)
             used = (offsets == 0) & (steps >= 0) & (steps < len(token_ids) // self.length)
             return self._cut(token_ids, every[~used])

@@ -6,7 +6,7 @@ record is one document, in the field named after `#` in the path, otherwise `tex
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -107,15 +107,6 @@ def _pieces(document: Document, size: int) -> Iterator[Document]:
     yield document[begin:]
 
 
-def choose_field(chosen: str | None, fields: Sequence[str], source: str) -> str:
-    """The field to read; if it is not there, the message lists the known ones."""
-    for field in (chosen,) if chosen else DEFAULT_FIELDS:
-        if field in fields:
-            return field
-    missing = repr(chosen) if chosen else "'text' or 'token_ids'"
-    raise UsageError(f"{source}: no field {missing}; known: {', '.join(fields) or 'none'} (choose one by FILE#FIELD)")
-
-
 def _checked(value: Any, is_text: bool, where: str) -> Document:
     """A document that is text or token ids as expected."""
     if is_text:
@@ -131,14 +122,21 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
 
 
 def record_file(path: Path, n_positions: int, field: str | None) -> Group:
-    """A file of JSON lines, plain or gzip; every record must have the field, of the sort that it has in the first."""
+    """A file of JSON lines, plain or gzip; every record must have the field, of the sort that it has in the first.
+
+    Without a `field`, it is the first of the usual ones that the first record has.
+    """
     documents: list[Document] = []
     size, is_text = 0, None
     for where, line in read_lines(path):
         size += len(line)
         check_most(repr(str(path)), size, READ_BYTES, "bytes")
         record = json_object(line, where)
-        field = choose_field(field, list(record), where)  # that of the first one, in all
+        missing = repr(field) if field else "'text' or 'token_ids'"
+        field = next((name for name in ([field] if field else DEFAULT_FIELDS) if name in record), None)
+        if field is None:
+            known = ", ".join(record) or "none"
+            raise UsageError(f"{where}: no field {missing}; known: {known} (choose one by FILE#FIELD)")
         value = record[field]
         if is_text is None:
             is_text = isinstance(value, str)

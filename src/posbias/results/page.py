@@ -89,11 +89,6 @@ class Report(Section):
     glossary: Mapping[str, str] = field(default_factory=dict)
 
 
-def figures_of(report: Report) -> dict[str, Figure | HeatMap]:
-    """All figures that are drawn as pictures, too, by the name of their file without its ending."""
-    return {figure.slug: figure for figure in (*report.picture, *report.figures)}
-
-
 def tables_of(report: Report) -> list[Table]:
     """All tables that hold anything, those that matter most first."""
     folded = [table for tables in report.folded.values() for table in tables]

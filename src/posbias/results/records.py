@@ -123,10 +123,6 @@ class Record(Showing):
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
-    def called(self, arguments: Mapping[str, Any], command: str) -> None:
-        """Note the arguments that the user passed, and the shell line that repeats the run."""
-        self.arguments, self.resolved["command"] = portable(dict(arguments)), portable(command)
-
     def as_run(self) -> "Record":
         """The record itself."""
         return self
@@ -183,7 +179,12 @@ def read_record(directory: str | Path) -> Record:
             where = f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
         told = f"{str(path)!r} is damaged or from another posbias than {__version__}: {where}; run it again"
         raise UsageError(told) from None
-    _complete(directory / RECORD_FILE, metadata["record"])
+    # A run may have been killed before its readable copy was written; whatever else lies there need not be a text.
+    readable, written = directory / RECORD_FILE, metadata["record"].encode()
+    with suppress(OSError):  # a directory that can only be read is read as it is
+        if not readable.exists() or readable.read_bytes() != written:
+            (directory / REPORT_FILE).unlink(missing_ok=True)
+            write_atomically(readable, written)
     return record
 
 
@@ -227,15 +228,6 @@ def remove_record(directory: Path) -> None:
     """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
     for name in (ARRAYS_FILE, RECORD_FILE, REPORT_FILE):
         (directory / name).unlink(missing_ok=True)
-
-
-def _complete(path: Path, text: str) -> None:
-    """Bring the directory up to the arrays file, if a run was killed before its readable copy was written."""
-    written = text.encode()
-    with suppress(OSError):  # a directory that can only be read is read as it is
-        if not path.exists() or path.read_bytes() != written:  # whatever else lies there, even if it is no text
-            (path.parent / REPORT_FILE).unlink(missing_ok=True)
-            write_atomically(path, written)
 
 
 def plain(value: Any) -> Any:

@@ -258,14 +258,14 @@ def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) 
 
     `out` is a new directory, or an empty one, and is returned; errors as those of `write_report`.
     """
-    from posbias.results.page import figures_of, latex_of
+    from posbias.results.page import latex_of
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{str(out)!r} is not empty; figures and tables for a paper go into a new directory")
     records = records_of(runs)
     report, made_by = report_of(*records), printable("; ".join(record.command for record in records))
-    for name, figure in figures_of(report).items():
+    for figure in (*report.picture, *report.figures):
         for sort in ("pdf", "svg"):
-            write_file(out / f"{name}.{sort}", image_of(figure, sort, about=made_by))
+            write_file(out / f"{figure.slug}.{sort}", image_of(figure, sort, about=made_by))
     write_file(out / "tables.tex", latex_of(report).encode())
     return out

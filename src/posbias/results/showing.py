@@ -232,9 +232,8 @@ def _columns(view: Shown) -> dict[str, Any]:
 
 def _rows(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Rows of a table as HTML, line breaks kept."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
+    told = ""
+    for tag, cells in [*([("th", head)] if head else []), *(("td", cells) for cells in rows)]:
         lines = ("<br>".join(escape(printable(line)) for line in cell.split("\n")) for cell in cells)
-        return f"<tr>{''.join(f'<{tag} {LEFT}>{line}</{tag}>' for line in lines)}</tr>"
-
-    return f"<table>{row(head, 'th') if head else ''}{''.join(row(cells, 'td') for cells in rows)}</table>"
+        told += f"<tr>{''.join(f'<{tag} {LEFT}>{line}</{tag}>' for line in lines)}</tr>"
+    return f"<table>{told}</table>"

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.results.records import Record, plain, record_in, without_paths
+from posbias.results.records import Record, plain, portable, record_in, without_paths
 from posbias.runs.parts import clear_parts, is_piece
 
 LOCK_FILE = ".lock"
@@ -58,7 +58,8 @@ class OpenRun:
         there = None if place is None else record_in(place)
         told = there is not None and (there.run_id, there.scalars) == (record.run_id, plain(record.scalars))
         if not told:
-            record.called(self.arguments, self.command or record.resolved.get("command", ""))
+            record.arguments = portable(dict(self.arguments))
+            record.resolved["command"] = portable(self.command or record.resolved.get("command", ""))
             if place is not None:
                 record.save(place, overwrite=True)
         if place is not None:

@@ -183,6 +183,7 @@ class RulesAtTurns(LanguageTask):
     first_position: ClassVar[int] = 1
     sampled: ClassVar[str] = "conversations"
     stands_alone: ClassVar[bool] = False
+    by_template: ClassVar[bool] = True
     wording: ClassVar[tuple[str, ...]] = ("placements",)
 
     def __post_init__(self) -> None:
@@ -227,24 +228,14 @@ class RulesAtTurns(LanguageTask):
         return told
 
     @cached_property
-    def turns(self) -> int:
-        """Turns that every conversation has."""
-        return min(len(_questions(messages)) for _, messages in self.told)
-
-    @property
     def n_items(self) -> int:
-        """One more than the turns, which are counted from 1."""
-        return self.turns + 1
+        """One more than the turns that every conversation has, which are counted from 1."""
+        return 1 + min(len(_questions(messages)) for _, messages in self.told)
 
     @property
     def samples_there(self) -> int:
         """Pairs of a conversation and a rule."""
         return len(self.told) * len(self.rules)
-
-    @property
-    def by_template(self) -> bool:
-        """True: conversations are rendered."""
-        return True
 
     @property
     def own_code(self) -> str | None:
@@ -275,13 +266,12 @@ class RulesAtTurns(LanguageTask):
                 "asked; a lower count, or more conversations"
             )
         order = random.Random(f"rules {seed}").sample(range(len(rules)), len(rules))
-
-        def sample(number: int) -> Told:
+        samples = []
+        for number in range(count):
             (name, messages), around = told[number % len(told)], number // len(told) + number
             rule = rules[order[around % len(rules)]]
-            return Told(name, rule.say, rule.check, messages)
-
-        return map(sample, range(count))
+            samples.append(Told(name, rule.say, rule.check, messages))
+        return iter(samples)
 
     def draft(self, sample: Told, position: int) -> Draft:
         """The conversation up to a turn, the rule at the first placement."""

@@ -12,7 +12,6 @@ import random
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
@@ -31,11 +30,10 @@ from posbias.tasks.language.base import (
     published_lines,
 )
 from posbias.tasks.language.documents import CITIES
-from posbias.tasks.language.rules import RULES, Rule
 
 SOLVED, UNSOLVED, PLAIN = "solved", "unsolved", "plain"
 WORDS = 30
-"""Words of a filler of ordinary text."""
+"""Words of a filler of ordinary text, from anywhere in it."""
 
 
 class TaskLine(Line):
@@ -67,34 +65,26 @@ class TaskAmong(LanguageTask):
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "tasks"
     between: ClassVar[str] = "\n\n"
+    plain: ClassVar[tuple[str, str]] = (
+        "Answer only the task that is named at the end.\n\n",
+        "\n\n{question}\nAnswer:",
+    )
 
     def __post_init__(self) -> None:
         self.answer_rule  # noqa: B018  a rule that is none is refused at once
 
-    @cached_property
-    def answer_rule(self) -> Rule:
-        """The rule that is named."""
-        return RULES.parse(self.rule)
-
-    @property
-    def plain(self) -> tuple[str, str]:
-        """What is to be answered, before and behind all."""
-        return "Answer only the task that is named at the end.\n\n", "\n\n{question}\nAnswer:"
-
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Asked]:
         """A task and its fillers."""
-        lines = [self._checked(where, record) for where, record in published_lines(self.file)] if self.file else []
+        lines: list[TaskLine] = []
+        for where, record in published_lines(self.file) if self.file else ():
+            lines.append(line_of(TaskLine, record, where))
+            self.answer_rule.check(lines[-1].answer, f"{where}, field 'answer'")
         needed = max(count, 0 if self.fillers == PLAIN else self.tasks)
         if self.file is not None and len(lines) < needed:
             raise UsageError(f"{self.file!r} holds {len(lines)} tasks; {needed} are needed")
         corpus = default_corpus() if self.fillers == PLAIN else []
         texts = [" ".join(map(str, group.segments[0])).split() for group in corpus]
         return (self._asked(lines, texts, index, random.Random(f"task_among {seed} {index}")) for index in range(count))
-
-    def _checked(self, where: str, record: dict[str, Any]) -> TaskLine:
-        line = line_of(TaskLine, record, where)
-        self.answer_rule.check(line.answer, f"{where}, field 'answer'")
-        return line
 
     def _asked(self, lines: Sequence[TaskLine], texts: Sequence[list[str]], index: int, source: random.Random) -> Asked:
         task = lines[index] if lines else _generated(source)
@@ -103,7 +93,11 @@ class TaskAmong(LanguageTask):
             names["".join(source.choices(string.ascii_uppercase, k=4))] = None
         name, *others = names
         if self.fillers == PLAIN:
-            around = [_passage(source.choice(texts), source) for _ in others]
+            around = []
+            for _ in others:
+                words = source.choice(texts)
+                begin = source.randrange(len(words) - WORDS)
+                around.append(f"... {' '.join(words[begin : begin + WORDS])} ...")
         else:
             rest = [*lines[:index], *lines[index + 1 :]]
             drawn = source.sample(rest, len(others)) if lines else [_generated(source) for _ in others]
@@ -130,9 +124,3 @@ def _generated(source: random.Random) -> TaskLine:
         ]
     )
     return TaskLine(question=question, answer=str(answer))
-
-
-def _passage(words: Sequence[str], source: random.Random) -> str:
-    """Words from anywhere in a text."""
-    begin = source.randrange(len(words) - WORDS)
-    return f"... {' '.join(words[begin : begin + WORDS])} ..."

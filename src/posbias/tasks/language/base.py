@@ -256,7 +256,7 @@ class LanguageTask(Spelled, ABC):
     None: a file's entries pass the template if there is one, all else is text."""
 
     scoring: ClassVar[str]
-    """Spelling of the rule of scoring, for tasks with one rule."""
+    """Spelling of the rule of scoring, for tasks without a parameter `rule`."""
     max_tokens: ClassVar[int]
     """Tokens a model may generate for its answer."""
     lead_in: ClassVar[str] = ""
@@ -270,6 +270,8 @@ class LanguageTask(Spelled, ABC):
     """Fields by which lines of a published file are told from lines of one's own."""
     first_position: ClassVar[int] = 0
     """1 where positions are turns."""
+    usual_form: ClassVar[str] = "{text}"
+    """How an entry is listed, if no parameter `entry` says otherwise."""
     by_tokens: ClassVar[bool] = False
     """True if samples are made with a tokenizer, so that another one makes others."""
     sampled: ClassVar[str] = "file"
@@ -288,7 +290,7 @@ class LanguageTask(Spelled, ABC):
     @property
     def form(self) -> str:
         """How an entry is listed."""
-        return getattr(self, "entry", None) or "{text}"
+        return getattr(self, "entry", None) or self.usual_form
 
     @cached_property
     def words(self) -> tuple[str, str]:
@@ -346,14 +348,11 @@ class LanguageTask(Spelled, ABC):
         told = listed(entries, position, answers, around=(before, after), between=self.between, form=self.form)
         return replace(told, notices=sample.notices, target=sample.target, cluster=sample.cluster, place=place)
 
-    def stripped(self, sample: Any, *, moved: bool) -> Draft:
-        """The prompt of a drawn sample with nothing but the moved item, or without it; here of an `Asked`."""
-        return self.draft(replace(sample, others=(), rank=0, moved=sample.moved if moved else None), 0)
-
     @cached_property
     def answer_rule(self) -> Rule:
         """The rule by which a generated text is right."""
-        return RULES.parse(self.scoring)
+        named = getattr(self, "rule", None)
+        return RULES.parse(self.scoring if named is None else named)
 
     @property
     def own_code(self) -> str | None:
@@ -470,9 +469,9 @@ class LanguageTask(Spelled, ABC):
     def stripped_examples(self, tokenizer: Any, *, count: int, seed: int = 0) -> Iterator[tuple[Example, Example]]:
         """Of each of `count` samples the moved item alone, and the prompt without it; arguments as of `examples`."""
         for index, sample in enumerate(self.draw(tokenizer, count=count, seed=seed)):
-            alone, bare = (self.stripped(sample, moved=moved) for moved in (True, False))
-            name = f"{seed}-{index}"
-            yield self._example(tokenizer, alone, 0, name), self._example(tokenizer, bare, 0, name)
+            stripped = (replace(sample, others=(), rank=0, moved=moved) for moved in (sample.moved, None))
+            alone, bare = (self._example(tokenizer, self.draft(one, 0), 0, f"{seed}-{index}") for one in stripped)
+            yield alone, bare
 
     def wrapped(self, text: str) -> str | tuple[Message, ...]:
         """The text itself, or a conversation of one message where chat is asked."""

@@ -138,6 +138,7 @@ class Documents(LanguageTask):
     counted: ClassVar[str] = "documents"
     published: ClassVar[frozenset[str]] = frozenset({"ctxs"})
     slot: ClassVar[str] = "documents"
+    usual_form: ClassVar[str] = "Document [{number}]{published}"
     wording: ClassVar[tuple[str, ...]] = ("order",)
 
     def __post_init__(self) -> None:
@@ -169,11 +170,6 @@ class Documents(LanguageTask):
     def n_items(self) -> int:
         """One position per document; a single one without distractors, or in an order."""
         return self._n_documents if self.setting == "gold" and self.order is None else 1
-
-    @property
-    def form(self) -> str:
-        """As published, or one's own."""
-        return self.entry or "Document [{number}]{published}"
 
     @property
     def short_forms(self) -> tuple[LanguageTask, ...]:

@@ -41,7 +41,7 @@ from posbias.tasks.language.base import (
     published_lines,
 )
 from posbias.tasks.language.calls import AMONG, as_text, movable_blocks, read_messages
-from posbias.tasks.language.rules import LETTERS, RULES, Rule
+from posbias.tasks.language.rules import LETTERS, Rule
 
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
 TOOLS = "tools"
@@ -262,11 +262,6 @@ class Items(LanguageTask):
         check_order(self, "fillers and depths move one unit" if self.fillers or self.depths else "")
         self.answer_rule  # noqa: B018  a rule that is none is refused at once
 
-    @cached_property
-    def answer_rule(self) -> Rule:
-        """The rule that is named."""
-        return RULES.parse(self.rule)
-
     @property
     def _letters(self) -> bool:
         """True if the answer is the letter of the moved unit's place, which the file does not say."""
@@ -341,17 +336,18 @@ class Items(LanguageTask):
         clustered = any(record.get("group") is not None for _, record in self._raw)
         if len(self._fillers) < self.filled:
             raise UsageError(f"{self.fillers!r} holds {len(self._fillers)} fillers; {self.filled} are asked")
-
-        def asked(index: int, record: Asked) -> Asked:
+        samples = []
+        for index, record in enumerate(records):
             source, others = random.Random(f"items {seed} {index}"), [*record.others]
             total = len(others) + self.filled
             for number, filler in enumerate(source.sample(self._fillers, self.filled)):
                 others.insert(int((number + 0.5) * total / self.filled), filler)
             cluster = record.cluster or (self._raw[index][0] if clustered else "")
             asked = replace(record, others=tuple(others), cluster=cluster)
-            return asked if self.order is None else asked.ordered(self.order, random.Random(f"order {seed} {index}"))
-
-        return (asked(index, record) for index, record in enumerate(records))
+            if self.order is not None:
+                asked = asked.ordered(self.order, random.Random(f"order {seed} {index}"))
+            samples.append(asked)
+        return iter(samples)
 
     def _checked(self, index: int) -> Asked:
         record, where = self._record(index), self._raw[index][0]

@@ -82,6 +82,7 @@ class Mrcr(LanguageTask):
     max_tokens: ClassVar[int] = 128
     counted: ClassVar[str] = "others"
     stands_alone: ClassVar[bool] = False
+    by_template: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.file is not None:
@@ -95,11 +96,6 @@ class Mrcr(LanguageTask):
     def n_items(self) -> int:
         """One position for each of the similar requests."""
         return self.needles
-
-    @property
-    def by_template(self) -> bool:
-        """True: conversations are rendered."""
-        return True
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Rounds]:
         """Conversations with their similar requests."""

@@ -65,6 +65,10 @@ class Needle(LanguageTask):
     counted: ClassVar[str] = "depths"
     by_tokens: ClassVar[bool] = True
     between: ClassVar[str] = " "
+    plain: ClassVar[tuple[str, str]] = (
+        "Read the text and answer the question that follows it.\n\n",
+        "\n\nQuestion: {question}\nAnswer:",
+    )
 
     def __post_init__(self) -> None:
         own = (self.needle, self.question, self.answer)
@@ -112,11 +116,6 @@ class Needle(LanguageTask):
         """The text with the needle before a clause."""
         told = super().draft(sample, sample.border_at(position / (self.depths - 1)))
         return replace(told, passages=())  # clauses are no passages that may change places
-
-    @property
-    def plain(self) -> tuple[str, str]:
-        """The text, then the question."""
-        return "Read the text and answer the question that follows it.\n\n", "\n\nQuestion: {question}\nAnswer:"
 
 
 def drawn_text(

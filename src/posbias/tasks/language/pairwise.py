@@ -54,7 +54,10 @@ class Pairwise(LanguageTask):
     max_tokens: ClassVar[int] = 8
     lead_in: ClassVar[str] = "The better response is Response"
     fixed_order: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = False
+    n_items: ClassVar[int] = 2
     slot: ClassVar[str] = "responses"
+    usual_form: ClassVar[str] = "Response {letter}:\n{text}"
     between: ClassVar[str] = "\n\n"
     wording: ClassVar[tuple[str, ...]] = ("template",)
     """Parameters that change what is said about the same samples."""
@@ -62,13 +65,6 @@ class Pairwise(LanguageTask):
     def __post_init__(self) -> None:
         if self.template is not None:
             object.__setattr__(self, "lead_in", "")  # the answer continues words of one's own
-
-    stands_alone: ClassVar[bool] = False
-
-    @property
-    def n_items(self) -> int:
-        """Two slots."""
-        return 2
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick`: 1 if the verdict names Response A, 0 if another; `tie`: 1 if it is a tie, 0 if it names one.
@@ -95,11 +91,6 @@ class Pairwise(LanguageTask):
             better, worse = (line.response_A, line.response_B)[:: 1 if line.label == "A>B" else -1]
             asked.append(Asked(line.question, (), better, (worse,), cluster=cluster if grouped else ""))
         return iter(asked)
-
-    @property
-    def form(self) -> str:
-        """How a response is listed."""
-        return "Response {letter}:\n{text}"
 
     @property
     def plain(self) -> tuple[str, str]:

@@ -153,10 +153,12 @@ def best_subspan_em() -> Rule:
             raise UsageError(f"answer {answer!r} holds nothing but articles and punctuation, so it cannot be scored")
         return normal
 
-    def says(said: str, answer: str) -> bool:
-        return normalised(answer) in normalise_answer(said)
-
-    return Rule(name="best_subspan_em", says=says, refuse=normalised, one_line=True)
+    return Rule(
+        name="best_subspan_em",
+        says=lambda said, answer: normalised(answer) in normalise_answer(said),
+        refuse=normalised,
+        one_line=True,
+    )
 
 
 @RULES.register("whole_words")
@@ -194,23 +196,18 @@ def similar(after: CountOrZero = 0) -> Rule:
         begun = said.startswith(answer[:after])
         return SequenceMatcher(None, said[after:], answer[after:]).ratio() if begun else 0.0
 
-    def broken(text: str, answer: str) -> bool:
-        return not answer[:after].startswith(text[:after])
-
-    return Rule(name="similar", says=says, broken=broken)
+    return Rule(name="similar", says=says, broken=lambda text, answer: not answer[:after].startswith(text[:after]))
 
 
 @RULES.register("regex")
 def regex() -> Rule:
     """An accepted answer is a regular expression that is found anywhere in the text."""
-
-    def refuse(answer: str) -> None:
-        check_own("the answer", answer)
-
-    def says(said: str, answer: str) -> bool:
-        return bool(search_own(answer, said))
-
-    return Rule(name="regex", says=says, refuse=refuse, text=False)
+    return Rule(
+        name="regex",
+        says=lambda said, answer: bool(search_own(answer, said)),
+        refuse=lambda answer: check_own("the answer", answer),
+        text=False,
+    )
 
 
 @RULES.register("number")
@@ -220,12 +217,13 @@ def number(tolerance: NonNegative = 0.0) -> Rule:
 
     It may differ by `tolerance` (>= 0).
     """
-
-    def same(told: float, accepted: float) -> bool:
-        return abs(told - accepted) <= tolerance * (1 + 1e-12)
-
-    schema = {"type": "number"}
-    return Rule(name="number", read=number_in, same=same, wanted="a number", schema=schema)
+    return Rule(
+        name="number",
+        read=number_in,
+        same=lambda told, accepted: abs(told - accepted) <= tolerance * (1 + 1e-12),
+        wanted="a number",
+        schema={"type": "number"},
+    )
 
 
 @RULES.register("call")
@@ -241,12 +239,15 @@ def call() -> Rule:
     def accepted(answer: str) -> Called | None:
         return read(answer) or (None if answer.lstrip().startswith("{") else Called(answer, {}))
 
-    def same(told: Called, accepted: Called) -> bool:
-        return told.meets(accepted.name, accepted.arguments)
-
-    wanted = "a tool's name, or an object with name and arguments"
-    reads: dict[str, Any] = {"read": read, "accepted": accepted, "same": same, "wanted": wanted}
-    return Rule(name="call", **reads, text=False, first=True)
+    return Rule(
+        name="call",
+        read=read,
+        accepted=accepted,
+        same=lambda told, accepted: told.meets(accepted.name, accepted.arguments),
+        wanted="a tool's name, or an object with name and arguments",
+        text=False,
+        first=True,
+    )
 
 
 @RULES.register("choice")
