@@ -15,7 +15,7 @@ from posbias.architecture.keys import MAX_ALPHA
 from posbias.checks import checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
-from posbias.designing.options import DesignOptions
+from posbias.designing.options import STARTS, DesignOptions
 from posbias.designing.result import GAMMA_KEY, KEY_BIAS, OVER, Design, Flat, Power, Target, resolve_target
 from posbias.designing.solving import MODEL_ALPHA, Problem
 from posbias.errors import UsageError, check_most
@@ -73,7 +73,8 @@ def design(
         raise UsageError(f"free parameter {over} left posbias after 0.1.0: {LEFT[over]}")
     if over not in OVER:
         raise UsageError(f"unknown free parameter {over!r}; known: {', '.join(OVER)}")
-    aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
+    starts = STARTS[options.theory] if options.starts is None else options.starts
+    aim, search = resolve_target(target), {"starts": starts, "seed": options.seed}
     if options.theory == "mean_field":
         return _by_mean_field(model, aim, over, options.lengths, **search)
     return _by_rollout(_base(architecture, model, options), aim, over, options.lengths, **search)

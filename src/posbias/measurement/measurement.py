@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,11 +86,7 @@ def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> 
     ids: Sequence[int] = token_ids.tolist()
     if tokenizer is None:
         return tuple(f"#{token} " for token in ids)
-
-    def decoded(tokens: Sequence[int]) -> str:
-        text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
+    decoded = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     pairs = itertools.pairwise(ids)
     return (decoded(ids[:1]), *(decoded(pair)[len(decoded(pair[:1])) :] or decoded(pair[1:]) for pair in pairs))
 

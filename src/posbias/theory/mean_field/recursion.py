@@ -105,12 +105,11 @@ class Heads:
     @classmethod
     def of(cls, operator: Operator, grams: Grams, bins: Bins) -> "Heads":
         """The heads of a layer with these Grams."""
-
-        def averages(gram: Kernel) -> Averages:
+        averages = []
+        for gram in (grams.key, grams.value):
             once = operator.left(gram.averaged(bins))
-            return Averages(gram, once, operator.left(once.T))
-
-        return cls(operator, bins, grams.query, averages(grams.key), averages(grams.value))
+            averages.append(Averages(gram, once, operator.left(once.T)))
+        return cls(operator, bins, grams.query, *averages)
 
     def shift(self) -> Matrix:
         """E A - C = C_ij query_ii [M_ii - m_ij + (key_jj - sum_k C_ik key_kk) / 2]; its products are the dense ones."""
