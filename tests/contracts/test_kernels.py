@@ -74,7 +74,9 @@ def encoding_of(spelling):
 
 def kernel_of(mask, encoding, n_positions, content=0.0, sinks=None):
     encoding = encoding_of(encoding) if isinstance(encoding, str) else encoding
-    architecture = Architecture(depth=1, heads=4, mask=mask, encoding=encoding, content=content, sinks=sinks)
+    architecture = Architecture(
+        depth=1, heads=4, mask=mask, encoding=encoding, content=content, sinks=sinks, mixing=1.0
+    )
     dense = [dense_heads(group, n_positions).sum(axis=0) for group in architecture.head_groups[0]]
     return Case(Rollout(architecture, n_positions), np.sum(dense, axis=0) / architecture.heads)
 

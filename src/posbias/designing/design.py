@@ -77,7 +77,13 @@ def design(
     aim, search = resolve_target(target), {"starts": starts, "seed": options.seed}
     if options.theory == "mean_field":
         return _by_mean_field(model, aim, over, options.lengths, **search)
-    return _by_rollout(_base(architecture, model, options), aim, over, options.lengths, **search)
+    if architecture is None and model is not None:
+        architecture = Architecture.from_model(model, mixing=options.mixing)
+    if architecture is None:
+        if options.depth is None:
+            raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
+        architecture = Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
+    return _by_rollout(architecture, aim, over, options.lengths, **search)
 
 
 def _by_rollout(
@@ -112,16 +118,6 @@ def _by_rollout(
     searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
     check_most(searches, steps, MOST_STEPS, "steps")
     return _searched(problem, problem.solve(starts=starts, seed=seed), seed=seed)
-
-
-def _base(architecture: Architecture | None, model: Any, options: DesignOptions) -> Architecture:
-    if architecture is not None:
-        return architecture
-    if model is not None:
-        return Architecture.from_model(model, mixing=options.mixing)
-    if options.depth is None:
-        raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
-    return Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
 
 
 def _searched(problem: Problem, values: Float64[np.ndarray, "_"], **fields: Any) -> Design:
