@@ -271,12 +271,7 @@ def said_of(findings: Sequence[Finding], facts: Mapping[str, Any]) -> list[str]:
     """How many findings came out, and which members (`Outcomes.facts`) did not finish; the tables have the rest."""
     lost = facts["lost"]
     left_out = f"{len(lost)} of {facts['members']} members did not finish and are left out: {'; '.join(lost[:8])}."
-    return [tally(findings), *([left_out] if lost else [])]
-
-
-def tally(findings: Sequence[Finding]) -> str:
-    """One sentence that counts the findings of each verdict."""
     counts = Counter(finding.verdict for finding in findings)
     order = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, NOT_RUN)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
-    return f"Of {len(findings)} published findings: {parts}."
+    return [f"Of {len(findings)} published findings: {parts}.", *([left_out] if lost else [])]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -295,13 +294,9 @@ class StudyExperiment(Experiment):
                 overwrite=chosen.overwrite,
             ):
                 run = train(study, options=chosen)
-            members += map(_with_parameters, run.trained.members, run.models)
+            for outcome, model in zip(run.trained.members, run.models, strict=True):
+                if outcome.parameters is None and model is not None:  # it was read back
+                    tensors = load_parameters(model, outcome.member.config)
+                    outcome = replace(outcome, parameters={part: tensors[part] for part in tensors if part != ITEMS})
+                members.append(outcome)
         return self.judge(members, next(iter(studies.values())).schedule, settings)
-
-
-def _with_parameters(outcome: TrainedMember, model: Path | None) -> TrainedMember:
-    """A member with the parameters of its model, which one that was read back lacks."""
-    if outcome.parameters is not None or model is None:
-        return outcome
-    tensors = load_parameters(model, outcome.member.config)
-    return replace(outcome, parameters={name: value for name, value in tensors.items() if name != ITEMS})

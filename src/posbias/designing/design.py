@@ -15,7 +15,7 @@ from posbias.architecture.keys import MAX_ALPHA
 from posbias.checks import checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
-from posbias.designing.options import DesignOptions
+from posbias.designing.options import STARTS, DesignOptions
 from posbias.designing.result import GAMMA_KEY, KEY_BIAS, OVER, Design, Flat, Power, Target, resolve_target
 from posbias.designing.solving import MODEL_ALPHA, Problem
 from posbias.errors import UsageError, check_most
@@ -73,10 +73,17 @@ def design(
         raise UsageError(f"free parameter {over} left posbias after 0.1.0: {LEFT[over]}")
     if over not in OVER:
         raise UsageError(f"unknown free parameter {over!r}; known: {', '.join(OVER)}")
-    aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
+    starts = STARTS[options.theory] if options.starts is None else options.starts
+    aim, search = resolve_target(target), {"starts": starts, "seed": options.seed}
     if options.theory == "mean_field":
         return _by_mean_field(model, aim, over, options.lengths, **search)
-    return _by_rollout(_base(architecture, model, options), aim, over, options.lengths, **search)
+    if architecture is None and model is not None:
+        architecture = Architecture.from_model(model, mixing=options.mixing)
+    if architecture is None:
+        if options.depth is None:
+            raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
+        architecture = Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
+    return _by_rollout(architecture, aim, over, options.lengths, **search)
 
 
 def _by_rollout(
@@ -111,16 +118,6 @@ def _by_rollout(
     searches = f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions"
     check_most(searches, steps, MOST_STEPS, "steps")
     return _searched(problem, problem.solve(starts=starts, seed=seed), seed=seed)
-
-
-def _base(architecture: Architecture | None, model: Any, options: DesignOptions) -> Architecture:
-    if architecture is not None:
-        return architecture
-    if model is not None:
-        return Architecture.from_model(model, mixing=options.mixing)
-    if options.depth is None:
-        raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
-    return Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
 
 
 def _searched(problem: Problem, values: Float64[np.ndarray, "_"], **fields: Any) -> Design:

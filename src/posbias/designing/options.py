@@ -42,11 +42,6 @@ class DesignOptions:
         check_most("the profile at twice n_positions", 2 * max(self.lengths), CELLS)
 
     @property
-    def n_starts(self) -> int:
-        """Number of searches."""
-        return STARTS[self.theory] if self.starts is None else self.starts
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """Context lengths, ascending, each once."""
         listed = self.n_positions if isinstance(self.n_positions, Sequence) else [self.n_positions]

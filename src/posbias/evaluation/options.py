@@ -28,18 +28,13 @@ SPREAD_POSITIONS = 9
 USUAL_SAMPLES = 50
 """Samples that are requested by default."""
 CALIBRATED = 12
-"""Samples that a trial of methods takes for fitting by default."""
+"""Samples that a trial of methods takes for fitting by default; of a file at most a third of them."""
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
 OF_EVALUATE_ALONE = ("lengths", "turns", "orders", "prices", "recovery", "threshold", "require")
 """Settings that other verbs which ask samples do not take."""
-
-
-def calibrating(there: int) -> int:
-    """Samples for fitting by default, of a file that holds so many: at most a third."""
-    return min(CALIBRATED, there // 3)
 
 
 @checked

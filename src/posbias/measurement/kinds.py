@@ -21,7 +21,7 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.outputs import WIDER, Influence, Output, Question, Reading, first_in_forward, over_draws
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
-from posbias.models.model import Model, Outputs
+from posbias.models.model import Outputs
 from posbias.registry import Registry, Spelled, split_literals
 
 KINDS: Registry["Kind"] = Registry(
@@ -130,7 +130,8 @@ class Probability(Pullback):
 
     def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """p_t (e_t - p); for a target, exp(share sum_i log p(t_i)) (e_t - p)."""
-        probabilities, tokens = _probabilities(output), scored_tokens(output, reading)
+        probabilities = in_float64(output.logits.detach()).softmax(dim=-1)
+        tokens = scored_tokens(output, reading)
         factor = probabilities.gather(2, tokens[..., None])
         if reading.targets is not None:
             factor = (reading.share * factor.log().sum(dim=1, keepdim=True)).exp()
@@ -146,7 +147,8 @@ class LogProbability(Pullback):
 
     def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """e_t - p."""
-        return _surprise(_probabilities(output), scored_tokens(output, reading))[:, None]
+        probabilities = in_float64(output.logits.detach()).softmax(dim=-1)
+        return _surprise(probabilities, scored_tokens(output, reading))[:, None]
 
 
 @KINDS.register("logit")
@@ -182,10 +184,6 @@ def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "prompts o
     if reading.targets is not None:
         return torch.tensor(reading.targets, device=device).expand(len(output.logits), -1)
     return output.logits.detach().argmax(dim=-1).to(device)
-
-
-def _probabilities(output: Outputs) -> Float64[Tensor, "prompts outputs vocabulary"]:
-    return in_float64(output.logits.detach()).softmax(dim=-1)
 
 
 def _surprise(
@@ -277,14 +275,18 @@ class IntegratedGradients(Experiment):
         reading, end = question.reading, question.embeddings
         start = end.clone()
         prompt = start[:, : reading.n_positions]  # a target's own tokens stay
-        prompt[:] = mean_embedding(question.model).to(start)
+        model = question.model
+        total = torch.zeros(model.width, dtype=torch.float64)
         with torch.no_grad():
+            for tokens in torch.split(torch.arange(model.vocabulary_size), 4096):
+                total += in_float64(model.embed(model.token_tensor([tokens.tolist()]))[0]).sum(dim=0).cpu()
+            prompt[:] = (total / model.vocabulary_size).to(start)
             output = question.outputs(end)
             tokens = scored_tokens(output, reading)
             reached = float(_score(output, reading, tokens))
             at_start = float(_score(question.outputs(start), reading, tokens))
         if not np.isfinite(reached):
-            where = first_in_forward(question.model, end)
+            where = first_in_forward(model, end)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
         if not np.isfinite(at_start):
             raise RunError(
@@ -324,15 +326,6 @@ def _score(output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs
     """The log-probability of the predicted token or the target, combined over the outputs, in float64."""
     of_tokens = in_float64(output.logits).log_softmax(dim=-1).gather(2, tokens[..., None])[..., 0]
     return reading.share * of_tokens.sum(dim=1)
-
-
-@torch.no_grad()
-def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
-    """The mean of the vectors that the vocabulary's tokens enter the network with."""
-    total = torch.zeros(model.width, dtype=torch.float64)
-    for tokens in torch.split(torch.arange(model.vocabulary_size), 4096):
-        total += in_float64(model.embed(model.token_tensor([tokens.tolist()]))[0]).sum(dim=0).cpu()
-    return total / model.vocabulary_size
 
 
 @KINDS.register("perturbation")

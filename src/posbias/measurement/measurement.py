@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Lt
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import nn
 
 from posbias.checks import Natural, OneOf, checked, checked_value
@@ -78,20 +79,6 @@ class TokenMap:
         scale = f"{share}; full colour at {SATURATED:g} times or an eighth."
         text = f'<div style="white-space:pre-wrap;font-family:monospace;line-height:1.6">{"".join(spans)}</div>'
         return f"<div><p><b>{escape(self.title)}</b><br>{scale}</p>{text}</div>"
-
-
-def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> tuple[str, ...]:
-    """The text that each token adds, spaces included; bytes that are no whole character show as "�"."""
-    ids: Sequence[int] = token_ids.tolist()
-    if tokenizer is None:
-        return tuple(f"#{token} " for token in ids)
-
-    def decoded(tokens: Sequence[int]) -> str:
-        text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    pairs = itertools.pairwise(ids)
-    return (decoded(ids[:1]), *(decoded(pair)[len(decoded(pair[:1])) :] or decoded(pair[1:]) for pair in pairs))
 
 
 DEFAULT_KINDS = ("jacobian", "probability")
@@ -171,8 +158,15 @@ class Measurement(ProfileRun):
         name = next(iter(self.profiles)) if kind is None else kind
         checked_value("kind", name, Annotated[str, OneOf(*self.profiles)])
         times = Profile.normalised(self.per_prompt[name][prompt]).influence * self.n_positions
-        texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
-        return TokenMap(f"{label(KINDS, name)} on prompt {prompt}", texts, times)
+        ids: list[int] = self.prompts.token_ids[prompt].tolist()
+        texts = [f"#{token} " for token in ids]
+        if self.tokenizer is not None:
+            # The text that each token adds, spaces included; bytes that are no whole character show as "�".
+            decoded = partial(self.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            pairs = itertools.pairwise(ids)
+            added = [decoded(pair)[len(decoded(pair[:1])) :] or decoded(pair[1:]) for pair in pairs]
+            texts = [decoded(ids[:1]), *added]
+        return TokenMap(f"{label(KINDS, name)} on prompt {prompt}", tuple(texts), times)
 
 
 @checked

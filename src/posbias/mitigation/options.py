@@ -8,7 +8,7 @@ from annotated_types import Ge, Interval
 
 from posbias.checks import Count, CountOrZero, Flag, Later, Natural, NonNegative, OneOf, Positive, Steps, checked
 from posbias.errors import UsageError
-from posbias.evaluation.options import CALIBRATED, EvaluateOptions, calibrating
+from posbias.evaluation.options import CALIBRATED, EvaluateOptions
 from posbias.registry import split_literals, split_settings
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class MitigateOptions:
         fitted = self.calibration
         if fitted is None:
             there = task.samples_there
-            fitted = CALIBRATED if there is None else calibrating(there - self.evaluation.skip)
+            fitted = CALIBRATED if there is None else min(CALIBRATED, (there - self.evaluation.skip) // 3)
         ahead = replace(self.evaluation, skip=self.evaluation.skip + fitted)
         count = ahead.count_of(task, usual=JUDGING)
         replace(ahead, count=count).following(task)  # refuses a file with too few lines

@@ -177,11 +177,8 @@ class HuggingFaceModel(Model):
                 "and models that read embeddings alone"
             )
         caught: list[Tensor] = []
-
-        def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            caught.append(inputs[0])
-
-        handle = self.network.get_output_embeddings().register_forward_pre_hook(catch)  # type: ignore[operator]
+        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
+        handle = head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0]))
         try:
             logits = self._forward(positions, cache=cache, inputs_embeds=embeddings)
         finally:

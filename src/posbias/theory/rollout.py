@@ -17,7 +17,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.checks import checked_value
-from posbias.theory.kernels import AbsoluteKernel, DistanceKernel, Kernel, KeyKernel, SumKernel
+from posbias.theory.kernels import AbsoluteKernel, DistanceKernel, Kernel, KeyKernel
 from posbias.theory.kernels.loops import sweep_covariance
 
 
@@ -32,9 +32,12 @@ def _kernel(group: HeadGroup, n_positions: int) -> Kernel:
     return AbsoluteKernel(group, n_positions) if kernel is None or kernel.rises_too_far else kernel
 
 
-def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel, ...]:
-    """The mean attention of every layer, layer 0 nearest the input; equal layers share one kernel."""
-    by_content: dict[Any, Kernel] = {}
+def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[tuple[Kernel, ...], ...]:
+    """The mean attention of every layer, layer 0 nearest the input, as a sum over heads that share mask and encoding.
+
+    Equal layers share their kernels.
+    """
+    by_content: dict[Any, tuple[Kernel, ...]] = {}
     layers = []
     for groups in architecture.head_groups:
         key = tuple(
@@ -42,8 +45,7 @@ def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel
             for group in groups
         )
         if key not in by_content:
-            parts = [_kernel(group, n_positions) for group in groups]
-            by_content[key] = parts[0] if len(parts) == 1 else SumKernel(parts)
+            by_content[key] = tuple(_kernel(group, n_positions) for group in groups)
         layers.append(by_content[key])
     return tuple(layers)
 
@@ -59,7 +61,7 @@ class Rollout:
         n_positions = checked_value("n_positions", n_positions, Annotated[int, Ge(1)])
         self.architecture = architecture
         self.n_positions: int = n_positions
-        self.kernels: tuple[Kernel, ...] = _layer_kernels(architecture, self.n_positions)
+        self.kernels = _layer_kernels(architecture, self.n_positions)
         self.mixing = architecture.layer_mixing
 
     def pull_layer(self, layer: int, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
@@ -67,7 +69,7 @@ class Rollout:
         mixing = self.mixing[layer]
         if mixing == 0:
             return row
-        pulled = self.kernels[layer].pull(row)
+        pulled = np.asarray(sum(kernel.pull(row) for kernel in self.kernels[layer]))
         if mixing < 1:
             pulled *= mixing
             pulled += (1 - mixing) * row
@@ -126,7 +128,7 @@ def exponent_gradient(
     for layer in reversed(range(depth)):
         rows.append(rollout.pull_layer(layer, rows[-1]))
     column = cotangent
-    for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
+    for layer, ((kernel,), mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
         assert isinstance(kernel, KeyKernel)
         assert kernel.exponents is not None
         pushed, derivatives = np.empty_like(column), np.empty_like(kernel.weights)

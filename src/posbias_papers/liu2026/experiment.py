@@ -58,11 +58,6 @@ class Configuration:
     residual: bool = False
     mlp: bool = False
 
-    @property
-    def factors(self) -> dict[str, int | bool]:
-        """The configuration as factors of trained members."""
-        return {"depth": self.depth, "width": self.width, "residual": self.residual, "mlp": self.mlp}
-
     def __str__(self) -> str:
         layers = "1 layer" if self.depth == 1 else f"{self.depth} layers"
         extras = (" + residual" if self.residual else "") + (" + MLP" if self.mlp else "")
@@ -226,9 +221,14 @@ class CopyExperiment(StudyExperiment):
         self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
     ) -> Reproduction:
         """Statements, tables and figures from trained members."""
-        outcomes = Outcomes([_outcome(trained) for trained in members])
+        outcomes, losses = Outcomes([_outcome(trained) for trained in members]), Losses()
+        for configuration in CONFIGURATIONS:
+            cells = [{**vars(configuration), "target": target} for target in range(CONTEXT)]
+            if seeds := outcomes.common_seeds(*cells):  # those with all targets finished
+                rows = np.stack([outcomes.values("loss", cell, seeds) for cell in cells], axis=1)
+                losses[configuration] = Seeded(tuple(seeds), rows)
         described = {**settings.describe(), "steps": options.steps}
-        return position_copy_page(final_losses(outcomes), outcomes.facts(), settings=described, seed=settings.seed)
+        return position_copy_page(losses, outcomes.facts(), settings=described, seed=settings.seed)
 
 
 def _outcome(trained: TrainedMember) -> Outcome:
@@ -274,18 +274,6 @@ def position_copy_page(
         settings=dict(settings),
         seeds={"seed": seed},
     )
-
-
-def final_losses(outcomes: Outcomes) -> Losses:
-    """Final loss as [seed, target] by configuration; only seeds with all targets finished."""
-    losses: Losses = {}
-    for configuration in CONFIGURATIONS:
-        cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
-        seeds = outcomes.common_seeds(*cells)
-        if seeds:
-            rows = np.stack([outcomes.values("loss", cell, seeds) for cell in cells], axis=1)
-            losses[configuration] = Seeded(tuple(seeds), rows)
-    return losses
 
 
 _COLOURS = {

@@ -12,6 +12,7 @@ R_ii = prod_l (1 - m_l + m_l A_l[i,i]) exactly. docs/theory, section 3.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -117,10 +118,6 @@ class Proposition(Claim):
     def drift(self, stack: Kernels, generator: np.random.Generator) -> float:
         """Largest move of a prefix mass against the statement on one stack."""
 
-    def more(self, generator: np.random.Generator) -> dict[str, float]:
-        """Other numbers that the words take."""
-        return {}
-
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The worst drift over stacks, beside that on kernels that violate Assumption 4.1."""
         layers = stacks(generator, broken=broken)
@@ -131,7 +128,6 @@ class Proposition(Claim):
             value=gap,
             as_stated=gap <= ROUNDING,
             numbers={
-                **self.more(generator),
                 **needed(contrast),
                 "violated_triples_share": float(np.mean([violated_share(kernel) for kernel in kernels])),
                 "largest_monotonicity_gap": max(monotonicity_gap(kernel) for kernel in kernels),
@@ -156,14 +152,14 @@ class PrimacyDrift(Proposition):
         """Largest fall of a prefix mass from one depth to the next, a layer added on top."""
         return primacy_drift(stack, generator.uniform(0.05, 1, DEPTH))
 
-    def more(self, generator: np.random.Generator) -> dict[str, float]:
-        """Largest fall when a layer is put under the others, on kernels that are not monotone."""
-        falls = []
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Also the largest fall when a layer is put under the others, on kernels that are not monotone."""
+        found, falls = super().examine(generator, broken=broken), []
         for mask in (Causal(), SlidingWindow(WINDOW)):
             steps = transitions(disordered_stack(mask, generator), [0.5] * DEPTH)
             laws = [last_row(steps[start:]) for start in range(DEPTH)]
             falls += [dominance_gap(shallow, deep) for deep, shallow in pairwise(laws)]
-        return {"largest_fall_layer_added_below": max(falls)}
+        return replace(found, numbers={"largest_fall_layer_added_below": max(falls), **found.numbers})
 
 
 def primacy_drift(kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> float:

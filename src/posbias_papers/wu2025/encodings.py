@@ -279,15 +279,6 @@ def _segment_angle(states: np.ndarray) -> float:
     return reach if states.shape[-1] == 1 else np.pi / 2 * reach / share
 
 
-def rope_constants(run: RopeRun) -> tuple[float, float]:
-    """Logarithms of C_min and C_max from the corrected inequality; exponents are n_max and n_min / pi^2."""
-    low, high = run.norms
-    pairs = len(run.speeds)
-    slack = pairs * run.segment_angle**2
-    lower = pairs * low - high * slack - pairs * high - np.log(ROPE_POSITIONS)
-    return lower, 2 * pairs * high + low * (2 / np.pi**2) * slack
-
-
 def _share_beyond_printed(run: RopeRun) -> float:
     """Share of admissible logits that violate the inequality of appendix F (or I.2), n_min and n_max measured."""
     low, high = run.norms
@@ -307,8 +298,11 @@ def _excess(run: RopeRun, depth: int) -> float:
 
     For one layer these are the corrected bounds on every entry; the largest over all layers, each by itself.
     """
-    low, high = run.norms
-    lower, upper = rope_constants(run)
+    (low, high), pairs = run.norms, len(run.speeds)
+    slack = pairs * run.segment_angle**2
+    # Logarithms of C_min and C_max from the corrected inequality; exponents are n_max and n_min / pi^2.
+    lower = pairs * low - high * slack - pairs * high - np.log(ROPE_POSITIONS)
+    upper = 2 * pairs * high + low * (2 / np.pi**2) * slack
     squared = run.fall * distances(ROPE_POSITIONS)[Causal().visible(ROPE_POSITIONS)] ** 2.0
 
     def band(steps: int) -> Bounds:
@@ -338,11 +332,8 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
     rollout = np.linalg.matrix_power(kernel, ROPE_DEPTH)[-1]
     scaled = np.log(rollout) - log_paths(ROPE_DEPTH - 1, distance)
     squared = fall * distance**2.0
-
-    def spread(rate: float) -> float:
-        return float(np.ptp(scaled + rate * squared))
-
-    return float(np.exp(minimize_scalar(spread, bounds=(0.0, 20.0), method="bounded").fun))
+    best = minimize_scalar(lambda rate: np.ptp(scaled + rate * squared), bounds=(0.0, 20.0), method="bounded")
+    return float(np.exp(best.fun))
 
 
 class RopeLayer(Claim):

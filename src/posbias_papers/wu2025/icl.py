@@ -420,7 +420,9 @@ class RetrievalExperiment(StudyExperiment):
         self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
     ) -> Reproduction:
         """Statements, tables and figures from trained members."""
-        outcomes = icl_outcomes(members)
+        finished = [trained for trained in members if trained.parameters is not None]
+        sinks = {id(trained): scores for trained, scores in zip(finished, member_sinks(finished), strict=True)}
+        outcomes = Outcomes([_outcome(trained, sinks.get(id(trained))) for trained in members])
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
 
@@ -546,13 +548,6 @@ def sink_scores(
     share = (maps > 0.2).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / visible.sum(0)
     finite = maps.isfinite().all(0).flatten(1).all(1).cpu().numpy()
     return np.where(finite[:, None], share, np.nan)
-
-
-def icl_outcomes(members: Sequence[TrainedMember]) -> Outcomes:
-    """Everything that statements and figures need of the members of the studies of in-context retrieval."""
-    finished = [trained for trained in members if trained.parameters is not None]
-    sinks = {id(trained): scores for trained, scores in zip(finished, member_sinks(finished), strict=True)}
-    return Outcomes([_outcome(trained, sinks.get(id(trained))) for trained in members])
 
 
 def _outcome(trained: TrainedMember, sinks: Float64[np.ndarray, "n_positions"] | None) -> Outcome:

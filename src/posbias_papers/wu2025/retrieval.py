@@ -196,11 +196,27 @@ class RetrievalStack(TaskStack):
         return shares
 
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-        """Sums over one batch of every set."""
-        batch = self.drawn(Purpose.EVALUATION, STREAMS * index, size)
+        """Sums over one batch of every set: trained classes, the paper's sets, and by place.
+
+        Novel classes are of the paper's contexts with nothing overwritten. By place the query's class and its label
+        stand at that place alone.
+        """
+        task, stream = self.tasks[0], STREAMS * index
+        batch = self.drawn(Purpose.EVALUATION, stream, size)
         yield "accuracy_trained_classes", right_answers(predict(batch.inputs), batch.targets[..., 0])
-        yield from _published(self, predict, STREAMS * index + 1, size)
-        yield "accuracy_by_place", _by_place(self, predict, STREAMS * index + 2, size)
+        chosen, named, pairs = task.distinct_classes, task.named_places, task.pairs
+        novel, raw = Novel.drawn(self, stream + 1, size, classes=chosen, extra=chosen + 1)
+        slots, labels = ranks(raw[..., :pairs]) % chosen, raw[..., pairs:-1] % task.labels
+        yield "accuracy_novel_classes", novel.asked(predict, slots, labels, raw[..., -1:] % pairs)
+        right = [novel.asked(predict, slots, labels, named[place], named[other]) for place, other in CONTRASTS]
+        yield "contrast_accuracy", torch.stack(right, -1)
+        classes = 1 + -(-(pairs - 1) // task.burstiness)
+        novel, raw = Novel.drawn(self, stream + 2, size, classes=classes, extra=classes)
+        order = ranks(raw[..., :pairs])
+        first, later = raw[..., pairs : pairs + 1] % task.labels, raw[..., pairs + 1 :] % (task.labels - 1)
+        labels = torch.cat((first, later + (later >= first)), dim=-1)  # the asked one's stands nowhere else
+        right = [novel.asked(predict, _alone(order, place, task.burstiness), labels, place) for place in range(pairs)]
+        yield "accuracy_by_place", torch.stack(right, -1)
 
 
 @dataclass(frozen=True)
@@ -252,30 +268,6 @@ class Novel:
         beside = rows_of(self.stack.vectors, placed + self.stack.tasks[0].classes)
         inputs = torch.cat((torch.stack((items, beside), dim=3).flatten(2, 3), query), dim=2)
         return right_answers(predict(inputs), placed.gather(2, place)[..., 0])
-
-
-def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-    """Accuracy on the paper's sets, and on the same contexts with nothing overwritten."""
-    task = stack.tasks[0]
-    chosen, named = task.distinct_classes, task.named_places
-    novel, raw = Novel.drawn(stack, index, size, classes=chosen, extra=chosen + 1)
-    slots, labels = ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels
-    yield "accuracy_novel_classes", novel.asked(predict, slots, labels, raw[..., -1:] % task.pairs)
-    right = [novel.asked(predict, slots, labels, named[place], named[other]) for place, other in CONTRASTS]
-    yield "contrast_accuracy", torch.stack(right, -1)
-
-
-def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Float64[Tensor, "member pair"]:
-    """Right answers for each place, the query's class and its label standing there alone."""
-    task = stack.tasks[0]
-    classes = 1 + -(-(task.pairs - 1) // task.burstiness)
-    novel, raw = Novel.drawn(stack, index, size, classes=classes, extra=classes)
-    order = ranks(raw[..., : task.pairs])
-    first = raw[..., task.pairs : task.pairs + 1] % task.labels
-    later = raw[..., task.pairs + 1 :] % (task.labels - 1)
-    labels = torch.cat((first, later + (later >= first)), dim=-1)  # the asked one's stands nowhere else
-    right = [novel.asked(predict, _alone(order, place, task.burstiness), labels, place) for place in range(task.pairs)]
-    return torch.stack(right, -1)
 
 
 def _alone(

@@ -155,10 +155,6 @@ class RefusedError(Exception):
         super().__init__(message)
         self.status, self.meaning, self.words = status, meaning, words
 
-    def of_field(self, name: str) -> bool:
-        """True if the model does not take this field of the body, or not with this value."""
-        return f"'{name}'" in self.words and "unsupported_" in self.words
-
 
 class Client:
     """A client of one server; it counts what it does."""

@@ -444,7 +444,9 @@ class ServerResponder(Responder):
             try:
                 content = await self._client.request(path, whole)
             except RefusedError as refusal:
-                refused = {name for name in INSTEAD if name in whole and refusal.of_field(name)}
+                # A field that the model does not take, or not with this value.
+                unsupported = refusal.words if "unsupported_" in refusal.words else ""
+                refused = {name for name in INSTEAD if name in whole and f"'{name}'" in unsupported}
                 if not refused - set(self.options.body):
                     raise
                 self._not_taken |= refused

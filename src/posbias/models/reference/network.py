@@ -46,13 +46,11 @@ Tensors = dict[str, Tensor]
 
 
 class ReferenceBlock(nn.Module):
-    """One layer's weights, and what the architecture says of it."""
+    """One layer's weights."""
 
-    def __init__(self, config: ReferenceConfig, layer: int) -> None:
+    def __init__(self, config: ReferenceConfig) -> None:
         super().__init__()
         self.config = config
-        self.groups = config.architecture.head_groups[layer]
-        self.mixing = float(config.architecture.layer_mixing[layer])
 
     def forward(
         self, stream: Float[Tensor, "batch position feature"], weights: Tensors, fixed: Tensors
@@ -69,8 +67,7 @@ class ReferenceNetwork(nn.Module):
         self.config = config
         if parameters is None:
             parameters = draw_parameters(config, torch.Generator().manual_seed(config.seed))
-        layers = range(config.architecture.depth)
-        self.blocks = nn.ModuleList([ReferenceBlock(config, layer) for layer in layers])
+        self.blocks = nn.ModuleList([ReferenceBlock(config) for _ in range(config.architecture.depth)])
         for name, value in parameters.items():
             *path, last = name.split(".")
             module: nn.Module = self

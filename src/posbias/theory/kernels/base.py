@@ -7,7 +7,6 @@ that depend on both positions, in O(N^2).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -25,17 +24,6 @@ class Kernel(ABC):
     @abstractmethod
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """row @ A for a non-negative row: relative error below 1e-12 per entry, down to entries of 1e-290."""
-
-
-class SumKernel(Kernel):
-    """The sum of several kernels: a layer whose heads do not all share mask and encoding."""
-
-    def __init__(self, parts: Sequence[Kernel]) -> None:
-        self.parts = tuple(parts)
-
-    def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """The parts' pulls, added."""
-        return np.asarray(sum(part.pull(row) for part in self.parts))
 
 
 def masked_softmax(

@@ -53,10 +53,12 @@ class KeyKernel(Kernel):
 
     def pull(self, row: Vector) -> Vector:
         """All heads in one walk from the last position down; windows and mutual prefixes head by head."""
-        if not self._causal:
-            return self._over_heads(row)
         out = np.zeros(self.n_positions)
-        if not self._encoding:
+        if not self._causal:
+            for head, weight in enumerate(self.weights):
+                keys, queries, diagonal = self._rows(head)
+                out += weight * (keys * self._visible_sums(head, queries * row, pull=True) + diagonal * row)
+        elif not self._encoding:
             sweep_linear(row, self._slopes, self._content, self._sinks, self.weights, out)
         elif self.exponents is not None:
             sweep_gamma(row, self.exponents, self.weights, out)
@@ -124,10 +126,3 @@ class KeyKernel(Kernel):
         if self._prefix > 1:
             sums[: self._prefix] += self._sums(head, values[: self._prefix], self._prefix - 1, forward=not pull)
         return sums
-
-    def _over_heads(self, row: Vector) -> Vector:
-        total = np.zeros(self.n_positions)
-        for head, weight in enumerate(self.weights):
-            keys, queries, diagonal = self._rows(head)
-            total += weight * (keys * self._visible_sums(head, queries * row, pull=True) + diagonal * row)
-        return total

@@ -105,12 +105,11 @@ class Heads:
     @classmethod
     def of(cls, operator: Operator, grams: Grams, bins: Bins) -> "Heads":
         """The heads of a layer with these Grams."""
-
-        def averages(gram: Kernel) -> Averages:
+        averages = []
+        for gram in (grams.key, grams.value):
             once = operator.left(gram.averaged(bins))
-            return Averages(gram, once, operator.left(once.T))
-
-        return cls(operator, bins, grams.query, averages(grams.key), averages(grams.value))
+            averages.append(Averages(gram, once, operator.left(once.T)))
+        return cls(operator, bins, grams.query, *averages)
 
     def shift(self) -> Matrix:
         """E A - C = C_ij query_ii [M_ii - m_ij + (key_jj - sum_k C_ik key_kk) / 2]; its products are the dense ones."""
@@ -376,7 +375,10 @@ def _batches(
     n_positions = len(x.same)
     raw = [linear.forward(setting.width, x) for linear in (spec.query, spec.key)]
     halves = [_single(symmetric_root(kernel.block)) for kernel in raw]
-    bias = _head_logits(spec, n_positions)
+    position = np.arange(n_positions)
+    logits = spec.encoding.pair_logits(position, position, spec.heads)
+    bias = _single(np.where(spec.mask.visible(n_positions), logits, -np.inf))  # without content, by head in order
+    bias = bias[:1] if bool((bias == bias[:1]).all()) else bias
     size = max(1, BATCH_NUMBERS // n_positions**2)
     for first in range(0, count, size):
         heads = np.arange(first, min(first + size, count))
@@ -385,12 +387,12 @@ def _batches(
         norms = zip((query, key), raw, (spec.query_norm, spec.key_norm), strict=True)
         turned = [_normed_heads(*parts) for parts in norms]
         if spec.rotation is not None:
-            angle = torch.from_numpy(np.arange(n_positions)[:, None] * spec.rotation)
+            angle = torch.from_numpy(position[:, None] * spec.rotation)
             turned = [turned_by(features, angle.cos(), angle.sin()) for features in turned]
-        logits = (turned[0] * spec.scale) @ turned[1].transpose(1, 2)
+        scores = (turned[0] * spec.scale) @ turned[1].transpose(1, 2)
         if spec.softcap is not None:
-            logits = torch.tanh(logits / spec.softcap) * spec.softcap
-        yield query, key, torch.softmax(logits + bias[heads % len(bias)], dim=-1)
+            scores = torch.tanh(scores / spec.softcap) * spec.softcap
+        yield query, key, torch.softmax(scores + bias[heads % len(bias)], dim=-1)
 
 
 def _single(values: Float64[np.ndarray, "..."]) -> Float[Tensor, "..."]:
@@ -409,14 +411,6 @@ def _normed_heads(features: HeadFeatures, raw: Kernel, norm: NormSpec | None) ->
         return features * _single(np.sqrt(norm.gain) / norm.scale(raw))[:, None]
     size = features.square().mean(-1, keepdim=True) + norm.epsilon
     return features * float(np.sqrt(norm.gain)) * size.rsqrt()
-
-
-def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
-    """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    position = np.arange(n_positions)
-    logits = attention.encoding.pair_logits(position, position, attention.heads)
-    ordered = _single(np.where(attention.mask.visible(n_positions), logits, -np.inf))
-    return ordered[:1] if bool((ordered == ordered[:1]).all()) else ordered
 
 
 def _outer(

@@ -193,11 +193,14 @@ def spec_of(model: Model) -> MeanFieldSpec:
         table = network.get_submodule(family.position_table)
         positions = _power(table.get_parameter("weight")[getattr(table, "offset", 0) :])  # OPT's position 0 is row 2
     input_scale = family.input_scale(network)
+    rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
+    with torch.no_grad():
+        power = in_float64(model.embed(model.token_tensor([rows.tolist()]))).square().mean(dim=-1)
     embedding = None if embedding_norm is None else family.norm(network.get_submodule(embedding_norm))
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
-        embedding=_embedding_power(model) * input_scale**2,
+        embedding=float(power[power > 0].mean()) * input_scale**2,  # a padding token's row is zero
         input_scale=input_scale,
         positions=positions,
         embedding_norm=_norm(embedding),
@@ -261,10 +264,3 @@ def _norm(norm: Norm | None, head_dim: int = 0) -> NormSpec | None:
         return None
     bias = 0.0 if norm.bias is None else _power(norm.bias)
     return NormSpec(norm.epsilon, gain=_power(norm.gain), bias=bias, per_head=norm.gain.shape[-1] == head_dim)
-
-
-@torch.no_grad()
-def _embedding_power(model: Model) -> float:
-    rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
-    power = in_float64(model.embed(model.token_tensor([rows.tolist()]))).square().mean(dim=-1)
-    return float(power[power > 0].mean())  # a padding token's row is zero
