@@ -46,28 +46,32 @@ class KeyKernel(Kernel):
         self._slopes = np.zeros(len(first)) if slopes is None else slopes[first]
         if self._encoding:
             self._shares = self._encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
-        self._causal = self._window >= n_positions - 1 and self._prefix < 2
+        mutual = self._prefix if self._prefix > 1 else 0
+        self._apart = n_positions if self._window < n_positions - 1 or (self._encoding and mutual) else mutual
+        """Queries walked head by head: those of a mutual prefix; all, with a window or if keys have biases, too."""
         gamma = isinstance(self._encoding, GammaKey) and not np.any(self._encoding.slope)
-        self.exponents = keys[first, 0] if gamma and self._causal and self._bare else None
+        self.exponents = keys[first, 0] if gamma and not self._apart and self._bare else None
         """Of gamma keys without slope, of causal heads without content and sinks."""
 
     def pull(self, row: Vector) -> Vector:
         """All heads in one walk from the last position down; windows and mutual prefixes head by head."""
-        out = np.zeros(self.n_positions)
-        if not self._causal:
-            for head, weight in enumerate(self.weights):
-                keys, queries, diagonal = self._rows(head)
-                out += weight * (keys * self._visible_sums(head, queries * row, pull=True) + diagonal * row)
-        elif not self._encoding:
-            sweep_linear(row, self._slopes, self._content, self._sinks, self.weights, out)
+        out, apart = np.zeros(self.n_positions), self._apart
+        if not self._encoding and apart < row.size:
+            # Queries of a mutual prefix see nothing behind it; those behind it are causal.
+            causal = np.append(np.zeros(apart), row[apart:]) if apart else row
+            sweep_linear(causal, self._slopes, self._content, self._sinks, self.weights, out)
         elif self.exponents is not None:
             sweep_gamma(row, self.exponents, self.weights, out)
-        else:
+        elif not apart:
             # What is carried down is the part of the queries behind for the keys up to here.
             carried, length = np.zeros(len(self.weights)), max(CHUNK // len(self.weights), 1)
             for low in reversed(range(0, self.n_positions, length)):
                 part = slice(low, min(low + length, self.n_positions))
                 carry_heads(row[part], self._tables(part.start, part.stop), self.weights, carried, out[part])
+        for head, weight in enumerate(self.weights if apart else ()):
+            keys, queries, diagonal = self._rows(head, apart)
+            sums = self._visible_sums(head, queries * row[:apart], pull=True)
+            out[:apart] += weight * (keys * sums + diagonal * row[:apart])
         return out
 
     @cached_property
@@ -90,16 +94,14 @@ class KeyKernel(Kernel):
         total = earlier + itself + np.exp(sinks - top)
         return share, remainder, earlier / total, itself / total
 
-    def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
-        """One unique head: the keys' weights, each query's factor on them, and its attention to itself."""
+    def _rows(self, head: int, count: int) -> tuple[Vector, Vector, Vector]:
+        """One unique head, so many queries: the keys' weights, each query's factor on them, and the share of itself."""
         content, sink, slope = self._content[head], self._sinks[head], self._slopes[head]
         if not self._encoding:
-            query = np.arange(self.n_positions)
-            before, after = np.minimum(query, self._window), np.maximum(0, self._prefix - 1 - query)
-            seen = (before + after).astype(np.float64)
-            if slope > 0:
-                seen = (np.expm1(-slope * before) + np.expm1(-slope * after)) / np.expm1(-slope)
-            return np.ones(self.n_positions), *split_rows(seen, content + slope, sink + slope)
+            query = np.arange(count)
+            sums = np.expm1(-slope * query) / np.expm1(-slope) if slope > 0 else query.astype(np.float64)
+            seen = sums[np.minimum(query, self._window)] + sums[np.maximum(0, self._prefix - 1 - query)]
+            return np.ones(count), *split_rows(seen, content + slope, sink + slope)
         bias = self._biases[head]
         top = bias.max()
         weights = np.exp(bias - top)
