@@ -71,7 +71,7 @@ def test_hybrid_stacks_group_heads_by_mask_and_encoding():
         ({"depth": 2, "encoding": "rope(head_dim=7)"}, "head_dim must be an even number"),
         ({"depth": 2, "mixing": 1.5}, r"mixing must lie in \[0, 1\], got 1.5 at layer 0"),
         ({"depth": 2, "mixing": [0.1, float("nan")]}, "mixing must be a finite number"),
-        ({"depth": 2, "mixing": [0.1] * 3}, r"mixing has shape \[3\]; give a number, 2 values"),
+        ({"depth": 2, "mixing": [0.1] * 3}, r"mixing has shape \[3\]; give a number, 2 values \(layers\)$"),
         ({"depth": 2, "mixing": "warp(speed=9)"}, "mixing 'warp.speed=9.' is not a number or a list"),
         ({"depth": 2, "mask": ["causal"] * 3}, "3 values given for 2 layers"),
         ({"depth": 2, "heads": 2, "content": [[1, 2, 3], [1, 2, 3]]}, "content has shape"),

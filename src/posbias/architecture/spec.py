@@ -210,8 +210,8 @@ def _spread(name: str, value: Any, *shape: int) -> Float64[np.ndarray, "depth *h
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name} {value!r} is not a number or a list of numbers, one per layer") from None
     if values.shape not in {(), shape[:1], shape}:
-        allowed = f"a number, {shape[0]} values (layers) or shape {list(shape)}"
-        raise UsageError(f"{name} has shape {list(values.shape)}; give {allowed}")
+        by_head = f" or shape {list(shape)} (layers, heads)" if len(shape) > 1 else ""
+        raise UsageError(f"{name} has shape {list(values.shape)}; give a number, {shape[0]} values (layers){by_head}")
     return np.broadcast_to(values[:, None] if 0 < values.ndim < len(shape) else values, shape).copy()
 
 
