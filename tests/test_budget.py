@@ -10,8 +10,8 @@ from page_blocks import ROOT
 # The goals are 30,000 lines of core, 6,000 of papers, 2,400 definitions, 210 files, 120 modules and 25,000 lines of
 # tests, the size of which tools that people love can still be read whole. On the way these numbers only fall, but for
 # what users asked for and no other tool has: rules at turns, orders, recovery, adapters from the question on.
-CORE, PAPERS, TESTS = 39_700, 6_000, 31_430
-DEFINITIONS, FILES, MODULES = 3_020, 211, 101
+CORE, PAPERS, TESTS = 37_800, 6_000, 29_280
+DEFINITIONS, FILES, MODULES = 2_776, 210, 100
 
 
 def python_files(folder: str) -> list[Path]:

@@ -50,7 +50,7 @@ def judged_again(record: Record) -> Record:
     loops = [row for row in record.scalars["rows"] if row["sort"] != "finding"]
     others = {name: values for name, values in record.arrays.items() if not name.startswith("figures/")}
     again = replace(page, rows=[*page.rows, *loops], arrays={**others, **page.arrays}).record
-    again.called(record.arguments, record.resolved["command"])
+    again.arguments, again.resolved["command"] = record.arguments, record.resolved["command"]
     return again
 
 

@@ -63,7 +63,7 @@ def test_runs_are_read(command: str, said: str, runs: Path, monkeypatch: pytest.
             "posbias place --run failed-train --scores 1,2",
             "placing needs a finished run of posbias evaluate, got 'train'",
         ),
-        ("posbias correlate failed-train one", "a correlation needs a finished run of posbias evaluate, got 'train'"),
+        ("posbias correlate failed-train one", "a correlation needs a finished run of posbias audit --behaviour"),
         ("posbias export failed-train --to out", "is a run of posbias train; export takes one of mitigate"),
     ],
 )
