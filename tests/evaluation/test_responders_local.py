@@ -185,7 +185,8 @@ def reading(index: int, prompt: list[int]) -> Reading:
 @pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3)])
 def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     model = tiny("gemma3_text")
-    requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
+    requests = [*moved(max_tokens=5), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
+    requests += [Request("t5 t6 t7 " * 9, max_tokens=2)]  # the longest ends first
     expected, ours = (generated(LocalResponder(model, each), requests) for each in (None, options))
     assert ours == expected
 

@@ -306,7 +306,7 @@ def evaluate_responder(
     texts are there. `samples` are those of the options, if they are drawn; `beside` is what else the record depends on.
     """
     task = task_for(responder, task)
-    samples = samples or list(samples_of(task, responder.tokenizer, options))
+    samples = list(samples_of(task, responder.tokenizer, options)) if samples is None else samples
     asked, described = _asked(task, options), responder.describe()
     positions = asked["positions"]
     settings = _settings(responder, task, options)

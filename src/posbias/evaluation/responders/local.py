@@ -228,7 +228,7 @@ class LocalResponder(Responder):
             if len(portion) == 1 or not (full or isinstance(error, RunError)):
                 raise
         for each in portion:
-            each.kept = []
+            each.kept, each.response = [], None
         middle = len(portion) // 2
         self._answer(portion[:middle], generate=generate)
         self._answer(portion[middle:], generate=generate)
@@ -253,22 +253,25 @@ class LocalResponder(Responder):
     def _continue(self, batch: Sequence[Reading], *, whole: bool) -> None:
         """Continue requests together, greedily, from what was kept of them and is given up; `whole`: read anew."""
         rows, cache = batch, None
-        while active := [each for each in rows if not self._ending.reached(each.generated, each.encoded)]:
+        while True:
+            for each in rows:
+                if each.response is None and self._ending.reached(each.generated, each.encoded):
+                    each.response, each.kept = self._ending.response(each.generated, each.encoded), []
+            active = [each for each in rows if each.response is None]
+            if not active:
+                return
             if not whole and (cache is None or len(active) < SPARE_ROWS * len(rows)):
                 parts = [
                     each.kept if cache is None else cut(cache, row, len(each.tokens) - 1, len(each.tokens) - 1)
                     for row, each in enumerate(rows)
-                    if each in active
+                    if each.response is None
                 ]
                 rows, cache = active, joined(parts, room=max(each.room - len(each.tokens) for each in active))
             self.reading = tuple(each.index for each in rows)
             choices = self._read([each.tokens for each in rows], cache)[:, -1].argmax(dim=-1).tolist()
+            # One that has ended goes on unread until it is dropped: as long as before, rows of one length need no mask.
             for each, choice in zip(rows, choices, strict=True):
-                if each in active:
-                    each.tokens.append(choice)
-        for each in batch:
-            each.response = self._ending.response(each.generated, each.encoded)
-            each.kept = []  # of one that ended at once
+                each.tokens.append(choice)
 
     def tried(self, prompt: Int64[np.ndarray, "_"]) -> int:
         """How many prompts may go together; tried on the first prompt, in the time of a few short ones.
@@ -320,7 +323,7 @@ class LocalResponder(Responder):
         longest, begin = max(map(len, sequences)), 0 if cache is None else cache.get_seq_length()
         padding = [longest - len(sequence) for sequence in sequences]
         tokens = self.model.token_tensor(
-            [(row[:1] * pad + row)[begin:] for row, pad in zip(sequences, padding, strict=True)]
+            [row[:1] * (pad - begin) + row[max(0, begin - pad) :] for row, pad in zip(sequences, padding, strict=True)]
         )
         wanted = list(range(longest - begin - rows, longest - begin))
         slots = torch.tensor(padding, device=tokens.device) if any(padding) else None
